@@ -43,7 +43,7 @@ class AgentEffects:
         keys: of those that have ended, oldest first.
         made: of the turn in which the agent stands, oldest first.
         open: the one at which its turn stands.
-        is_in_doubt: it comes from a checkpoint, whose epoch released its intent: an earlier life may have called it.
+        is_in_doubt: it comes from a checkpoint, whose epoch released its intent: an earlier life may have called it, unless it had to say so first.
         is_ready: its handler stands there, and it may be called as soon as its intent is released.
         needs_people: its handler stands there, and nobody calls it: people have to say what came of it.
     """
@@ -126,8 +126,14 @@ class AgentEffects:
             intent.undo_arguments,
             undoes,
             undone,
+            is_marked=not (intent.is_repeatable or intent.has_probe),
         )
         return self.open
+
+    def begun(self) -> None:
+        """The host log says of the open one that it may have been called."""
+        assert self.open is not None
+        self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def end(self, *, is_done: bool, result: bytes, ended_ns: int) -> None:
         """The open one has ended."""
@@ -186,7 +192,7 @@ class AgentEffects:
         """People say so of the open one: it may be called when the agent's output of this number is released. So no later life hears of the word
         again that did not hear of the call."""
         assert self.open is not None
-        self.open = msgspec.structs.replace(self.open, number=number)
+        self.open = msgspec.structs.replace(self.open, number=number, is_begun=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:

@@ -124,7 +124,7 @@ class HostCore:
         self._membership = membership = Membership(
             desk, ends, outlets, mailboxes, failures, inputs, outputs, steps, views
         )
-        effects = Effects(desk, outputs)
+        effects = Effects(desk, outputs, steps)
         self._durable = durable = DurableTurns(desk, failures, mailboxes, timers, inputs, steps, effects)
         self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
         parts = HostParts(
@@ -141,6 +141,7 @@ class HostCore:
         log.wire(inputs, steps)
         inputs.asks.wire(membership)
         outputs.wire(membership, effects)
+        steps.wire(effects)
         outlets.wire(mode, membership)
         membership.wire(mode)
         self._turn_ends.wire(mode)

@@ -9,7 +9,8 @@ settled afterwards (G12). What came of it is in the journal, in the window of ke
 
 A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will: an earlier life of the agent may have called
 it, and died before it could tell. So an open effect that comes from a checkpoint is *in doubt*. It is called again under the same key, which its service must know; or, with a
-probe, the service is asked first; or, if it may not be repeated, nobody calls it, and the agent stands until people have decided.
+probe, the service is asked first; or, if it may not be repeated, nobody calls it, and the agent stands until people have decided. Such a one is called only when a *mark* in
+the host log says that it is about to be: logs of earlier plans are sealed before they are read, so without a mark no life has called it, or ever will.
 
 Their word is an input that the turn takes where it stands (`effect_words.py`). "It is done" is its outcome. "It was not" lets it be called; but a recovery to before the
 word would find it again, and perhaps a call has left since. So the word is an output too, and the call waits until that is released, as for an intent.
@@ -30,6 +31,7 @@ from snapline.agent_runtime.host.agent_effects import AgentEffects, outside_key
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.step_log import StepLog, mark_of
 from snapline.agent_runtime.results import describe_result
 from snapline.agent_runtime.undoing import undo_payload
 from snapline.conversation import effect_records
@@ -49,9 +51,10 @@ class Effects:
         are_refused: the fleet is a fork that may not touch the world outside.
     """
 
-    def __init__(self, desk: HostDesk, outputs: Outputs) -> None:
+    def __init__(self, desk: HostDesk, outputs: Outputs, steps: StepLog) -> None:
         self._desk = desk
         self._outputs = outputs
+        self._steps = steps
         self.are_refused = False
 
     def welcomed(self, *, are_refused: bool) -> None:
@@ -90,6 +93,8 @@ class Effects:
         effects = agent.effects
         assert effects is not None and effects.open is not None
         opened = effects.open
+        if opened.is_marked and not opened.is_begun:
+            effects.is_in_doubt = False  # it comes from a checkpoint, and no life has called it
         if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
             effects.needs_people = True
             self._desk.note("error", _needs_people(agent.id, opened))
@@ -111,9 +116,19 @@ class Effects:
             self._outputs.await_release(agent)
             return
         effects.is_ready = False
+        if opened.is_marked and not opened.is_begun:
+            self._steps.mark(agent, turn, opened)
+            return
         key = outside_key(self._desk.cluster, agent.id, opened.key, opened.generation)
         place = len(turn.journal)
         self._desk.out.append(de.RunEffect(agent.id, agent.incarnation, place, opened.name, key, effects.is_in_doubt))
+
+    def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
+        """The log says that it is about to be called: now no later life takes it for one that was not."""
+        effects = agent.effects
+        if effects is not None and effects.open is not None and mark == mark_of(effects.open):
+            effects.begun()
+            self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
         """People say so. It is called when no recovery can take their word back any more."""

@@ -25,14 +25,15 @@ ASK_AGAIN_NS = 1_000_000_000
 
 
 class PendingEntry:
-    """A finished entry of a durable turn on its way into the log. `is_last`: the turn waits for this one."""
+    """An entry of a durable turn on its way into the log. `is_last`: the turn waits for this one; `is_mark`: it is not finished, and waits to be called."""
 
-    __slots__ = ("entry", "is_last", "turn")
+    __slots__ = ("entry", "is_last", "is_mark", "turn")
 
-    def __init__(self, entry: LoggedEntry, turn: DurableTurn, *, is_last: bool) -> None:
+    def __init__(self, entry: LoggedEntry, turn: DurableTurn, *, is_last: bool, is_mark: bool = False) -> None:
         self.entry = entry
         self.turn = turn
         self.is_last = is_last
+        self.is_mark = is_mark
 
 
 Pending = PendingInput | PendingEntry

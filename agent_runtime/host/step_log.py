@@ -9,6 +9,8 @@ After a recovery each agent gets what the logs hold of turns that its checkpoint
 where it was then, the handler's run finds out (`logged_steps.py`). Agents that are nowhere in the plan get theirs when they are created again.
 """
 
+from typing import Protocol
+
 from snapline.agent_runtime.durable import DONE, FAILED
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
@@ -16,13 +18,23 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, TurnsBegun
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
+from snapline.agent_runtime.logged_steps import BEGUN, EFFECT, LOGGED_KINDS, rolled
 from snapline.storage.log.records import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.saved_effects import OpenEffect
+
+
+class Calling(Protocol):
+    """What the log of steps needs of the effects."""
+
+    def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
+        """The log says that the effect is about to be called."""
 
 
 class StepLog:
     """Of the agents here."""
+
+    _effects: Calling
 
     def __init__(self, desk: HostDesk, mailboxes: Mailboxes, log: OwnLog) -> None:
         self._desk = desk
@@ -32,6 +44,10 @@ class StepLog:
         """Of agents that are nowhere in the plan."""
         self._has_told = False
         """The host's log says that the store takes no logs."""
+
+    def wire(self, effects: Calling) -> None:
+        """The core's word on who is above."""
+        self._effects = effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -134,12 +150,34 @@ class StepLog:
         turn.rolled = place
         return turn.prefix
 
+    def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
+        """The effect at which it stands may be called when the log says so: `Calling.marked`."""
+        place = len(turn.journal)
+        logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
+        self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
+        self._log.append()
+
     def appended(self, pending: PendingEntry) -> None:
         """The log holds it. Another turn may stand there now, or none."""
         agent = self._desk.agents.get(pending.entry.agent)
-        if agent is not None and agent.turn is pending.turn and pending.is_last:
+        if agent is None or agent.turn is not pending.turn:
+            return
+        if pending.is_mark:
+            self._effects.marked(agent, pending.turn, pending.entry.entry)
+        elif pending.is_last:
             pending.turn.is_logging = False
             self._mailboxes.next_turn(agent)
+
+
+def mark_of(opened: OpenEffect) -> JournalEntry:
+    """What the log holds of an effect that is about to be called. The number of what let it be called tells this call from one that people said was not made."""
+    number = opened.number.to_bytes(8, "big")
+    return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
+
+
+def is_mark(entry: JournalEntry) -> bool:
+    """Is it such a one?"""
+    return (entry.kind, entry.outcome) == (EFFECT, BEGUN)
 
 
 def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
@@ -150,6 +188,7 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
             begun = agent.begun = TurnsBegun()
         begun.logged[logged.turn] = (*begun.logged.get(logged.turn, ()), logged)
         _hear_of_undoing(agent, logged.entry)
+        _hear_of_call(agent, logged.entry)
 
 
 def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
@@ -159,3 +198,10 @@ def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
         if agent.effects is None:
             agent.effects = AgentEffects()
         agent.effects.undone_elsewhere(*undone)
+
+
+def _hear_of_call(agent: LocalAgent, entry: JournalEntry) -> None:
+    """An earlier life was about to call the effect at which the agent stands. Its checkpoints say so from now on: logs do not keep for ever what recoveries undo."""
+    effects = agent.effects
+    if effects is not None and effects.open is not None and entry == mark_of(effects.open):
+        effects.begun()

@@ -41,6 +41,8 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
         number: of the agent's output that is its intent: when that is released, it may be called.
         name, undo, undo_arguments: as of `MadeEffect`.
         undoes, undoes_generation: of a compensation: what it undoes.
+        is_marked: before it is called, a mark in the host log says so: without one it was not.
+        is_begun: there is such a mark; the log may not keep it as long as the effect is open.
     """
 
     key: str
@@ -53,6 +55,8 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     undo_arguments: list[bytes] = []
     undoes: str = ""
     undoes_generation: int = 0
+    is_marked: bool = False
+    is_begun: bool = False
 
 
 class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.conversation import messages as msg
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.records import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 MS = 1_000_000
@@ -137,9 +138,20 @@ class Driver:
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
         return self.feed(ev.PlanReceived(plan, line, "", begun, ("h1", "h2"), tuple(placements)))
 
-    def load(self, plan: int, *inputs: LoggedInput, dropped: tuple[LoggedInput, ...] = ()) -> list[ev.Said]:
+    def load(
+        self,
+        plan: int,
+        *inputs: LoggedInput,
+        dropped: tuple[LoggedInput, ...] = (),
+        entries: tuple[LoggedEntry, ...] = (),
+    ) -> list[ev.Said]:
         loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent)) for agent in self.here]
-        return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs, dropped))
+        return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs, dropped, entries))
+
+    @property
+    def logged(self) -> tuple[LoggedEntry, ...]:
+        """What host logs hold of durable turns."""
+        return tuple([entry for batch in self.all_of(le.AppendBatch) for entry in batch.entries])
 
     def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.Said]:
         """The running turn of `agent` ends well."""

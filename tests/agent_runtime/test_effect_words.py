@@ -1,5 +1,7 @@
 """What people say about an effect in doubt, in one host core: its turn takes it once, and a recovery before the word and one after it come to the same."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.agent_runtime.driving import Driver
@@ -22,6 +24,7 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
 from snapline.agent_runtime.results import encode_result
 from snapline.conversation import messages as msg
@@ -29,7 +32,7 @@ from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.effect_words import EffectWord, effect_word_payload, read_effect_word
 from snapline.conversation.letters import GONE
 from snapline.errors import ProtocolError
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.records import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 OURS = intent(is_repeatable=False)
@@ -46,12 +49,23 @@ def saved(driver: Driver) -> AgentCheckpoint:
     return msgspec.structs.replace(checkpoint(driver), inputs=control.inputs)
 
 
-def restarted(kept: AgentCheckpoint, *inputs: LoggedInput) -> Driver:
-    """A later life from this checkpoint; the handler has run up to the effect, if its turn stands there."""
+def begin(driver: Driver, *, epoch: int = 1, number: int | None = None) -> list[ev.Said]:
+    """Its intent, or what people have said, is released, and its call begins: the log says so first."""
+    said = release(driver, epoch=epoch, number=number)
+    people = People(driver)
+    assert not runs(said)
+    people.open()
+    before = len(driver.said)
+    people.append()
+    return driver.said[before:]
+
+
+def restarted(kept: AgentCheckpoint, *inputs: LoggedInput, logged: tuple[LoggedEntry, ...] = ()) -> Driver:
+    """A later life from this checkpoint; the handler has run up to the effect, if its turn stands there. `logged`: what host logs hold of turns."""
     driver = Driver(checkpoints={"a": kept}, begun=1, starts=False, here=("a",))
     driver.receive_plan(2)
     driver.turns.clear()
-    driver.load(2, *inputs)
+    driver.load(2, *inputs, entries=logged)
     if "a" in driver.turns and driver.turns["a"].turn is not None and kept.effects is not None and kept.effects.open:
         ask(driver, OURS)
     return driver
@@ -61,7 +75,7 @@ def in_doubt() -> Driver:
     """A life whose agent stands at an effect that an earlier one may have called."""
     first = begun(here=("a",))
     ask(first, OURS)
-    release(first)
+    assert runs(begin(first))
     return restarted(saved(first))
 
 
@@ -112,7 +126,7 @@ def test_what_was_not_done_is_called_when_that_is_released() -> None:
     People(driver).settle(said(is_done=False))
     assert not driver.turns and not runs(driver.said), "a recovery could find the word again"
     assert [record.stage for record in ledger(driver)][-1] == "not-done"
-    assert [run.key for run in runs(release(driver, epoch=2))] == ["c/a/k"]
+    assert [run.key for run in runs(begin(driver, epoch=2))] == ["c/a/k"]
     assert told(driver) == ("replied", b"")
 
 
@@ -124,8 +138,8 @@ def test_what_is_called_after_a_word_is_in_doubt_again_after_a_crash_and_the_wor
     people.say(said(is_done=False), "too late")
     assert people.answers[2][0][0] == "refused"
     kept = saved(driver)
-    assert runs(release(driver, epoch=2))
-    later = restarted(kept, logged(said(is_done=False), 2, "found in the log"))
+    assert runs(begin(driver, epoch=2))
+    later = restarted(kept, logged(said(is_done=False), 2, "found in the log"), logged=driver.logged)
     release(later, epoch=2, number=2)
     assert not runs(later.said), "it may have been called"
     People(later).say(said(number=2), "newer")
@@ -149,10 +163,10 @@ def test_a_recovery_to_before_the_word_and_one_to_after_it_come_to_the_same(is_d
     words = logged(b"\x02Go\x02", 1, "earlier"), logged(said(is_done=is_done), 2)
     ends = []
     for kept, inputs in ((None, ()), (before, words), (saved(driver), ())):
-        life = driver if kept is None else restarted(kept, *inputs)
+        life = driver if kept is None else restarted(kept, *inputs, logged=() if kept is before else driver.logged)
         if not is_done:
             if life is driver or kept is before:
-                assert runs(release(life, epoch=2))
+                assert runs(begin(life, epoch=2))
                 life.feed(de.StepEnded("a", 2, 0, DONE, TOLD, WALL_NS))
             else:
                 release(life, epoch=2)
@@ -168,15 +182,67 @@ def test_a_recovery_to_before_the_word_and_one_to_after_it_come_to_the_same(is_d
 
 def test_only_what_needs_people_takes_a_word() -> None:
     first = begun(here=("a",))
-    first.feed(msg.LogOpened(1))
     ask(first, OURS)
     people = People(first)
     assert people.say(said()) and "needs nobody's word" in people.reason(1)
     people.say(said(key="other"), "v")
     assert "does not stand at effect 'other' any more: see `snapline agent describe a`" in people.reason(2)
-    release(first)
+    begin(first)
     people.say(said(), "u")
     assert "needs nobody's word" in people.reason(3)
+
+
+def released_only() -> tuple[AgentCheckpoint, Driver]:
+    """A life whose intent is released, and the checkpoint of that; it dies before the log says that it calls, or after."""
+    first = begun(here=("a",))
+    ask(first, OURS)
+    kept = saved(first)
+    assert not runs(release(first))
+    return kept, first
+
+
+def opened_and_appended(driver: Driver) -> tuple[LoggedEntry, ...]:
+    """What its log holds then."""
+    people = People(driver)
+    people.open()
+    people.append()
+    return driver.logged
+
+
+def test_what_no_log_says_to_be_about_to_be_called_was_not_called_and_is() -> None:
+    kept, _ = released_only()
+    later = restarted(kept)
+    assert [run.is_in_doubt for run in runs(begin(later, epoch=2))] == [False]
+    assert not [each for each in later.said if isinstance(each, ev.Note)], "people are not asked"
+
+
+def test_what_a_log_says_to_be_about_to_be_called_waits_for_people_and_checkpoints_know_it_from_then_on() -> None:
+    kept, first = released_only()
+    opened_and_appended(first)
+    assert runs(first.said), "it was"
+    later = restarted(kept, logged=first.logged)
+    for life in (later, restarted(saved(later)), restarted(saved(first))):
+        release(life, epoch=2)
+        assert not runs(life.said) and [each.stands for each in standing(life)] == ["needs people"]
+
+
+def test_what_was_said_of_an_earlier_call_says_nothing_of_a_later_one() -> None:
+    """People have said that it was not done; its host dies before it calls."""
+    driver = in_doubt()
+    People(driver).settle(said(is_done=False))
+    _, first = released_only()
+    later = restarted(saved(driver), logged=opened_and_appended(first))
+    assert [run.key for run in runs(begin(later, epoch=2, number=2))] == ["c/a/k"]
+
+
+def test_checkpoints_of_earlier_builds_know_of_no_marks_and_leave_it_to_people() -> None:
+    kept, _ = released_only()
+    effects = kept.effects
+    assert effects is not None and effects.open is not None
+    old = msgspec.structs.replace(effects, open=msgspec.structs.replace(effects.open, is_marked=False))
+    later = restarted(msgspec.structs.replace(kept, saved_effects=old))
+    release(later, epoch=2)
+    assert [each.stands for each in standing(later)] == ["needs people"]
 
 
 def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
@@ -222,6 +288,45 @@ def test_a_word_that_cannot_be_read_is_none() -> None:
 
 
 # ---- mutants -----------------------------------------------------------------------------------------------------------
+
+
+def marks_nothing(patch: pytest.MonkeyPatch) -> None:
+    """It is called at once."""
+    patch.setattr(StepLog, "mark", lambda log, agent, turn, opened: log._effects.marked(agent, turn, mark_of(opened)))
+
+
+def finds_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Logs are not asked."""
+    patch.setattr("snapline.agent_runtime.host.step_log._hear_of_call", lambda agent, entry: None)
+
+
+def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Checkpoints do not know what a log said."""
+    saved_now = AgentEffects.saved
+
+    def mutant(effects):  # type: ignore[no-untyped-def]  # as the method
+        found = saved_now(effects)
+        if found is None or found.open is None:
+            return found
+        return msgspec.structs.replace(found, open=msgspec.structs.replace(found.open, is_begun=False))
+
+    patch.setattr(AgentEffects, "saved", mutant)
+
+
+def takes_any(patch: pytest.MonkeyPatch) -> None:
+    """Whatever the log says of that effect counts."""
+    patch.setattr(
+        "snapline.agent_runtime.host.step_log._hear_of_call",
+        lambda agent, entry: agent.effects.begun() if is_mark(entry) else None,
+    )
+
+
+@pytest.mark.parametrize("mutant", [marks_nothing, finds_nothing, keeps_nothing, takes_any])
+def test_marks_that_are_not_what_they_should_be_are_found(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        test_what_a_log_says_to_be_about_to_be_called_waits_for_people_and_checkpoints_know_it_from_then_on()
+        test_what_was_said_of_an_earlier_call_says_nothing_of_a_later_one()
 
 
 def test_a_call_right_after_the_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.effects import Saga
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.effects import Effects
+from snapline.agent_runtime.host.step_log import StepLog, mark_of
 
 Patch = pytest.MonkeyPatch
 
@@ -114,6 +115,53 @@ def test_the_worlds_crash_in_the_middle_of_effects_and_sagas() -> None:
     """Or the test above says nothing."""
     repeated = sum([len(found.service.calls) - len(found.service.does) for found in map(world, range(20))])
     assert repeated > 20
+
+
+# ---- what may not be repeated ---------------------------------------------------------------------------------------------
+
+
+class Careful(snapline.Agent):
+    """Pays a few things, at a service that knows no keys."""
+
+    state: Booked
+
+    async def on_start(self, ctx: Context) -> None:
+        ctx.send(ctx.agent, Go(0))
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: Context) -> None:
+        for number in range(6):
+            self.state.trips.append(await ctx.effect("pay", pay, number, "it", key=f"it-{number}", repeatable=False))
+
+
+def careful(seed: int) -> tuple[World, bool]:
+    """A run, and whether it ended where people have to say what came of an effect. Each that they are asked of was about to be called."""
+    made = World(snapline.Fleet("careful", agents={"a": Careful(Booked())}), seed, crashes=8)
+    made.service.honours = False
+    found = made.run()
+    does = [what for _, what in found.service.does]
+    assert not found.problems and len(set(does)) == len(does), "nothing is done twice"
+    effects = found.core.agents["a"].effects
+    stands = effects is not None and effects.needs_people
+    assert stands or found.turns.object_of("a").state.trips == [f"receipt of {number} it" for number in range(6)]
+    return found, stands
+
+
+def test_what_may_not_be_repeated_is_never_called_twice_and_often_goes_on_by_itself() -> None:
+    runs = [careful(seed) for seed in range(40)]
+    crashed = [found for found, stands in runs if found.plan > 1]
+    assert len(crashed) > 20 and 0 < sum([stands for _, stands in runs]) < len(crashed)
+    doubtless = [found for found, stands in runs if not stands and found.plan > 1 and found.service.does]
+    assert doubtless, "crashes that no call was caught in"
+
+
+def test_calls_that_no_mark_comes_before_are_found(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(
+        StepLog, "mark", lambda log, agent, turn, opened: log._effects.marked(agent, turn, mark_of(opened))
+    )
+    with pytest.raises(AssertionError, match="twice"):
+        for seed in range(40):
+            careful(seed)
 
 
 # ---- a service that ignores keys -----------------------------------------------------------------------------------------

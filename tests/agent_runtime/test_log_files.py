@@ -127,12 +127,14 @@ def test_what_was_undone_outside_is_heard_of_though_its_inputs_are_dropped(store
     undone = JournalEntry("effect", "pay/undo", b"", "done", b"r", "k/undo#1")
     failed = msgspec.structs.replace(undone, outcome="failed")
     done = msgspec.structs.replace(undone, sender="k#1")
-    logged = [LoggedEntry("a", 1, bytes(16), place, b"", entry) for place, entry in enumerate((done, failed, undone))]
+    begun = msgspec.structs.replace(done, outcome="begun", sender="l#1")
+    entries = (done, failed, undone, begun)
+    logged = [LoggedEntry("a", 1, bytes(16), place, b"", entry) for place, entry in enumerate(entries)]
     assert store.append_batch(store.prepare_batch(FIRST, 1, LogBatch([], logged)))
     loaded = [ev.LoadedAgent("a", 3, None)]
-    assert len(read_logs(store, load(3, FIRST), loaded).entries) == 3
+    assert len(read_logs(store, load(3, FIRST), loaded).entries) == 4
     contents = read_logs(store, msgspec.structs.replace(load(4, FIRST), drop_before=2), loaded)
-    assert [each.entry for each in contents.entries] == [undone]
+    assert [each.entry for each in contents.entries] == [undone, begun], "and so of what may have been called"
 
 
 def test_a_turn_of_an_earlier_release_counts_as_the_first(store: Store) -> None:
