@@ -24,7 +24,7 @@ from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 
 
-class Calling(Protocol):
+class Marked(Protocol):
     """What the log of steps needs of the effects."""
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
@@ -34,7 +34,7 @@ class Calling(Protocol):
 class StepLog:
     """Of the agents here."""
 
-    _effects: Calling
+    _effects: Marked
 
     def __init__(self, desk: HostDesk, mailboxes: Mailboxes, log: OwnLog) -> None:
         self._desk = desk
@@ -45,7 +45,7 @@ class StepLog:
         self._has_told = False
         """The host's log says that the store takes no logs."""
 
-    def wire(self, effects: Calling) -> None:
+    def wire(self, effects: Marked) -> None:
         """The core's word on who is above."""
         self._effects = effects
 
@@ -151,7 +151,7 @@ class StepLog:
         return turn.prefix
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """The effect at which it stands may be called when the log says so: `Calling.marked`."""
+        """The effect at which it stands may be called when the log says so: `Marked.marked`."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
