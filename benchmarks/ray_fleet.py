@@ -201,11 +201,12 @@ def main() -> None:
         with raylets(HOSTS + SPARES, [here], NOT_NICE if options.ray_times else QUICK) as cluster:
             import_module("ray").init(address=cluster.address, log_to_driver=False, configure_logging=False)
             for number in range(options.runs):
+                if number:
+                    cluster.add()
                 folder = Path(scratch) / f"run-{number}"
                 folder.mkdir()
                 runs.append(asyncio.run(run(cluster, folder, graph, options.seconds, plain)))
                 print(number + 1, runs[-1], f"load {os.getloadavg()[0]:.1f}", flush=True)
-                cluster.add()
     report(runs)
 
 
