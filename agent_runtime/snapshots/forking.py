@@ -26,6 +26,7 @@ from snapline.storage.copies.pending_inputs import first_gap, pending_inputs
 from snapline.storage.keeping.holds import Holds
 from snapline.storage.keeping.pins import instant
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.keys.protection import chosen_keys
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.manifest import Manifest
@@ -108,7 +109,7 @@ def fork_snapshot(
     with Holds(source, now_s=lambda: now_s).holding(epoch):
         judged = _Judged(source, epoch, wish)
         order = judged.order(created=instant(now_s))
-        made = write_fork(source, epoch, open_disk(to), order, keys=keys, begin_again=begin_again)
+        made = write_fork(source, epoch, open_disk(to), order, keys=chosen_keys(keys, None), begin_again=begin_again)
         return judged.report(made, order)
 
 

@@ -27,6 +27,7 @@ from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.keeping.holds import Holds
+from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LogBatch, LoggedInput
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
@@ -494,3 +495,25 @@ def test_dead_letters_that_undo_are_not_taken_along(tmp_path: Path) -> None:
     found = begun_by(tmp_path, dead_letters=letters, dead_letter_count=5)
     assert [letter.payload for letter in found.dead_letters] == [b"\x01a", b"\x01b"]
     assert found.letter_numbers == LetterNumbers(5, [3, 5]) and found.dead_letter_count == 5
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_a_fork_takes_its_keys_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_signed: bool
+) -> None:
+    """Else what is secret in the parent would stand there for all to read, and a fork of a signed fleet be nobody's."""
+    for variable in ("SNAPLINE_STORE_KEY", "SNAPLINE_SIGNING_KEY", "SNAPLINE_VERIFY_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    secret = b"kept from strangers"
+    inner = {"dead_letters": [DeadLetterRecord("w", b"\x01a" + secret, "e", 1, 0)], "dead_letter_count": 1}
+    source = write(tmp_path, w=inner)
+    generate_wrapping_key(tmp_path / "key")
+    monkeypatch.setenv("SNAPLINE_STORE_KEY", str(tmp_path / "key"))
+    if is_signed:
+        generate_signing_key(tmp_path / "sign", tmp_path / "verify")
+        monkeypatch.setenv("SNAPLINE_SIGNING_KEY", str(tmp_path / "sign"))
+        monkeypatch.setenv("SNAPLINE_VERIFY_KEY", str(tmp_path / "verify"))
+    fork(source, tmp_path / "f", settings={"w.count": "4"})
+    assert states_of(tmp_path / "f")["w"].count == 4 and Store.open(tmp_path / "f").verify().is_whole
+    files = [path for path in (tmp_path / "f").rglob("*") if path.is_file()]
+    assert files and not [path for path in files if secret in path.read_bytes()]
