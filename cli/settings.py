@@ -28,6 +28,7 @@ DEFAULTS = {
     "address": "auto",
     "machines": "",
     "ssh": "ssh",
+    "sbatch": "",
     "python": "",
     "image": "snapline",
     "code": "",
@@ -41,7 +42,8 @@ DEFAULTS = {
     "on_failure": "move",
 }
 """All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made. Of machines that ssh reaches: `ssh`, the
-program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module. Of containers: `image`; `code`, the folder here."""
+program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module. Of a Slurm cluster:
+`sbatch`, options of all jobs; `python` and `code` too. Of containers: `image`; `code`, the folder here."""
 
 
 class UserSetting(NamedTuple):

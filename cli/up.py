@@ -1,6 +1,7 @@
 """`snapline up` and `snapline down`: a fleet that goes on when the command has ended: on this machine, a Ray cluster, or others."""
 
 import asyncio
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,7 @@ from snapline.cli.places import (
 )
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import UserSetting, UserSettings
-from snapline.cli.up_kept import down_kept, plan_before, plan_of, up_kept
+from snapline.cli.up_kept import KEYS, down_kept, plan_before, plan_of, up_kept
 from snapline.errors import MisuseError, NotFoundError
 from snapline.ids import check_id
 
@@ -40,12 +41,15 @@ class Place(StrEnum):
     RAY = "ray"
     SSH = "ssh"
     PODMAN = "podman"
+    SLURM = "slurm"
 
 
 On = Annotated[
     Place | None,
     typer.Option(
-        "--on", help="Where: this machine, its podman, a Ray cluster, machines that ssh reaches.", show_default="local"
+        "--on",
+        help="Where: this machine, its podman, machines that ssh reaches, a Slurm or a Ray cluster.",
+        show_default="local",
     ),
 ]
 Name = Annotated[
@@ -91,6 +95,12 @@ Cpus = Annotated[
     float | None,
     typer.Option("--cpus", min=0, metavar="N", help="On Ray: what each host reserves.", show_default="1"),
 ]
+SbatchOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sbatch-option", metavar="OPTION", help="On Slurm: of all jobs, such as --partition=short. Repeatable."
+    ),
+]
 Certificates = Annotated[
     Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
 ]
@@ -109,6 +119,7 @@ def up(
     store: StorePlace = None,
     arg: FleetArguments = None,
     cpus: Cpus = None,
+    sbatch_option: SbatchOptions = None,
     tls: Certificates = None,
     tls_domain: Annotated[
         str | None,
@@ -139,7 +150,8 @@ def up(
         "coordinators": coordinators,
     }
     flags |= {"data_dir": data_dir, "store": store, "cpus": cpus, "tls": tls, "tls_domain": tls_domain}
-    found = {key: settings.get(key, flag).value for key, flag in flags.items()}
+    flags |= {"machines": address, "sbatch": shlex.join(sbatch_option) if sbatch_option else None}
+    found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
     place = _place_of(settings.get("on", on))
     plan = _plan(settings, found, fleet, parse_arguments(arg), place, is_insecure=insecure)
     if dry_run:
@@ -151,7 +163,7 @@ def up(
     elif place is Place.LOCAL:
         result = _up_here(plan, timeout, progress)
     else:
-        kept = plan_of(settings, place.value, address, found["tls"], plan)
+        kept = plan_of(place.value, plan, found)
         result = up_kept(kept, folder_of(settings, plan.name, data_dir, place), timeout, progress)
     display.printer().result(result, _show)
 
@@ -174,7 +186,7 @@ def down(
     if place is Place.RAY:
         _down_on_ray(fleet, settings.get("address", address).value, is_dry=dry_run)
     elif place is not Place.LOCAL:
-        down_kept(plan_before(settings, fleet, place, address, data_dir, folder), folder, is_dry=dry_run)
+        down_kept(plan_before(settings, fleet, place.value, address, data_dir, folder), folder, is_dry=dry_run)
     elif not dry_run:
         end_in_background(folder)
     elif running_in_background(folder) is None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shlex
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,28 +19,31 @@ from snapline.cli.settings import UserSettings
 from snapline.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from snapline.deploy.kept_fleet import KeptPlan
+    from snapline.deploy.kept_fleet import KeptPlace, KeptPlan
     from snapline.deploy.ray_fleet import RayPlan
 
 END_S = 90.0
 """For the keeper to end a fleet elsewhere: it gives processes two seconds, and a machine that does not answer half a minute."""
 
 
-def plan_of(settings: UserSettings, place: str, address: str | None, tls: str | None, what: "RayPlan") -> "KeptPlan":
-    """What the settings say of the machines."""
+KEYS = ("machines", "ssh", "sbatch", "python", "image", "code", "tls")
+"""Settings that a plan takes."""
+
+
+def plan_of(place: "KeptPlace", what: "RayPlan", found: Mapping[str, str]) -> "KeptPlan":
+    """What settings of KEYS say of the place."""
     from snapline.deploy.kept_fleet import KeptPlan
 
-    machines = settings.get("machines", address).value.split(",")
-    code = settings.get("code").value
     return KeptPlan(
-        place="podman" if place == "podman" else "ssh",
+        place=place,
         what=what,
-        machines=tuple(machine.strip() for machine in machines if machine.strip()),
-        ssh=tuple(shlex.split(settings.get("ssh").value)),
-        python=settings.get("python").value,
-        image=settings.get("image").value,
-        code=str(Path(code).absolute()) if place == "podman" else code,
-        tls=str(Path(found).absolute()) if (found := settings.get("tls", tls).value) else "",
+        machines=tuple(machine.strip() for machine in found["machines"].split(",") if machine.strip()),
+        ssh=tuple(shlex.split(found["ssh"])),
+        sbatch=tuple(shlex.split(found["sbatch"])),
+        python=found["python"],
+        image=found["image"],
+        code=str(Path(found["code"]).absolute()) if place == "podman" else found["code"],
+        tls=str(Path(found["tls"]).absolute()) if found["tls"] else "",
     )
 
 
@@ -68,17 +72,18 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
 
 
 def plan_before(
-    settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
+    settings: UserSettings, name: str, place: "KeptPlace", address: str | None, data_dir: str | None, folder: Path
 ) -> "KeptPlan":
     """The plan that a fleet was taken up with from here; else what the settings say of it."""
     from snapline.deploy.kept_fleet import read_plan
     from snapline.deploy.ray_fleet import RayPlan
 
-    found = read_plan(folder)
-    if found is not None:
-        return found
+    kept = read_plan(folder)
+    if kept is not None:
+        return kept
     what = RayPlan(name, fleet="", data_dir=settings.get("data_dir", data_dir).value, hosts=1, node={})
-    return plan_of(settings, place, address, None, what)
+    found = {key: settings.get(key, address if key == "machines" else None).value for key in KEYS}
+    return plan_of(place, what, found)
 
 
 def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
@@ -94,7 +99,8 @@ def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
         end_in_background(folder, END_S)
     swept = asyncio.run(launcher_of(plan).sweep())
     if not (is_kept or swept):
-        where = "in podman's containers" if plan.place == "podman" else f"on {', '.join(plan.machines)}"
+        places = {"podman": "in podman's containers", "slurm": "in Slurm's queue"}
+        where = places.get(plan.place) or f"on {', '.join(plan.machines)}"
         raise NotFoundError(f"no fleet named {plan.what.name} is {where}")
 
 

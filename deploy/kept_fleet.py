@@ -2,11 +2,13 @@
 
 `snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; where the
 coordinator listens it writes beside it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
-`up` again, takes over what it finds.
+`up` again, takes over what it finds. It runs where the launcher's programs are: `ssh`, podman, or those of Slurm, on a machine of the cluster.
 """
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,19 +17,26 @@ import msgspec
 
 from snapline.channels.security import RELOAD_S, Security
 from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.deploy.commands import Commands
-from snapline.deploy.data_directory import ADDRESS_FILE, write_address
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.data_directory import ADDRESS_FILE, lock, write_address
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import ALONE, LaunchedFleet
 from snapline.deploy.launching import Kind, Launcher
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates, read_of
+from snapline.deploy.ray_seat import NODE
 from snapline.deploy.readings import FleetReading
 from snapline.deploy.scaling import follow
+from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
 from snapline.errors import MisuseError, WorldError
 
 PLAN_FILE = "plan.json"
+
+OPERATOR = "operator-operator"
+"""Whose certificate asks for the last snapshot before a time limit."""
+
+KeptPlace = Literal["ssh", "podman", "slurm"]
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
@@ -37,16 +46,18 @@ class KeptPlan(msgspec.Struct, frozen=True):
         what: the fleet, its hosts and coordinators.
         machines: what `ssh` calls them.
         ssh: the program and its options.
+        sbatch: options of `sbatch`.
         python: the interpreter there; empty: the usual one.
         image: of containers.
         code: the folder there with the fleet's module; for containers the one here.
-        tls: a folder here that `snapline auth init` has made; empty: none.
+        tls: a folder that `snapline auth init` has made, here, and for Slurm on all nodes too; empty: none.
     """
 
-    place: Literal["ssh", "podman"]
+    place: KeptPlace
     what: RayPlan
     machines: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ("ssh",)
+    sbatch: tuple[str, ...] = ()
     python: str = ""
     image: str = ""
     code: str = ""
@@ -73,7 +84,14 @@ def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
     Raises:
         MisuseError: one is not there; says how it is made.
     """
-    return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators) if plan.tls else {}
+    if not plan.tls:
+        return {}
+    if plan.place == "slurm" and not (Path(plan.tls) / f"{OPERATOR}.key").is_file():
+        made = f"`snapline auth issue {plan.tls} operator operator`"
+        raise MisuseError(
+            f"{plan.tls}/{OPERATOR}.key is not there, for the last snapshot before a time limit: {made} makes it"
+        )
+    return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators)
 
 
 def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
@@ -100,6 +118,16 @@ class KeptLauncher(Launcher, Protocol):
 
 def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: None) -> KeptLauncher:
     """The launcher of such a fleet."""
+    if plan.place == "slurm":
+        return SlurmLauncher(
+            plan.what.name,
+            data_dir=plan.what.data_dir,
+            python=plan.python or sys.executable,
+            code=plan.code,
+            options=plan.sbatch,
+            trust=_trust(plan, OPERATOR),
+            on_note=on_note,
+        )
     if plan.place == "podman":
         return PodmanLauncher(
             plan.what.name,
@@ -128,8 +156,28 @@ def _folders(store: str) -> list[Path]:
 
 
 def commands_for(plan: KeptPlan) -> Commands:
-    """Command lines of its processes."""
-    return commands_of(plan.what, is_tls=bool(plan.tls))
+    """Command lines of its processes. On Slurm they read the certificates where the user has put them, by a path that all nodes share."""
+    what = plan.what
+    if plan.place != "slurm":
+        return commands_of(what, is_tls=bool(plan.tls))
+    return SnaplineCommands(
+        data_dir=Path(what.data_dir),
+        fleet=what.fleet,
+        hosts=what.hosts,
+        arguments=what.arguments,
+        on_failure=what.on_failure,
+        store=what.store,
+        listen=f"{NODE}:0",
+        trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
+    )
+
+
+def _trust(plan: KeptPlan, owner: str) -> tuple[str, ...]:
+    if not plan.tls:
+        return ("--insecure",) if plan.what.is_insecure else ()
+    own = (("--tls-cert", f"{owner}.crt"), ("--tls-key", f"{owner}.key"), ("--tls-ca", AUTHORITY))
+    files = tuple(part for option, file in own for part in (option, f"{plan.tls}/{file}"))
+    return (*files, "--tls-domain", plan.what.domain)
 
 
 def connect(plan: KeptPlan, address: str) -> CoordinatorClient:
@@ -152,6 +200,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     if plan is None:
         raise MisuseError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
     certificates = certificates_of(plan)
+    held = lock(folder)
     fleet = LaunchedFleet(
         launcher_of(plan, on_note),
         commands_for(plan),
@@ -161,15 +210,18 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
         on_note=on_note,
         on_status=on_status,
     )
-    async with fleet:
-        write_address(folder, fleet.address)
-        beside = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
-        tasks = [asyncio.create_task(work) for work in beside]
-        try:
-            return await fleet.wait()
-        finally:
-            for task in tasks:
-                task.cancel()
+    try:
+        async with fleet:
+            write_address(folder, fleet.address)
+            beside = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
+            tasks = [asyncio.create_task(work) for work in beside]
+            try:
+                return await fleet.wait()
+            finally:
+                for task in tasks:
+                    task.cancel()
+    finally:
+        os.close(held)
 
 
 async def _renew_again_and_again(
@@ -178,8 +230,9 @@ async def _renew_again_and_again(
     """Bring processes the certificates of the folder whenever they are others, until cancelled.
 
     Files are renewed one after the other: what is read between two does not fit together, is refused by who reads it, and comes again.
+    On Slurm processes read the folder themselves.
     """
-    while plan.tls:
+    while plan.tls and plan.place != "slurm":
         await asyncio.sleep(RELOAD_S)
         with contextlib.suppress(MisuseError):  # one is just being replaced
             found = await asyncio.to_thread(certificates_of, plan)

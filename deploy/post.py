@@ -251,9 +251,9 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def serve(
-    key: str, data_dir: Path, *, idle_s: float, when_time_is_up: Callable[[], Awaitable[None]] | None = None
+    key: str, data_dir: Path, *, idle_s: float, when_time_is_up: Callable[[], Awaitable[bool]] | None = None
 ) -> None:
-    """Be the post. SIGTERM ends it in order; on SIGUSR1 farewells are said, then `when_time_is_up` is called."""
+    """Be the post. SIGTERM ends it in order; on SIGUSR1 farewells are said, then `when_time_is_up` is asked whether it may stay."""
 
     async def run() -> None:
         post = Post(runtime_folder(key), data_dir)
@@ -261,8 +261,8 @@ def serve(
 
         async def part() -> None:
             await post.bid_farewell()
-            if when_time_is_up is not None:
-                await when_time_is_up()
+            if when_time_is_up is None or not await when_time_is_up():
+                post.end()
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, post.end)

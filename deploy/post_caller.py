@@ -45,12 +45,14 @@ class PostCaller:
     Attributes:
         where: the post's machine, as the launcher calls it.
         address: of that machine, as the post has told; empty before it has.
+        is_replaced: another launcher has taken the post over.
     """
 
     def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
         """`dial` makes a connection; it raises PostGoneError when there is nobody to connect to any more."""
         self.where = where
         self.address = ""
+        self.is_replaced = False
         self._holder = holder
         self._dial = dial
         self._on_note = on_note
@@ -147,6 +149,7 @@ class PostCaller:
                 await self._drop(line)
                 continue
             if answer.fault == "replaced":
+                self.is_replaced = True
                 raise ReplacedError(f"another `snapline up` has taken this fleet over on {self.where}")
             if answer.fault:
                 raise WorldError(f"{self.where}: {answer.reason}")

@@ -1,0 +1,243 @@
+"""A Slurm cluster of our own on this machine, and the bench that tests the Slurm launcher on it. Only tests need it.
+
+Real munged, slurmctld and one slurmd for each node, on loopback, with everything they write in one folder. Jobs take whole nodes, so that hosts
+and coordinators are spread.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, processes_naming
+from snapline.deploy.ray_seat import NODE
+from snapline.deploy.slurm_launcher import SlurmLauncher
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
+
+NODES = tuple(f"n{number}" for number in range(1, 9))
+"""Three hosts, three coordinators, a host's replacement, and one to spare."""
+
+OPTIONS = ("--exclusive",)
+"""Each element has a node to itself."""
+
+CONFIGURATION = """
+ClusterName=snapline
+SlurmctldHost={machine}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+SlurmctldPort={port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=main Nodes={names} Default=YES State=UP
+"""
+"""`cred_expire`: a requeued job waits until then, two minutes by default. `SlurmdTimeout`: five minutes by default."""
+
+
+def missing() -> str:
+    """Why no cluster can be made here; empty if one can."""
+    if os.getuid() != 0:
+        return "a cluster of our own needs root"
+    without = [program for program in PROGRAMS if _program(program) is None]
+    return f"{', '.join(without)} not installed: `make test-slurm` installs Debian's and runs this" if without else ""
+
+
+class Slurmds:
+    """A running cluster.
+
+    Attributes:
+        config: what SLURM_CONF names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "slurm.conf"
+        self.folder = folder
+        key = folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(1024))
+        (folder / "state").mkdir()
+        folder.chmod(0o755)
+        ports = _free_ports(len(NODES) + 1)
+        self.config.write_text(_configuration(folder, ports))
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._start_all()
+
+    def start(self, node: str) -> None:
+        """A slurmd."""
+        self._run(node, "slurmd", "-D", "-N", node, "-f", str(self.config))
+
+    def kill(self, node: str, *, with_all: bool) -> None:
+        """SIGKILL the slurmd of a node, and `with_all` whatever runs there, as when a machine dies."""
+        pids = [pid for name, pid in self.elements_on(node)] if with_all else []
+        self._daemons[node].kill()
+        self._daemons[node].wait()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def elements_on(self, node: str) -> list[tuple[str, int]]:
+        """Command lines and process ids of what runs on a node: what belongs to it by its environment, and its step daemons."""
+        found: list[tuple[str, int]] = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    environment = (path / "environ").read_bytes().split(b"\0")
+                    ours = f"SLURM_CONF={self.config}".encode() in environment
+                    if ours and (
+                        f"SLURMD_NODENAME={node}".encode() in environment or _is_step_of(path, node, environment)
+                    ):
+                        found.append((command, int(path.name)))
+        return found
+
+    def close(self) -> None:
+        """End all of it."""
+        subprocess.run(["scancel", "--user", "root"], check=False, env=self.environment(), capture_output=True)
+        for name in reversed(list(self._daemons)):
+            self._daemons[name].terminate()
+        for daemon in self._daemons.values():
+            try:
+                daemon.wait(10.0)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        for pid in self.remaining():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remaining(self) -> list[int]:
+        """Processes with our configuration: steps and jobs whose slurmd was killed."""
+        found: list[int] = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdecimal() and int(path.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if f"SLURM_CONF={self.config}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                        found.append(int(path.name))
+        return found
+
+    def environment(self) -> dict[str, str]:
+        """For Slurm's programs."""
+        return {**os.environ, "SLURM_CONF": str(self.config)}
+
+    def _start_all(self) -> None:
+        files = {"socket": "sock", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+        options = [part for name, end in files.items() for part in (f"--{name}", f"{self.folder}/munge.{end}")]
+        self._run("munged", "munged", "--foreground", "--force", *options)
+        _until(lambda: (self.folder / "munge.sock").exists(), "munged")
+        self._run("slurmctld", "slurmctld", "-D", "-f", str(self.config))
+        for node in NODES:
+            self.start(node)
+        self.await_nodes(len(NODES))
+
+    def await_nodes(self, count: int) -> None:
+        """Wait until so many nodes are idle."""
+        _until(lambda: self._idle() >= count, f"{count} idle nodes")
+
+    def _idle(self) -> int:
+        command = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N %T"]
+        done = subprocess.run(command, check=False, env=self.environment(), capture_output=True, text=True)
+        return sum(line.split()[1] == "idle" for line in done.stdout.splitlines())
+
+    def _run(self, name: str, program: str, *options: str) -> None:
+        found = _program(program)
+        assert found is not None
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                [found, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment()
+            )
+
+
+def _is_step_of(path: Path, node: str, environment: list[bytes]) -> bool:
+    """A `slurmstepd` has the environment of its slurmd, which names no node."""
+    is_step = (path / "comm").read_text().startswith("slurmstepd")
+    return is_step and node in (path / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
+
+
+@contextlib.contextmanager
+def own_cluster(folder: Path) -> Iterator[Slurmds]:
+    """A cluster that is gone afterwards; this process's Slurm programs speak to it."""
+    made = Slurmds(folder)
+    was = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = str(made.config)
+    try:
+        yield made
+    finally:
+        made.close()
+        del os.environ["SLURM_CONF"]
+        if was is not None:
+            os.environ["SLURM_CONF"] = was
+
+
+class SlurmBench(LocalBench):
+    """Nodes of this machine: processes can be frozen from here."""
+
+    def launcher(self) -> SlurmLauncher:
+        return SlurmLauncher(self.folder.name, data_dir=str(self.folder / "data"), options=OPTIONS)
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return SnaplineCommands(
+            data_dir=self.folder / "data",
+            fleet=fleet,
+            hosts=hosts,
+            arguments=arguments or {},
+            on_failure="move",
+            store=self.store,
+            listen=f"{NODE}:0",
+        )
+
+    def remains(self) -> list[str]:
+        """Processes, and jobs."""
+        listed = ["squeue", "--noheader", "--format=%i %j %T"]
+        done = subprocess.run(listed, check=True, capture_output=True, text=True)
+        jobs = [line for line in done.stdout.splitlines() if f":{self.folder.name}:" in line]
+        return [*processes_naming(str(self.folder)), *jobs]
+
+
+def _configuration(folder: Path, ports: list[int]) -> str:
+    machine = socket.gethostname().partition(".")[0]
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN"
+        for node, port in zip(NODES, ports[1:], strict=True)
+    )
+    return CONFIGURATION.format(machine=machine, folder=folder, port=ports[0], nodes=nodes, names=",".join(NODES))
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _until(is_there: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_there():
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"no {what} within {LIMIT_S:g} s")
+        time.sleep(LOOK_S)
