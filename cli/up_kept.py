@@ -29,13 +29,16 @@ END_S = 90.0
 KEYS = ("machines", "ssh", "sbatch", "python", "image", "code", "tls")
 """Settings that a plan takes."""
 
+PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm"}
+"""What `--on` says."""
 
-def plan_of(place: "KeptPlace", what: "RayPlan", found: Mapping[str, str]) -> "KeptPlan":
+
+def plan_of(place: str, what: "RayPlan", found: Mapping[str, str]) -> "KeptPlan":
     """What settings of KEYS say of the place."""
     from snapline.deploy.kept_fleet import KeptPlan
 
     return KeptPlan(
-        place=place,
+        place=PLACES[place],
         what=what,
         machines=tuple(machine.strip() for machine in found["machines"].split(",") if machine.strip()),
         ssh=tuple(shlex.split(found["ssh"])),
@@ -72,7 +75,7 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
 
 
 def plan_before(
-    settings: UserSettings, name: str, place: "KeptPlace", address: str | None, data_dir: str | None, folder: Path
+    settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "KeptPlan":
     """The plan that a fleet was taken up with from here; else what the settings say of it."""
     from snapline.deploy.kept_fleet import read_plan

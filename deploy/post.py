@@ -36,7 +36,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
-from snapline.deploy.launching import Handle, ProcessSpec
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import LocalLauncher
 from snapline.deploy.post_wire import (
     LINE_BYTES_MAX,
@@ -93,7 +93,8 @@ class Post:
         self._ports: dict[str, int] = {}  # of coordinators: they keep them
         self._latest: dict[str, Handle] = {}  # by name
         self._farewells: dict[str, tuple[str, ...]] = {}  # by name
-        self._connections = 0
+        self._evicted: set[Handle] = set()  # ended from here, because the place has ended
+        self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
@@ -114,21 +115,30 @@ class Post:
             (self._runtime / SOCKET).unlink(missing_ok=True)
             server.close()
             await self._launcher.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=FAREWELL_GRACE_S)
+            for writer in self._conversations.values():
+                writer.close()
+            if self._conversations:
+                await asyncio.wait(self._conversations, timeout=FAREWELL_GRACE_S)
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
-        """End everything here, as `close` does."""
+        """End everything here: not because the launcher said so."""
+        self._evicted |= set(self._latest.values())
         self._is_over.set()
 
-    async def bid_farewell(self) -> None:
-        """The place's time is up: have farewells said, all at the same time, and end the processes that have one."""
+    async def bid_farewell(self) -> bool:
+        """The place's time is up: have farewells said, all at the same time, and end the processes that have one; False: none has."""
         await asyncio.gather(*(self._part(name, command) for name, command in self._farewells.items()))
+        return bool(self._farewells)
 
     async def _part(self, name: str, command: tuple[str, ...]) -> None:
         handle = self._latest[name]
         if await self._launcher.status(handle) is None:
             said = await asyncio.create_subprocess_exec(*self._filled(name, command), stdin=subprocess.DEVNULL)
             await said.wait()
+            self._evicted.add(handle)
             await self._launcher.stop(handle, FAREWELL_GRACE_S)
 
     async def _end_when_idle(self, idle_s: float) -> None:
@@ -136,24 +146,26 @@ class Post:
         while time.monotonic() - since_s < idle_s:
             await asyncio.sleep(min(LOOK_S, idle_s))
             running = [await self._launcher.status(handle) is None for handle in self._latest.values()]
-            if self._connections or any(running):
+            if self._conversations or any(running):
                 since_s = time.monotonic()
         self._is_over.set()
 
     # -- words ----------------------------------------------------------------------------------------------------------
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._conversations[task] = writer
         try:
             while line := await reader.readline():
                 request = msgspec.json.decode(line, type=PostRequest)
-                task = asyncio.create_task(self._reply(request, writer))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                reply = asyncio.create_task(self._reply(request, writer))
+                self._tasks.add(reply)
+                reply.add_done_callback(self._tasks.discard)
         except (OSError, ValueError):  # it has gone in the middle of a line
             pass
         finally:
-            self._connections -= 1
+            del self._conversations[task]
             writer.close()
 
     async def _reply(self, request: PostRequest, writer: asyncio.StreamWriter) -> None:
@@ -191,14 +203,20 @@ class Post:
         assert handle is not None
         match request.word:
             case "watch":
-                return PostAnswer(request.id, exit=await launcher.watch(handle))
+                return PostAnswer(request.id, exit=self._told(handle, await launcher.watch(handle)))
             case "status":
-                return PostAnswer(request.id, exit=await launcher.status(handle))
+                return PostAnswer(request.id, exit=self._told(handle, await launcher.status(handle)))
             case "stop":
-                return PostAnswer(request.id, exit=await launcher.stop(handle, request.grace_s))
+                return PostAnswer(request.id, exit=self._told(handle, await launcher.stop(handle, request.grace_s)))
             case "kill":
                 await launcher.kill(handle)
                 return PostAnswer(request.id)
+
+    def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
+        """A host that was asked to leave ends with 0, which would mean that its fleet is over."""
+        if found is None or handle not in self._evicted:
+            return found
+        return Exit(None, "ended by its place", found.last_words, found.log)
 
     async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...]) -> Handle:
         """A word that is said again, because its answer was lost, starts nothing again."""
@@ -260,8 +278,7 @@ def serve(
         partings: list[asyncio.Task[None]] = []
 
         async def part() -> None:
-            await post.bid_farewell()
-            if when_time_is_up is None or not await when_time_is_up():
+            if await post.bid_farewell() and (when_time_is_up is None or not await when_time_is_up()):
                 post.end()
 
         loop = asyncio.get_running_loop()

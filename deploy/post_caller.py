@@ -173,7 +173,7 @@ class PostCaller:
                     raise
                 except SnaplineError as error:
                     if pause_s == PAUSE_S:
-                        self._on_note(f"{error}; what runs there runs on, and it is tried again")
+                        self._on_note(f"{error}; it is tried again")
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
             return self._line

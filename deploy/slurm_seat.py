@@ -5,8 +5,8 @@
 A seat starts nothing by itself. One that Slurm has requeued, on this node or another, is empty until the launcher asks for its process;
 that process registers with the coordinator and is told what to run. So a requeue is never a recovery.
 
-Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). The seat then has the last snapshot taken, ends its process, and
-asks to be requeued; if that is not allowed, it ends, and the launcher asks for another element.
+Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). The seat of a host then has the last snapshot taken, ends its process,
+and asks to be requeued; if that is not allowed, it ends, and the launcher asks for another element. A coordinator's stays until the limit.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def key_of(job: str, restarts: int, node: str) -> str:
 
 async def requeue() -> bool:
     """Ask for another run, later; False if that is not allowed."""
-    job = os.environ["SLURM_JOB_ID"]
+    job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"  # the id alone may mean the whole array
     asked = await asyncio.create_subprocess_exec("scontrol", "requeue", job, stdin=subprocess.DEVNULL)
     return await asked.wait() == 0
 

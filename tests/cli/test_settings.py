@@ -88,6 +88,11 @@ def test_what_is_wrong_with_a_file_is_said(content: str, words: str) -> None:
         UserSettings()
 
 
+def test_a_list_in_the_file_is_as_the_option_has_it() -> None:
+    Path(FILE).write_text('[context.west]\nmachines = ["ann@north", "south"]\n')
+    assert UserSettings("west").get("machines").value == "ann@north,south"
+
+
 def test_a_file_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SNAPLINE_CONFIG", "nowhere.toml")
     with pytest.raises(MisuseError, match=r"SNAPLINE_CONFIG names nowhere.toml, which is not there"):
@@ -112,6 +117,7 @@ def test_the_command_says_who_said_so(run: Run) -> None:
     ("arguments", "code", "words"),
     [
         (["--on", "ray"], 2, "--data-dir: name a folder"),
+        (["--on", "ssh"], 2, "--data-dir: name a folder"),
         (["--coordinators", "2"], 2, "1, 3 or 5 coordinators"),
         (["--insecure", "--tls", "certificates"], 2, "--insecure contradicts --tls"),
         (["--name", "no/name"], 2, "no/name"),

@@ -63,16 +63,39 @@ async def test_a_coordinator_keeps_its_port(post: Post) -> None:
     assert refused.fault == "failed" and "no free port on 192.0.2.1" in refused.reason
 
 
+LEAVING = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); open({ready!r}, 'w'); time.sleep(600)"
+"""A host that is asked to end leaves its fleet, and ends with 0."""
+
+
 async def test_a_farewell_is_said_before_its_process_is_asked_to_end(post: Post, tmp_path: Path) -> None:
+    """Its 0 is not told as one: it would mean that the fleet is over, and that nothing is to be started again."""
     await post.answer(PostRequest("a", "hold"))
     farewell = (sys.executable, "-c", f"import pathlib; pathlib.Path({str(tmp_path / 'said')!r}).touch()")
-    listening = program("h1", SLEEP)
-    handle = (await post.answer(PostRequest("a", "start", spec=listening, farewell=farewell))).handle
+    leaving = program("h1", LEAVING.format(ready=str(tmp_path / "ready")))
+    handle = (await post.answer(PostRequest("a", "start", spec=leaving, farewell=farewell))).handle
     other = (await start(post, "a", program("c1", SLEEP, "coordinator"))).handle
-    await post.bid_farewell()
-    ended = (await post.answer(PostRequest("a", "status", handle=handle))).exit
-    assert ended is not None and ended.code == -signal.SIGTERM and (tmp_path / "said").exists()
-    assert (await post.answer(PostRequest("a", "status", handle=other))).exit is None
+    await until("it listens", (tmp_path / "ready").exists)
+    watching = asyncio.create_task(post.answer(PostRequest("a", "watch", handle=handle)))
+    assert await post.bid_farewell()
+    ended = (await watching).exit
+    assert ended is not None and (ended.code, ended.text) == (None, "ended by its place")
+    assert (tmp_path / "said").exists()
+    assert (await post.answer(PostRequest("a", "status", handle=other))).exit is None, "a process without one stays"
+
+
+async def test_a_post_that_is_ended_tells_of_its_processes_that_their_place_has_ended(tmp_path: Path) -> None:
+    """As when the machine is shut down, or the job cancelled."""
+    launcher = caller(tmp_path, "a")
+    await launcher.hold()
+    handle = await launcher.start(program("h1", LEAVING.format(ready=str(tmp_path / "ready"))), {})
+    await until("it listens", (tmp_path / "ready").exists)
+    watching = asyncio.create_task(launcher.watch(handle))
+    assert await launcher.status(handle) is None
+    os.kill(parent_of(handle), signal.SIGTERM)
+    assert (await watching).code is None
+    await launcher.leave()
+    await until("nothing", lambda: processes_naming(str(tmp_path)) == [])
+    assert "Traceback" not in (tmp_path / "logs" / "post.log").read_text()
 
 
 def bridge(folder: Path, *more: str) -> list[str]:

@@ -1,0 +1,90 @@
+"""What is read of Slurm's programs, and what is made of what they refuse. No Slurm is needed: small programs stand in its place."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapline.deploy.slurm import Element, Slurm, parse_elements, split_name
+from snapline.errors import MisuseError, WorldError
+
+NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True) | st.integers(0, 2000).map(lambda n: f"h{n}")
+
+
+def listed(fleet: str, name: str, state: str = "RUNNING", job: str = "7", restarts: int = 0) -> str:
+    stem, index = split_name(name)
+    return f"{job}|4|{index}|snapline:{fleet}:{stem}|{state}|n1|{restarts}|None|\n"
+
+
+@given(NAMES)
+def test_a_process_is_found_again_by_the_name_and_index_of_its_element(name: str) -> None:
+    found = parse_elements(listed("bank", name, restarts=2), "bank")
+    assert list(found) == [name]
+    assert (found[name].restarts, found[name].run) == (2, f"job 4_{split_name(name)[1]}, run 2 on n1")
+
+
+def test_hosts_are_the_indices_of_one_array() -> None:
+    assert [split_name(name) for name in ("h1", "h2", "h256", "c3")] == [("h", 1), ("h", 2), ("h", 256), ("c", 3)]
+    assert split_name("coordinator")[0] == "coordinator" and split_name("h3-again")[0] == "h3-again"
+
+
+def test_other_fleets_and_other_jobs_are_passed_over() -> None:
+    others = listed("bank-2", "h1") + "9|9|1|snapline|RUNNING|n1|0|None|\n8|8|N/A|build|PENDING||0|Priority|\n"
+    assert list(parse_elements(others + listed("bank", "h2"), "bank")) == ["h2"]
+
+
+def test_of_two_for_one_name_the_one_that_ends_does_not_count() -> None:
+    ending, waiting = listed("bank", "h1", "COMPLETING", job="7"), listed("bank", "h1", "PENDING", job="8")
+    for text in (ending + waiting, waiting + ending):
+        assert parse_elements(text, "bank")["h1"].job == "8"
+    assert parse_elements(ending, "bank")["h1"].job == "7", "it is still there"
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("sbatch: error: invalid partition specified: nowhere", MisuseError),
+        ("sbatch: unrecognized option '--tiem=1'", MisuseError),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", WorldError),
+    ],
+)
+async def test_what_sbatch_refuses_is_the_users_to_mend_and_the_rest_is_the_worlds(
+    said: str, kind: type[Exception], tmp_path: Path
+) -> None:
+    slurm = Slurm("bank", {"sbatch": script(tmp_path, f'echo "{said}" >&2; exit 1')})
+    with pytest.raises(kind) as refused:
+        await slurm.submit("h", [1], [], "true")
+    assert type(refused.value) is kind and str(refused.value).count("sbatch: ") == 1
+
+
+async def test_without_slurm_one_sentence_says_what_is_needed() -> None:
+    with pytest.raises(MisuseError, match=r"squeue cannot be run here .*: this needs a machine of a Slurm cluster"):
+        await Slurm("bank", {"squeue": "/nowhere/squeue"}).elements()
+
+
+async def test_many_who_ask_at_once_share_a_look_that_began_after_they_had_asked(tmp_path: Path) -> None:
+    """An older one would not show what was submitted meanwhile, and it would be submitted twice."""
+    count = tmp_path / "count"
+    text = f'echo x >> {count}; N=$(wc -l < {count}); echo "7|4|$N|snapline:bank:h|RUNNING|n1|0|None|"'
+    slurm = Slurm("bank", {"squeue": script(tmp_path, text)})
+    first = asyncio.create_task(slurm.elements())
+    while not count.exists():
+        await asyncio.sleep(0.001)
+    later = await asyncio.gather(*(slurm.elements() for _ in range(5)))
+    assert [list(found) for found in (await first, *later)] == [["h1"], *[["h2"]] * 5]
+
+
+async def test_an_array_is_cancelled_by_its_elements_alone(tmp_path: Path) -> None:
+    """The id of one of them is that of the whole array."""
+    slurm = Slurm("bank", {"scancel": script(tmp_path, f"echo $* > {tmp_path}/asked")})
+    await slurm.cancel([Element("4", "4", 3, "h", "RUNNING", "n1", 0, "None")])
+    assert (tmp_path / "asked").read_text() == "--quiet 4_3\n"
