@@ -14,7 +14,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-slurm test-s3 test-torch test-llm sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-slurm test-s3 test-torch test-llm sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,11 @@ test-slurm: $(STAMP)  ## fleets on a Slurm cluster of their own, as root; ten mi
 	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); test -x /usr/sbin/slurmctld && test -x /usr/sbin/slurmd && test -x /usr/sbin/munged || \
 	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends slurm-wlm munge; }
 	@$(BIN)/python -m pytest -q -m slurm tests/deploy/test_slurm_launcher.py $(ARGS)
+
+test-systemd: $(STAMP)  ## the units for systemd, as it reads them: installs systemd
+	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); command -v systemd-analyze >/dev/null || \
+	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends systemd; }
+	@$(BIN)/python -m pytest -q tests/deploy/test_systemd.py tests/channels/test_supervisor.py $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'

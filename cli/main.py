@@ -18,6 +18,7 @@ from snapline.cli.output import document
 from snapline.cli.run import run
 from snapline.cli.scale import restart, scale
 from snapline.cli.status import status
+from snapline.cli.unit import unit
 from snapline.cli.up import down, up
 from snapline.cli.up_kept import keep
 
@@ -86,6 +87,7 @@ app.command("doctor")(doctor)
 app.command("scale")(scale)
 app.command("restart")(restart)
 app.command("keep", hidden=True)(keep)
+app.command("unit")(unit)
 app.command("status")(status)
 app.command("audit")(audit)
 app.command("analyze")(analyze)

@@ -27,6 +27,7 @@ from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.health import READY, open_health_door, tell
 from snapline.channels.security import Security, is_loopback
+from snapline.channels.supervisor import supervised
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.conversation.view_wire import SERVICE as AGENTS
@@ -122,6 +123,7 @@ class Host:
         try:
             async with contextlib.AsyncExitStack() as doors:
                 await open_health_door(doors, self._transport.healthy, self._options.health)
+                await doors.enter_async_context(supervised())
                 return await self._finished
         finally:
             await self._session.leave("host stops")

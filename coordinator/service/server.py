@@ -20,6 +20,7 @@ from snapline.channels.doors import DoorKeeper
 from snapline.channels.health import READY, begin, open_health_door, tell
 from snapline.channels.options import server_options
 from snapline.channels.security import RELOAD_S, AddressError, Security
+from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.configuration import raft_configuration
@@ -198,8 +199,9 @@ class _Process:
             _write_address(Path(self._options.data_dir), self._options.advertise or address, address)
             _log.info("coordinator %s at %s, store %s", self._options.node, address, self._store.location)
             failpoint("coordinator.serving")
-            with _stopped_by_signals(self._leadership):
-                await self._leadership.ended.wait()
+            async with supervised():
+                with _stopped_by_signals(self._leadership):
+                    await self._leadership.ended.wait()
         finally:
             if self._leadership.driver is not None:
                 self._leadership.driver.close_streams()

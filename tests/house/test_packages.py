@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 NOT_PACKED = ("tests", "benchmarks", "docs")
-PACKED_SUFFIXES = (".py", ".pyi", ".html", ".js", ".json")
+PACKED_SUFFIXES = (".py", ".pyi", ".html", ".js", ".json", ".service", ".conf")
 
 
 @pytest.fixture(scope="module")
