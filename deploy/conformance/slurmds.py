@@ -88,28 +88,14 @@ class Slurmds:
         self._run(node, "slurmd", "-D", "-N", node, "-f", str(self.config))
 
     def kill(self, node: str, *, with_all: bool) -> None:
-        """SIGKILL the slurmd of a node, and `with_all` whatever runs there, as when a machine dies."""
-        pids = [pid for name, pid in self.elements_on(node)] if with_all else []
+        """SIGKILL the slurmd of a node, and `with_all` whatever runs there, as when a machine dies: nothing there tells of an end."""
+        jobs = self._processes(f"SLURMD_NODENAME={node}") if with_all else []
+        daemons = {parent_of(pid) for pid in jobs}
         self._daemons[node].kill()
         self._daemons[node].wait()
-        for pid in pids:
+        for pid in (*(each for each in daemons if name_of(each) == "slurmstepd"), *jobs):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    def elements_on(self, node: str) -> list[tuple[str, int]]:
-        """Command lines and process ids of what runs on a node: what belongs to it by its environment, and its step daemons."""
-        found: list[tuple[str, int]] = []
-        for path in Path("/proc").iterdir():
-            if path.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    environment = (path / "environ").read_bytes().split(b"\0")
-                    ours = f"SLURM_CONF={self.config}".encode() in environment
-                    if ours and (
-                        f"SLURMD_NODENAME={node}".encode() in environment or _is_step_of(path, node, environment)
-                    ):
-                        found.append((command, int(path.name)))
-        return found
 
     def close(self) -> None:
         """End all of it."""
@@ -128,11 +114,16 @@ class Slurmds:
 
     def remaining(self) -> list[int]:
         """Processes with our configuration: steps and jobs whose slurmd was killed."""
+        return self._processes()
+
+    def _processes(self, *more: str) -> list[int]:
+        """Of this cluster, with these words in their environment."""
+        wanted = {word.encode() for word in (f"SLURM_CONF={self.config}", *more)}
         found: list[int] = []
         for path in Path("/proc").iterdir():
             if path.name.isdecimal() and int(path.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if f"SLURM_CONF={self.config}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                    if wanted <= set((path / "environ").read_bytes().split(b"\0")):
                         found.append(int(path.name))
         return found
 
@@ -168,10 +159,20 @@ class Slurmds:
             )
 
 
-def _is_step_of(path: Path, node: str, environment: list[bytes]) -> bool:
-    """A `slurmstepd` has the environment of its slurmd, which names no node."""
-    is_step = (path / "comm").read_text().startswith("slurmstepd")
-    return is_step and node in (path / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
+def parent_of(pid: int) -> int:
+    """0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def name_of(pid: int) -> str:
+    """Of its program; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager
