@@ -97,9 +97,7 @@ Cpus = Annotated[
 ]
 SbatchOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--sbatch-option", metavar="OPTION", help="On Slurm: of all jobs, such as --partition=short. Repeatable."
-    ),
+    typer.Option("--sbatch-option", metavar="OPTION", help="On Slurm: an option of sbatch, for all jobs. Repeatable."),
 ]
 Certificates = Annotated[
     Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
