@@ -198,7 +198,12 @@ class Watch:
         """All is whole, and the fleet lacks nothing: then clients are owed their answers. A fleet that is still busy may be slow."""
         desk = self._desk
         patience_ns = desk.scenario.liveness.within_ns // 2
-        if not self.pending or desk.scenario.budget != "within" or self._world.outlook.pending(self.healed_ns):
+        if not self.pending or desk.scenario.budget != "within":
+            return
+        for agent in self._world.outlook.forsaken(desk.kernel.now_ns - patience_ns):
+            text = f"{agent} has asked that the fleet goes back, and stands for {patience_ns / 1e9:g} s, without a word"
+            desk.say("liveness", "G10", text)
+        if self._world.outlook.pending(self.healed_ns):
             return
         for text in self._world.clients.deserted(desk.kernel.now_ns - patience_ns):
             desk.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")

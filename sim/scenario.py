@@ -92,7 +92,7 @@ PATTERN_NAMES = (
     "astray",
     "memory",
     "orders",
-    *("planning", "paying"),
+    *("planning", "paying", "returning"),
 )
 """Those that `draw` draws from."""
 

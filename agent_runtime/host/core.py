@@ -126,7 +126,7 @@ class HostCore:
         )
         effects = Effects(desk, outputs, steps)
         self._durable = durable = DurableTurns(desk, failures, mailboxes, timers, inputs, steps, effects)
-        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
+        self.turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
         parts = HostParts(
             desk, links, ends, failures, mailboxes, outlets, membership, log, inputs, steps, outputs, wish, views
         )
@@ -144,7 +144,7 @@ class HostCore:
         steps.wire(effects)
         outlets.wire(mode, membership)
         membership.wire(mode)
-        self._turn_ends.wire(mode)
+        self.turn_ends.wire(mode)
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
@@ -163,12 +163,12 @@ class HostCore:
             le.LogSealed: self._log.on_log_sealed,
             le.LogWatched: self._log.on_log_watched,
             de.StepEnded: self._durable.on_step_ended,
-            ev.TurnEnded: self._turn_ends.on_turn_ended,
+            ev.TurnEnded: self.turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
             ev.BatchEnded: self.links.on_batch_ended,
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
-            ev.TurnFailed: self._turn_ends.on_turn_failed,
+            ev.TurnFailed: self.turn_ends.on_turn_failed,
             ev.StreamOpened: self.links.on_stream_opened,
             ev.StreamClosed: self.links.on_stream_closed,
             msg.Welcome: self._plans.on_welcome,
@@ -178,7 +178,7 @@ class HostCore:
             ev.LoadFailed: self._plans.on_load_failed,
             msg.AgentsReserved: self._membership.on_agents_reserved,
             msg.AgentRetired: self._membership.on_agent_retired,
-            msg.RollbackRefused: self._turn_ends.on_rollback_refused,
+            msg.RollbackRefused: self.turn_ends.on_rollback_refused,
             msg.AgentsLocated: self._ends.on_agents_located,
         }
 

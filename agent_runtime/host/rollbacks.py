@@ -12,17 +12,18 @@ class HostRollbacks:
 
     Attributes:
         wanted: agent → what it has asked for, under this plan.
+        refused: agent → why it stands on.
     """
 
     def __init__(self, desk: HostDesk) -> None:
         self._desk = desk
         self.wanted: dict[str, msg.WantRollback] = {}
-        self._refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
     def reset(self) -> None:
         """A plan ends the history of every agent here."""
         self.wanted.clear()
-        self._refused.clear()
+        self.refused.clear()
 
     def welcomed(self) -> None:
         """Say again what the coordinator may not have heard, or another one must know: refused ones too, for `status`."""
@@ -39,6 +40,6 @@ class HostRollbacks:
     def on_refused(self, event: msg.RollbackRefused) -> None:
         """It stands on. People hear of it once."""
         said = self.wanted.get(event.agent)
-        if said is not None and said.incarnation == event.incarnation and event.agent not in self._refused:
-            self._refused[event.agent] = event.reason
+        if said is not None and said.incarnation == event.incarnation and event.agent not in self.refused:
+            self.refused[event.agent] = event.reason
             self._desk.note("error", event.reason)

@@ -12,6 +12,7 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rolling_back import RollbackWish
@@ -54,6 +55,11 @@ class TurnEnds:
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
         self._mode = mode
+
+    @property
+    def rollbacks(self) -> HostRollbacks:
+        """Which agents want the fleet to go back."""
+        return self._failures.rollbacks
 
     def on_turn_ended(self, event: ev.TurnEnded) -> None:
         agent = self._agents.get(event.agent)

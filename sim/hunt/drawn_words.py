@@ -67,6 +67,10 @@ class Dice:
         """From a stream of its own: what can be drawn since lately leaves all else that a seed draws as it was."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
+    def below_apart(self, n: int, *key: str | int) -> int:
+        """The same, of more options."""
+        return self._choices.pick("swarm, apart", key, n)
+
     def of_clients(self, n: int, *key: str | int) -> int:
         """The same, in another stream."""
         return self._choices.pick("swarm, clients", key, n)

@@ -80,7 +80,15 @@ _PAYING = "paying"
 PAYING_NS = 90 * S
 """Of a run that pays: calls that fail again and again, and the word of somebody who has them made once more."""
 
-_LATELY = {"astray": (21, "pattern"), "planning": (12, "planning"), "paying": (19, "paying")}
+_DURABLE = ("planning", _PAYING)
+"""What matters of them are recoveries in the midst of their turns, of which each takes as long as all the messages of others."""
+
+_LATELY = {
+    "astray": (21, "pattern"),
+    "planning": (12, "planning"),
+    "paying": (19, "paying"),
+    "returning": (37, "returning"),
+}
 """Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
 
 _PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY)] * 2, *_COSTLY)
@@ -121,15 +129,23 @@ def draw(template: Scenario, seed: int) -> Scenario:
         run = msgspec.structs.replace(changed.run, moves=_draw_moves(dice))
         changed = msgspec.structs.replace(changed, run=run)
     changed = _with_faults(dice, changed, swarm)
+    if swarm.faults_max and not swarm.faults and not template.fleet.module:
+        changed = _with_more(dice, changed)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
     if swarm.limits and not template.fleet.module:
-        changed = msgspec.structs.replace(changed, limits=_draw_limits(dice) | template.limits)
+        limits = _draw_limits(dice)
+        if changed.restores.times and dice.one_in_apart(2, "swept"):
+            limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # what is old is wanted again
+        changed = msgspec.structs.replace(changed, limits=limits | template.limits)
         changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
         if swarm.fleet:
             changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
             if dice.one_in_apart(BY_HAND_ALONE, "by hand"):
                 changed = _by_hand_alone(changed)
+    if swarm.fleet and changed.fleet.pattern.name == "returning":  # there has to be something to go back to
+        every = changed.run.snapshots_every or "250ms"
+        changed = msgspec.structs.replace(changed, run=msgspec.structs.replace(changed.run, snapshots_every=every))
     if swarm.fleet and not template.fleet.module:
         timeout = template.fleet.epoch_timeout or _possible_timeout(changed)
         changed = msgspec.structs.replace(changed, fleet=msgspec.structs.replace(changed.fleet, epoch_timeout=timeout))
@@ -342,6 +358,24 @@ def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
         scenario = _with_fault(scenario, [_fault_of(kind, word)])
     if swarm.faults_max and "crash" in kinds and dice.one_in(2, "failpoints"):
         scenario = _with_fault(scenario, _draw_failpoints(dice, scenario, kinds))
+    return scenario
+
+
+def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
+    """What runs of some kind show little without: restarts in durable turns, and logs that can be written to at the second try only."""
+    restarts = 0
+    if scenario.fleet.pattern.name in _DURABLE:
+        restarts = (0, 1, 2, 4)[dice.below_apart(4, "restarts")]
+    for index in range(restarts):
+        at = format_duration((1 + dice.below_apart(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
+        after = ("50ms", "200ms", "1s")[dice.below_apart(3, "restart", index, "after")]
+        scenario = _with_fault(scenario, [FaultPart(crash=CrashWord(at=at, restart_after=after))])
+    if not scenario.clients.count or not dice.one_in_apart(4, "failing logs"):
+        return scenario
+    for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
+        if dice.one_in_apart(4, "failing", point):
+            hit = 1 + dice.below_apart(6, "failing", point, "hit")
+            scenario = _with_fault(scenario, [FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit))])
     return scenario
 
 

@@ -2,12 +2,16 @@
 
 from msgspec.structs import replace
 
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.rollbacks import HostRollbacks
+from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state.fleet_records import COMPLETE, VOID
-from snapline.sim.faults.words import CrashWord
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.sim.faults.words import CoordinatorWord, CrashWord
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
 from snapline.sim.world.patches import Patch
@@ -61,7 +65,65 @@ def void_base() -> list[Patch]:
     return [(Lines, "_base", base)]
 
 
+def goes_on_after_asking() -> list[Patch]:
+    """Whoever asks that the fleet goes back takes its turns meanwhile."""
+    original = HostRollbacks.want
+
+    def want(self: HostRollbacks, agent: LocalAgent, wish: RollbackWish) -> None:
+        original(self, agent, wish)
+        agent.retry_ns = None
+
+    return [(HostRollbacks, "want", want)]
+
+
+def goes_back_each_time() -> list[Patch]:
+    """However often it was asked for the same reason."""
+    return [(FleetView, "refusal_of_rollback", lambda self, agent, reason: "")]
+
+
+def said_once() -> list[Patch]:
+    """A host does not say again what its agents have asked for."""
+
+    def welcomed(self: HostRollbacks) -> None:
+        """Nothing."""
+
+    return [(HostRollbacks, "welcomed", welcomed)]
+
+
+LEADERS_DIE = [
+    FaultPart(coordinator=CoordinatorWord(kind="kill-leader", at=f"{at}ms", lasts="400ms")) for at in (400, 900, 1500)
+]
+
+ASKING = FleetPart(
+    agents=4,
+    hosts=2,
+    coordinators=3,
+    pattern=PatternPart(name="returning", messages=400, rate_per_s=150.0),
+    trigger=TriggerPart(every="50ms"),
+)
+
 MUTANTS = {
+    "goes-on-after-asking": Mutant(
+        text="an agent that has asked that the fleet goes back takes its next turn",
+        patches=goes_on_after_asking,
+        scenario=template(fleet=ASKING),
+        oracle="rollback",
+        seed=0,
+    ),
+    "goes-back-each-time": Mutant(
+        text="the fleet goes back for the same reason, again and again",
+        patches=goes_back_each_time,
+        scenario=template(fleet=ASKING),
+        oracle="rollback",
+        seed=8,
+    ),
+    "rollback-said-once": Mutant(
+        text="a new leader does not hear which agents have asked that the fleet goes back",
+        patches=said_once,
+        scenario=template(fleet=ASKING, faults=LEADERS_DIE),
+        oracle="liveness",
+        seed=0,
+    ),
     "void-marks-missing": Mutant(
         text="epochs above the one that the fleet was taken back to count as before",
         patches=marks_missing,

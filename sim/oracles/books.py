@@ -31,6 +31,7 @@ from itertools import zip_longest
 from snapline.agent_runtime.host.creation import CREATE, creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.conversation.effect_records import EFFECTS_TOPIC
+from snapline.coordinator.state.operations import Restore
 from snapline.sim.oracles.book_records import (
     NO_VOIDS,
     NOWHERE,
@@ -53,6 +54,7 @@ from snapline.sim.oracles.effects import EffectOracle
 from snapline.sim.oracles.inputs import InputOracle
 from snapline.sim.oracles.letters import LetterOracle
 from snapline.sim.oracles.outputs import OutputOracle
+from snapline.sim.oracles.rollbacks import RollbackOracle
 from snapline.sim.oracles.steps import StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
@@ -69,7 +71,7 @@ class Books:
         zombie_turns: turns under a plan that was not the newest.
         buried, voided: dead letters of receivers, and of senders.
         inputs: what clients have said, and were told.
-        outputs: what was released. letters: dead ones, and what operators have said. steps, effects: of durable turns.
+        outputs: what was released. letters: dead ones, and what operators have said. steps, effects: of durable turns. rollbacks: that turns ask for.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -79,6 +81,7 @@ class Books:
         self.letters = LetterOracle(report)
         self.steps = StepOracle(report)
         self.effects = EffectOracle(report, self.inputs)
+        self.rollbacks = RollbackOracle(report)
         self._with_clocks = with_clocks
         self._with_log = with_log
         self.branches: dict[int, Branch] = {}
@@ -206,6 +209,11 @@ class Books:
     def on_emitted(self, plan: int, agent: str, payload: bytes) -> None:
         """The agent's last turn has said this to the outside."""
         self.outputs.on_emitted(self.history_of(plan, agent), payload)
+
+    def on_restored(self, t_ns: int, kind: Restore, plan: int) -> None:
+        """The fleet goes back on purpose."""
+        self.inputs.on_fallen_back()
+        self.rollbacks.on_restored(t_ns, kind, plan)
 
     def on_effect_told(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
         """The runtime has said this to the outside for the agent, between two of its turns."""

@@ -214,7 +214,7 @@ class Judge:
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch)
                 self._probe_plan(kind, state)
             case op.Restore() as kind:
-                self.books.inputs.on_fallen_back()
+                self.books.on_restored(t_ns, kind, state.plan_number)
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch, is_dropping=kind.drop_inputs)
             case op.EndFleet() as kind:
                 if self._is_within:

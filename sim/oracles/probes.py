@@ -104,6 +104,8 @@ CATALOGUE: dict[str, Probe] = {
     "dead letter": Probe("a message became a dead letter"),
     "dead letter of its sender": Probe("a message for nobody, or a refused creation, became a dead letter"),
     "turn failed": Probe("a handler raised"),
+    "rollback asked for": Probe("a turn asked that the fleet goes back"),
+    "rollback refused": Probe("and an agent stood until a person took the fleet back"),
     "timer fired": Probe("a timer fired"),
     "durable turn run again": Probe("a durable turn was run again, by its journal, after a recovery or a failure"),
     "message put off": Probe("a durable turn took a message, and put an earlier one of its sender off"),

@@ -14,6 +14,7 @@ from snapline.sim.workloads.memory import make_memory
 from snapline.sim.workloads.orders import make_orders
 from snapline.sim.workloads.paying import make_paying
 from snapline.sim.workloads.planning import make_planning
+from snapline.sim.workloads.returning import make_returning
 from snapline.sim.workloads.rounds import make_all_to_all, make_grid
 from snapline.sim.workloads.sources import make_bursts, make_lanes, make_skewed
 from snapline.sim.workloads.spawning import make_spawning
@@ -43,6 +44,7 @@ _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "stepping": (make_stepping, "tokens, among agents whose turns wait for steps"),
     "planning": (make_planning, "plans of many steps, calls and waits, one after another: durable turns"),
     "paying": (make_paying, "orders that are paid outside, in effects and sagas; what is paid is what the states say"),
+    "returning": (make_returning, "tokens, among agents that have the whole fleet go back now and then"),
     "memory": (make_memory, "tokens, among agents with a history and an array each: states with parts"),
     "orders": (make_orders, "the example: steps, failures, dead letters, agents that stop; money is conserved"),
     "pagerank": (make_pagerank, "the example: PageRank of a small graph; mass is conserved"),

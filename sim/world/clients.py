@@ -1,7 +1,7 @@
 """Clients of a simulated fleet: they offer inputs, lose answers, say the same again, and give up.
 
 Each has a list of inputs, and one request of a few of them on its way. A request finds its agent's host by the coordinators' state, now
-and then another one; it may be lost, come twice or late, and so may its answer. Whatever was not acknowledged in time is said
+and then another one, and half of the clients go where they were answered last, whatever has become of that host; it may be lost, come twice or late, and so may its answer. Whatever was not acknowledged in time is said
 again under the same key. What the product answers is told to the oracle (`oracles/inputs.py`), which believes none of it.
 """
 
@@ -82,6 +82,9 @@ class SimClient:
         self._attempt = 0
         self._open: list[ev.OfferedInput] = []
         self._asked: dict[str, ev.OfferedInput] = {}
+        self._remembers = self._pick("remembers", 2) == 1
+        self._known: dict[str, str] = {}
+        """Agent → the host that has answered for it last."""
 
     def _pick(self, what: str, n: int) -> int:
         """0 is benign."""
@@ -145,6 +148,8 @@ class SimClient:
         hosts = self._desk.hosts
         if self._is_one_in(ASTRAY_ONE_IN, "astray"):
             return hosts[self._pick("host", len(hosts))]
+        if agent in self._known:
+            return self._known[agent]
         record = self._log.canonical.image.agents.get(agent)
         return record.host if record is not None and record.left_plan is None else ""
 
@@ -172,12 +177,27 @@ class SimClient:
                 drops = self._desk.judge.books.inputs.drops
                 drops.on_taken(plan, offered.payload, is_repeated=answer.status == REPEATED)
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
-            self._later(self._way_ns(host, 2), lambda: self._answered(attempt, inputs, answers))
+            self._later(self._way_ns(host, 2), lambda: self._answered(host, attempt, inputs, answers))
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
-    def _answered(self, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
+    def _note(self, host: str, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
+        """Who takes an agent's inputs is asked for the next ones, too."""
+        for offered, answer in zip(inputs, answers, strict=True):
+            if self._remembers and answer.status in (ACCEPTED, REPEATED):
+                self._known[offered.agent] = host
+            else:
+                self._known.pop(offered.agent, None)
+
+    def _answered(
+        self,
+        host: str,
+        attempt: int,
+        inputs: Sequence[ev.OfferedInput],
+        answers: Sequence[InputOutcome],
+    ) -> None:
         oracle, now_ns = self._desk.judge.books.inputs, self._desk.kernel.now_ns
+        self._note(host, inputs, answers)
         for offered, answer in zip(inputs, answers, strict=True):
             self._desk.judge.probes.hit(f"input {answer.status}")
             if answer.status in ("accepted", "repeated"):
@@ -208,7 +228,12 @@ class SimClient:
                 ),
                 is_early=is_early,
             )
-        self._later(ASK_TIMEOUT_NS, lambda: self._ask(offered) if offered.key in self._asked else None)
+        self._later(ASK_TIMEOUT_NS, lambda: self._ask_again(offered))
+
+    def _ask_again(self, offered: ev.OfferedInput) -> None:
+        if offered.key in self._asked:
+            self._known.pop(offered.agent, None)
+            self._ask(offered)
 
     def _told(self, offered: ev.OfferedInput, answer: ev.AskAnswer, *, is_early: bool) -> None:
         self._desk.judge.probes.hit(f"ask {answer.status}")
@@ -234,6 +259,7 @@ class SimClient:
     def _timed_out(self, attempt: int) -> None:
         if attempt != self._attempt or not self._open:
             return
+        self._known.clear()
         if not self.is_patient and self._is_one_in(GIVEN_UP_ONE_IN, "given up"):
             for offered in self._open:
                 self._desk.judge.books.inputs.on_given_up(offered.payload)

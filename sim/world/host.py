@@ -156,6 +156,9 @@ class SimCarrier(HostCarrier):
 
     def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
         self._passed(WHEN_WORKING)
+        rollbacks = self._judge.books.rollbacks
+        if rollbacks.asked:
+            rollbacks.on_turn(self._desk.kernel.now_ns, turn.agent, turn.incarnation)
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
         if may_wait(self.turns.type_of(turn.agent)):
@@ -196,7 +199,9 @@ class SimCarrier(HostCarrier):
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             self._desk.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
-            self._judge.probes.hit("turn failed")
+            self._judge.probes.hit("turn failed" if ended.rollback is None else "rollback asked for")
+            if ended.rollback is not None:
+                self._judge.books.rollbacks.on_asked(now_ns, turn.agent, turn.incarnation)
             check_handler_error(turn, ended)
 
     def directive_received(self, directive: Directive) -> None:

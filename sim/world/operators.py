@@ -1,7 +1,7 @@
 """The operator of a simulated fleet: looks at dead letters, has some retried and some dropped, and is not sure of anything.
 
 It has one request on its way, of a word or two for one agent. The request, and its answer, may be lost, come twice or late; then it says the same again,
-under the same keys, or gives up. It may also speak of a letter that somebody has settled, since what it has seen is a little old. What
+under the same keys, or gives up. It may also speak of a letter that somebody has settled, or that a recovery has undone, since it thinks for a while about what it has seen. What
 it was answered is told to the oracle (`oracles/letters.py`).
 """
 
@@ -21,6 +21,9 @@ MS = 1_000_000
 
 LOOK_NS = 60 * MS
 TIMEOUT_NS = 400 * MS
+THINKS = (1, 1, 5, 20)
+"""So many times as long as between two looks."""
+
 WORDS_MAX = 24
 """Of a run: a letter that fails again and again must not keep the fleet from its rest."""
 
@@ -88,7 +91,7 @@ class SimOperator:
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
             self._desk.judge.books.letters.on_said(agent, offered.key, payload)
             self._open.append(offered)
-        self._later(LOOK_NS, self._send)
+        self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
 
     def _verb(self, agent: str, identity: bytes, *, may_drop: bool) -> str:
         retried = self._retried.get((agent, identity), 0)

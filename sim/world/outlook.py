@@ -147,6 +147,16 @@ class Outlook:
         rests = self._desk.kernel.now_ns > self._desk.figures.last_turn_ns + REST_NS
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
+    def forsaken(self, since_ns: int) -> list[str]:
+        """Agents that have asked before that the fleet goes back, and were neither heard nor refused, though it runs."""
+        asked = self._desk.judge.books.rollbacks.asked
+        found = []
+        for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
+            rollbacks = run.carrier.core.turn_ends.rollbacks
+            waiting = [wish for agent, wish in rollbacks.wanted.items() if agent not in rollbacks.refused]
+            found += [x.agent for x in waiting if asked.get((x.agent, x.incarnation), since_ns) < since_ns]
+        return found
+
     def work_owed(self) -> str:
         """What a fleet of which nobody knows when it is done has to do yet; "" if that is enough."""
         turns, taken = self._desk.scenario.run.turns, self._desk.figures.turns

@@ -1,6 +1,7 @@
 """An operator who takes the fleet back now and then, to some epoch that is kept, with or without its inputs.
 
-He asks whoever leads, and again until he is answered: the same token is the same restore. When the faults are over he goes home.
+He asks whoever leads, and again until he is answered: the same token is the same restore. When the faults are over he comes only where an agent stands that has asked to go back
+(`ctx.rollback`), and that was refused: then he takes the fleet back to its newest epoch.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,9 @@ AGAIN_NS = 400_000_000
 """Without an answer he asks again: an election takes as long."""
 
 ASKED_MAX = 8
+
+HELPS_NS = 700_000_000
+"""Between two looks of his: long enough for a restore."""
 
 Ask = Callable[[le.RestoreRequested], None]
 """Says it to whoever leads, if anybody does."""
@@ -31,10 +35,13 @@ class OperatorsRestore(NamedTuple):
 class Restorer:
     """Of one run."""
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, ask: Ask) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, ask: Ask, stands: Callable[[], bool]) -> None:
+        """`stands`: an agent does, and was refused."""
         self._desk = desk
         self._log = log
         self._ask = ask
+        self._stands = stands
+        self._helps = 0
         self._numbers = 0
         self._open: dict[int, str] = {}
         self._answered: dict[str, None] = {}
@@ -45,6 +52,18 @@ class Restorer:
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
             self._desk.call_at(self._desk.kernel.now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
+
+        if self._desk.scenario.fleet.pattern.name == "returning":
+            self._look()
+
+    def _look(self) -> None:
+        """Every now and then, whether somebody needs him."""
+        complete = self._log.canonical.complete_epochs()
+        if complete and self._stands():
+            self._helps += 1
+            self._desk.judge.probes.hit("rollback refused")
+            self._say(OperatorsRestore(f"helper-{self._helps}", complete[-1], False, 0))
+        self._desk.call_at(self._desk.kernel.now_ns + HELPS_NS, self._look)
 
     def _pick(self, what: str, time: int, n: int) -> int:
         return self._desk.choices.pick("operator", (what, time), n)

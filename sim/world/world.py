@@ -66,7 +66,7 @@ class World:
         self._raft_messages = 0
         self.notes = WorldNotes(desk, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
-        restorer = Restorer(desk, self.log, self._take_back)
+        restorer = Restorer(desk, self.log, self._take_back, self._does_one_stand)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
         mover = Mover(desk, self.log, self._take_back)
@@ -149,6 +149,10 @@ class World:
         leader = next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
         if leader is not None:
             leader.take_back(wanted)
+
+    def _does_one_stand(self) -> bool:
+        """An agent whose wish to go back was refused."""
+        return any(run.carrier.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def complete_fleet(self) -> None:
         """A fleet that has never begun waits for all its hosts: those that have left for good are needed once."""

@@ -1,0 +1,47 @@
+"""Tokens that walk as in `random`, among agents that have the fleet go back now and then (`ctx.rollback`), in the first seconds.
+
+Half of the time for a reason that comes again: then the agent stands the second time, and a person takes the fleet back, after which it may ask again. What the turn has done before it asked
+is undone, so the books stay right.
+"""
+
+import functools
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import Parcel, Plan, shares
+from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
+from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
+from snapline.sim.world.clocks import START_OF_TIME_NS
+
+ASKS = 0.02
+"""How often a token makes who gets it ask."""
+
+UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
+"""By the wall clock of its host: nobody remembers that he has asked, and work has to be done some day."""
+
+
+class Returner(RandomWalker):
+    """Takes a token, and sometimes wishes that it had not come to that."""
+
+    on_error = "undo"
+    state: WalkerState
+
+    @snapline.handler
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self.receive(ctx, message)
+        draw = ctx.random()
+        if ctx.now() < UNTIL_NS and draw < ASKS:
+            ctx.rollback("astray" if draw < ASKS / 2 else f"astray by {draw}")
+
+
+def make_returning(part: FleetPart) -> LedgerWorkload:
+    """Tokens on a random graph."""
+    check_agents(part)
+    work = shares(part.pattern.messages, part.agents)
+    make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
+    return LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+
+
+def _returner(plan: Plan, work: list[int], index: int) -> Returner:
+    return Returner(WalkerState(plan=plan, index=index, work=work[index], peers=random_peers(index, plan.agents)))
