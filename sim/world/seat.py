@@ -161,9 +161,10 @@ class SimLeader:
         self._wakeup_ns = 0
         self.feed(ev.TimerFired())
 
-    def has_released(self, epoch: int) -> bool:
-        """Whether it has released what is complete, up to this epoch."""
-        return not self._core.parts.releases.is_owed_up_to(epoch)
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has released all that is complete."""
+        return self._core.parts.releases.is_settled
 
     def ask(self, number: int) -> None:
         """Somebody wants a snapshot."""

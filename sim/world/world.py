@@ -78,8 +78,6 @@ class World:
         self.clients = Clients(desk, self.log, self.hosts)
         self.operator = SimOperator(desk, self.log, self.hosts)
         self.reader = SimReader(desk, desk.stores.reader, lambda: bool(self.notes.store.flipped))
-        self._release_awaited = 0
-        """An epoch whose release is waited for."""
         self.outlook = Outlook(desk, self.log, self.hosts, self.notes)
         self._start()
 
@@ -161,14 +159,10 @@ class World:
                 self.hosts.start(host)
 
     def owed(self) -> list[str]:
-        """What was complete a while ago, and whoever leads has not released yet. Where epochs come quickly there is always one that is not."""
-        if not self._release_awaited:
-            self._release_awaited = self.log.canonical.newest_complete()
-        leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
-        if self.log.canonical.image.outcome or any(leader.has_released(self._release_awaited) for leader in leaders):
-            self._release_awaited = 0
-            return []
-        return ["outputs are not released"]
+        """What is complete, and whoever leads has not released yet: at its end a run is judged by its newest epoch."""
+        is_owing = not any(seat.leader is not None and seat.leader.is_settled for seat in self.seats.values())
+        is_over = bool(self.log.canonical.image.outcome)
+        return ["outputs are not released"] if is_owing and not is_over else []
 
     # ---- checks ---------------------------------------------------------------------------------------------------
 
