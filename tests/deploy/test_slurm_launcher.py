@@ -167,13 +167,13 @@ async def until_whole(client: CoordinatorClient) -> None:
 
 
 async def until_recovered(client: CoordinatorClient) -> dict[str, object]:
-    """The first recovery, when it is done."""
+    """The first recovery that is done: one that another overtakes, as when all hosts leave at once, never is."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(SnaplineError):
-                found = await history(client)
-                if found and found[0]["done"] is not None:
-                    return found[0]
+                done = [each for each in await history(client) if each["done"] is not None]
+                if done:
+                    return done[0]
             await asyncio.sleep(0.1)
 
 
