@@ -90,7 +90,7 @@ test-ssh: $(STAMP)  ## fleets over ssh, on an sshd of their own: installs openss
 test-podman: $(STAMP)  ## containers: the image, and fleets in it; five minutes, as root: installs Debian packages
 	@command -v podman >/dev/null && command -v debootstrap >/dev/null && test -x /usr/lib/podman/netavark || \
 	  { apt-get update -q && apt-get install -q -y --no-install-recommends $(PODMAN); }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check podman-compose
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check podman-compose helm-python-sdk kubernetes-validate pyyaml
 	@$(BIN)/python -m pytest -q -m podman tests/containers $(ARGS)
 
 test-helm: $(STAMP)  ## the Helm chart, rendered and compared with Kubernetes' schemas: installs helm-python-sdk

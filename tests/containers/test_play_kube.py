@@ -1,0 +1,204 @@
+"""The chart's pods under podman: no cluster, but the pod templates as they are, names, certificates, probes and hooks.
+
+What controllers of a cluster do is done here: pods are made of the StatefulSets' templates, claims are volumes, the headless services' names
+are aliases on a network, and health is asked as a node's agent asks it. podman knows no such probes.
+"""
+
+import asyncio
+import contextlib
+import copy
+import json
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from tests.containers.chart import Document, missing, one, pods, render, with_values
+from tests.containers.engine import IMAGE, NETAVARK, podman
+from tests.integration.processes import LIMIT_S, snapline
+
+from snapline.channels.health import is_serving
+from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.deploy.conformance.judge import judge
+from snapline.errors import SnaplineError
+
+pytestmark = [
+    pytest.mark.podman,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("image"),
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.skipif(not NETAVARK.exists(), reason="netavark is not installed: make test-podman"),
+]
+
+NETWORK, CLAIM, USER = "tills", "snapshots", 10001
+"""`fsGroup` gives a volume to the pod's user in a cluster; here the volume is made his."""
+
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+class Pods:
+    """The pods of a release, each with an address of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        values = {"image": {"repository": f"localhost/{IMAGE}", "tag": "latest", "pullPolicy": "Never"}}
+        objects = render(with_values(values))
+        sets = [one(objects, "StatefulSet", f"tills-{part}") for part in ("coordinator", "host")]
+        self.made = {pod["metadata"]["name"]: pod for each in sets for pod in pods(each)}
+        self.volumes = [CLAIM, *(f"data-{name}" for name in self.made if "coordinator" in name)]
+
+    @property
+    def coordinators(self) -> list[str]:
+        return [name for name in self.made if "coordinator" in name]
+
+    @property
+    def hosts(self) -> list[str]:
+        return [name for name in self.made if "host" in name]
+
+    def up(self) -> None:
+        podman("network", "create", NETWORK)
+        for volume in self.volumes:
+            podman("volume", "create", "--opt", f"o=uid={USER},gid={USER}", volume)
+        self.keep_secret("tills-coordinators", "coordinator")
+        self.keep_secret("tills-hosts", "host")
+        for name in self.made:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        service = name.rpartition("-")[0]
+        path = self.folder / f"{name}.yaml"
+        path.write_text(import_module("yaml").safe_dump(self.filled(self.made[name])))
+        podman("play", "kube", "--network", f"{NETWORK}:alias={name}.{service}", path)
+
+    def filled(self, pod: Document) -> Document:
+        """With its own name in its arguments, as a node's agent fills it in and podman does not. Secrets are folders: podman 4.3 encodes them twice."""
+        found = copy.deepcopy(pod)
+        (made,) = found["spec"]["containers"]
+        made["args"] = [word.replace("$(POD_NAME)", pod["metadata"]["name"]) for word in made["args"]]
+        del made["ports"]  # in a cluster they are words only; podman would take them on the machine itself
+        for volume in found["spec"]["volumes"]:
+            if "secret" in volume:
+                folder = self.folder / volume.pop("secret")["secretName"]
+                volume["hostPath"] = {"path": str(folder), "type": "Directory"}
+        return found
+
+    def keep_secret(self, name: str, role: str) -> None:
+        """All files of one role, as `kubectl create secret generic --from-file` takes them, where only the pods' user reads them."""
+        files = [*(self.folder / "certificates").glob(f"{role}-*"), self.folder / "certificates" / "ca.crt"]
+        (self.folder / name).mkdir(mode=0o700)
+        for file in files:
+            os.chown(shutil.copy(file, self.folder / name), USER, USER)
+        os.chown(self.folder / name, USER, USER)
+
+    def address(self, name: str) -> str:
+        pod = json.loads(podman("pod", "inspect", name))
+        found = json.loads(podman("container", "inspect", pod["InfraContainerID"]))[0]
+        return str(found["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
+
+    def says(self, name: str, probe: str) -> bool:
+        """What the pod's probe would see."""
+        (made,) = self.made[name]["spec"]["containers"]
+        asked = made[probe]["grpc"]
+        with contextlib.suppress(Exception):  # nobody answers, or not yet
+            return asyncio.run(is_serving(f"{self.address(name)}:{asked['port']}", asked["service"], 5.0))
+        return False
+
+    def end(self, name: str) -> None:
+        """As a node ends a pod after its hook."""
+        podman("pod", "stop", "--time", "30", name)
+        podman("pod", "rm", "--force", name)
+
+    def down(self) -> None:
+        podman("pod", "rm", "--all", "--force")
+        podman("volume", "rm", "--all", "--force")
+        podman("network", "rm", "--force", NETWORK)
+
+
+@pytest.fixture
+def tills(tmp_path: Path) -> Iterator[Pods]:
+    made = Pods(tmp_path)
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+def until(words: str, is_there: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 3 * LIMIT_S
+    while not is_there():
+        assert time.monotonic() < deadline_s, f"{words}: not within {3 * LIMIT_S:g} s"
+        time.sleep(0.2)
+
+
+T = TypeVar("T")
+
+
+def hand_on(tills: Pods, name: str) -> None:
+    """What a node does before it ends a pod: the hook, in its container."""
+    (made,) = tills.made[name]["spec"]["containers"]
+    podman(
+        "exec", "--env", f"POD_NAME={name}", f"{name}-{made['name']}", *made["lifecycle"]["preStop"]["exec"]["command"]
+    )
+
+
+def ask(tills: Pods, name: str, words: Callable[[CoordinatorClient], Awaitable[T]]) -> T:
+    """One call to one replica, by an operator who is not on the pods' network, and so does not know their names."""
+
+    async def call() -> T:
+        leaf = tills.folder / "certificates" / "operator-operator"
+        security = Security.tls(
+            authority=leaf.with_name("ca.crt"), certificate=leaf.with_suffix(".crt"), key=leaf.with_suffix(".key")
+        )
+        client = CoordinatorClient(f"{tills.address(name)}:7400", security)
+        try:
+            return await words(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(call())
+
+
+def until_led(tills: Pods, asked: str, *, not_by: str = "") -> str:
+    """Whom this replica takes for the leader, once it is another one."""
+    deadline_s = time.monotonic() + 3 * LIMIT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(SnaplineError):
+            members = ask(tills, asked, lambda client: client.read_replica("members", 5.0))["members"]
+            assert isinstance(members, list)
+            leaders = [str(member["id"]) for member in members if member["leads"]]
+            if leaders and leaders != [not_by]:
+                return leaders[0]
+        time.sleep(0.2)
+    raise AssertionError(f"{asked} knows no leader but {not_by or 'none'}")
+
+
+def test_pods_form_a_fleet_that_takes_a_snapshot_and_a_pod_that_ends_hands_on_its_lead(tills: Pods) -> None:
+    names = ("--replicas", ",".join(tills.coordinators), "--hosts", ",".join(tills.hosts))
+    made = asyncio.run(snapline("auth", "init", tills.folder / "certificates", *names))
+    assert made.code == 0, made.err
+    tills.up()
+    for probe in PROBES:
+        until(f"the {probe}s", lambda: all(tills.says(name, probe) for name in tills.made))  # noqa: B023  # it is called before the next
+    leader = until_led(tills, tills.coordinators[0])
+    epoch = ask(tills, leader, lambda client: client.create_snapshot(LIMIT_S)).epoch
+    store = podman("volume", "inspect", CLAIM, "--format", "{{.Mountpoint}}").strip()
+    assert epoch in [judged.epoch for judged in judge(store)]
+    other = next(name for name in tills.coordinators if name != leader)
+    hand_on(tills, leader)
+    until_led(tills, other, not_by=leader)  # the pod has not been told to end yet
+    tills.end(leader)
+    tills.start(leader)
+    until("it again", lambda: tills.says(leader, "readinessProbe"))
+    until("later epochs", lambda: last_epoch(tills, until_led(tills, other)) > epoch)
+
+
+def last_epoch(tills: Pods, leader: str) -> int:
+    with contextlib.suppress(SnaplineError):
+        return ask(tills, leader, lambda client: client.status()).last_complete_epoch
+    return 0
