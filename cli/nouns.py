@@ -19,6 +19,7 @@ NOUNS = {
     "gateway": "gateway",
     "health": "health",
     "sim": "sim",
+    "chaos": "chaos",
 }
 """The first word of a command → the module whose `app` has its verbs. Commands of one word are in `main.py`, which has all."""
 

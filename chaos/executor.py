@@ -1,0 +1,305 @@
+"""The executor of faults on real processes: a core. `site.py` does what it says.
+
+Theory of operation
+-------------------
+`sim/faults` decides what happens when, and to whom, from the file and the seed; here these words become commands about processes. The
+simulated world and this core implement the same `Executor`, so one file means the same in both. Time is a number that the caller gives.
+What the schedule asks and only the world knows (who leads, where an agent lives, what may be damaged) is as it was when the fleet was
+last looked at.
+
+Invariants:
+
+1. What holds of a path, disk or clock is told whole each time, so that a command carried out twice, or after a restart, does no harm.
+2. A process stands still while anybody wants it to: by a pause, or at a failpoint.
+3. A process that is down stays so until its fault says otherwise: whoever dies at a failpoint too.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from snapline.chaos import commands as cm
+from snapline.sim.choices import Choices
+from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.faults import heal, schedule
+from snapline.sim.result import ExecutedFault
+from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
+
+DEPOSED_NS = 3_000_000_000
+"""How long a leader stands still to lose its office: some election time-outs."""
+
+Path = tuple[str, str]
+
+
+class Armed(msgspec.Struct, frozen=True):
+    """A fault that waits at a point."""
+
+    name: str
+    action: FailpointAction
+    after_ns: int
+
+
+class ChaosExecutor:
+    """Implements `sim.faults.executor.Executor`.
+
+    Attributes:
+        faults: as carried out.
+        is_begun: the scenario's clock runs.
+        over_ns: when the last fault is over, by that clock.
+        flipped: files that were damaged.
+    """
+
+    def __init__(self, scenario: Scenario, choices: Choices) -> None:
+        self.choices = choices
+        self.hosts = host_names(scenario)
+        self.coordinators = coordinator_names(scenario)
+        self.agents: tuple[str, ...] = ()
+        self.faults: list[ExecutedFault] = []
+        self.is_begun = False
+        self.over_ns = 0
+        self.flipped: list[str] = []
+        self.now_ns = 0
+        self._scenario = scenario
+        self._seen = cm.FleetSeen("", {})
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = 0
+        self._said: list[cm.Command] = []
+        self._paths: dict[Path, cm.SetPath] = {}
+        self._disks: dict[str, dict[DiskMode, None]] = {}
+        self._everybodys: dict[DiskMode, None] = {}
+        self._speeds: dict[str, int] = {}
+        self._frozen: dict[str, int] = {}  # node → how many want it to stand still
+        self._armed: dict[int, Armed] = {}
+        self._down: dict[str, None] = dict.fromkeys(joining_hosts(scenario))
+
+    # ---- the door ---------------------------------------------------------------------------------------------------
+
+    def handle(self, now_ns: int, event: cm.Event) -> list[cm.Command]:
+        """`now_ns`: since `begin`."""
+        self.now_ns = max(self.now_ns, now_ns)
+        match event:
+            case cm.FleetSeen():
+                self._seen = event
+                self.agents = tuple(sorted(event.homes))
+            case cm.PointPassed():
+                self._on_point_passed(event)
+            case _:
+                pass
+        while self._due and self._due[0][0] <= self.now_ns:
+            heapq.heappop(self._due)[2]()
+        return self._take()
+
+    def begin(self) -> list[cm.Command]:
+        """The scenario's clock begins now."""
+        self.is_begun = True
+        self.over_ns = max(schedule(self._scenario, self), self._scenario.liveness.heal_ns)
+        return self.handle(0, cm.TimePassed())
+
+    def heal(self) -> list[cm.Command]:
+        """Everything is made whole; nothing that was to come comes any more."""
+        self._due.clear()
+        self._frozen.clear()
+        heal(self)
+        for node in (*self.hosts, *self.coordinators):
+            self._set_speed(node)
+        return self._take()
+
+    def _take(self) -> list[cm.Command]:
+        said, self._said = self._said, []
+        return said
+
+    def is_down(self, node: str) -> bool:
+        """By a fault."""
+        return node in self._down
+
+    # ---- the scenario's clock and names ---------------------------------------------------------------------------
+
+    def host_of(self, agent: str) -> str:
+        return self._seen.homes.get(agent, "")
+
+    def at(self, t_ns: int, call: Callable[[], None]) -> None:
+        self._numbers += 1
+        heapq.heappush(self._due, (t_ns, self._numbers, call))
+
+    def note_fault(self, fault: ExecutedFault) -> None:
+        self.faults.append(fault)
+        self._said.append(cm.Note(fault.kind, fault.text, fault.at_ns, fault.until_ns))
+
+    # ---- failpoints -----------------------------------------------------------------------------------------------
+
+    def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
+        self._numbers += 1
+        self._armed[self._numbers] = Armed(name, action, restart_after_ns)
+        self._said.append(cm.ArmPoint(self._numbers, name, hit, action))
+
+    def _on_point_passed(self, event: cm.PointPassed) -> None:
+        armed = self._armed.pop(event.number, None)
+        if armed is None:
+            return
+        node, after_ns = event.node, armed.after_ns
+        text = f"{armed.action} of {node} at {armed.name}"
+        self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
+        match armed.action:
+            case "crash" | "power-cut":
+                self.power_cut(node) if armed.action == "power-cut" else self._kill(node)
+                if after_ns:
+                    self.at(self.now_ns + after_ns, lambda: self._start(node))
+            case "pause":
+                self._freeze(node)
+                self.at(self.now_ns + after_ns, lambda: self._thaw(node))
+            case "reset":
+                self._said.append(cm.BreakStreams(node))
+            case _:
+                pass
+
+    def disarm_failpoints(self) -> None:
+        self._armed.clear()
+        self._said.append(cm.DisarmPoints())
+
+    # ---- the network ----------------------------------------------------------------------------------------------
+
+    def _set_path(self, sender: str, receiver: str, **changes: object) -> None:
+        before = self._paths.get((sender, receiver)) or cm.SetPath(sender, receiver)
+        after = msgspec.structs.replace(before, **changes)
+        if after != before:
+            self._paths[sender, receiver] = after
+            self._said.append(after)
+
+    def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
+        """The network's own delay is the real one: what a scenario says of it is for virtual time."""
+        usual = self._scenario.network.delay_of(sender, receiver)
+        if (least_ns, jitter_ns) == (usual.least_ns, usual.jitter_ns):
+            least_ns = jitter_ns = 0
+        self._set_path(sender, receiver, least_ns=least_ns, jitter_ns=jitter_ns)
+
+    def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
+        self._set_path(sender, receiver, loss_per_mille=per_mille)
+
+    def block(self, sender: str, receiver: str) -> None:
+        self._set_path(sender, receiver, is_blocked=True)
+
+    def unblock(self, sender: str, receiver: str) -> None:
+        self._set_path(sender, receiver, is_blocked=False)
+
+    def reset_stream(self, one: str, other: str) -> None:
+        self._said.append(cm.BreakStreams(one, other))
+
+    def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None:
+        raise AssertionError("a marker is bytes of a stream: `abilities` refuses this word")
+
+    def reset_network(self) -> None:
+        for sender, receiver in list(self._paths):
+            self._set_path(sender, receiver, is_blocked=False, least_ns=0, jitter_ns=0, loss_per_mille=0)
+
+    # ---- processes ------------------------------------------------------------------------------------------------
+
+    def crash_host(self, host: str) -> None:
+        self._kill(host)
+
+    def crash_coordinator(self, node: str) -> None:
+        self._kill(node)
+
+    def start_host(self, host: str) -> None:
+        self._start(host)
+
+    def start_coordinator(self, node: str) -> None:
+        self._start(node)
+
+    def leave_host(self, host: str) -> None:
+        self._go_down(host)
+        self._said.append(cm.EndProcess(host))
+
+    def power_cut(self, host: str) -> None:
+        self._numbers += 1
+        self._go_down(host)
+        self._said.append(cm.CutPower(host, self.choices.pick("disk", (host, self._numbers), 1 << 30)))
+
+    def _kill(self, node: str) -> None:
+        self._go_down(node)
+        self._said.append(cm.KillProcess(node))
+
+    def _go_down(self, node: str) -> None:
+        """The process that is started next does not stand still for what was done to this one."""
+        self._down[node] = None
+        self._frozen.pop(node, None)
+
+    def _start(self, node: str) -> None:
+        if node in self._down:
+            del self._down[node]
+            self._said.append(cm.StartProcess(node))
+
+    def pause_host(self, host: str) -> None:
+        self._freeze(host)
+
+    def resume_host(self, host: str) -> None:
+        self._thaw(host)
+
+    def _freeze(self, node: str) -> None:
+        self._frozen[node] = self._frozen.get(node, 0) + 1
+        self._set_speed(node)
+
+    def _thaw(self, node: str) -> None:
+        if self._frozen.get(node):
+            self._frozen[node] -= 1
+            self._set_speed(node)
+
+    def set_speed(self, host: str, percent: int) -> None:
+        self._speeds[host] = percent
+        self._set_speed(host)
+
+    def _set_speed(self, node: str) -> None:
+        percent = 0 if self._frozen.get(node) else self._speeds.get(node, 100)
+        self._said.append(cm.SetSpeed(node, percent))
+
+    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+        self._said.append(cm.SetHanging(host, what, is_on))
+
+    # ---- disks and clocks -----------------------------------------------------------------------------------------
+
+    def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
+        """ "" is everybody; one node's end does not mend everybody's, nor the other way round."""
+        held = self._disks.setdefault(host, {}) if host else self._everybodys
+        if is_on:
+            held[mode] = None
+        else:
+            held.pop(mode, None)
+        self._tell_disks([host] if host else (*self.hosts, *self.coordinators))
+
+    def clear_disks(self) -> None:
+        self._disks.clear()
+        self._everybodys.clear()
+        self._tell_disks((*self.hosts, *self.coordinators))
+
+    def _tell_disks(self, nodes: Sequence[str]) -> None:
+        for node in nodes:
+            self._said.append(cm.SetDisk(node, tuple({**self._everybodys, **self._disks.get(node, {})})))
+
+    def flip_bit(self, pick: int) -> str:
+        files = self._seen.flippable
+        if not files:
+            return ""
+        bit, number = divmod(pick, len(files))
+        path = files[number]
+        self.flipped.append(path)
+        self._seen = msgspec.structs.replace(self._seen, flippable=())
+        self._said.append(cm.FlipBit(path, bit))
+        return path
+
+    def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None:
+        self._said.append(cm.SetClock(host, skew_ns, drift_ppm))
+
+    # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def leader(self) -> str:
+        return self._seen.leader
+
+    def depose(self) -> None:
+        """It stands still until another is elected, and does not notice."""
+        leader = self.leader()
+        if leader:
+            self._freeze(leader)
+            self.at(self.now_ns + DEPOSED_NS, lambda: self._thaw(leader))
+
+    def set_unknown(self, per_mille: int) -> None:
+        self._said.append(cm.SetUnknown(per_mille))

@@ -1,0 +1,218 @@
+"""The network of a fleet on this machine, with its faults: every node is reached through a gate, which carries bytes on, late, or not at all.
+
+Theory of operation
+-------------------
+A gate listens for each node, and its address is the only one that others know. Who has dialled is found by the port of the other end,
+in the kernel's tables of sockets; so the two directions between any two nodes are told apart without root, and without a word of the
+product's. Whom no table names (tools, the launcher) nothing is done to.
+
+Bytes on a blocked path wait, and come when it is open again, as TCP would send them again: none are lost, so no stream is damaged by a
+cut, it only dies of old age, by keepalive. A lost packet is a delay likewise: the time after which TCP sends again, doubled each time.
+What a real network does otherwise: a connection to a node that is cut off is accepted here, and silent. It is half open.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+
+from snapline.chaos.commands import SetPath
+from snapline.deploy.data_directory import PORTS
+from snapline.errors import WorldError
+
+READ_BYTES = 65_536
+
+SEGMENT_BYTES = 1_448
+"""Of a TCP segment on Ethernet: what one loss takes."""
+
+RESEND_S, RESENDS_MAX = 0.2, 6
+"""Linux sends again after 0.2 s, then after twice as long, and so on; six losses of one packet in a row are hardly ever seen."""
+
+PORT_ATTEMPTS_MAX = 200
+"""As in `deploy/data_directory.py`."""
+
+Path_ = tuple[str, str]
+
+
+class Network:
+    """All gates, and what is wrong with the paths between nodes."""
+
+    def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
+        """`pids`: process id → node, of those that run."""
+        self._pids = pids
+        self._paths: dict[Path_, SetPath] = {}
+        self._changed = asyncio.Event()
+        self._random = random.Random(seed)
+        self._open: dict[asyncio.Task[None], tuple[str, str, asyncio.StreamWriter]] = {}  # who has dialled whom
+        self._gates: dict[str, Gate] = {node: Gate(node, self) for node in nodes}
+
+    async def start(self) -> None:
+        for gate in self._gates.values():
+            await gate.start()
+
+    async def stop(self) -> None:
+        for gate in self._gates.values():
+            gate.close()
+        tasks = list(self._open)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def gate(self, node: str) -> "Gate":
+        return self._gates[node]
+
+    def set(self, path: SetPath) -> None:
+        self._paths[path.sender, path.receiver] = path
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def break_streams(self, one: str, other: str) -> None:
+        """Both ends see a reset."""
+        for source, target, writer in list(self._open.values()):
+            if {source, target} == {one, other} or (not other and one in (source, target)):
+                _reset(writer)
+
+    # ---- connections ----------------------------------------------------------------------------------------------
+
+    def accept(self, gate: "Gate", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One more connection."""
+        source = node_of_peer(writer, self._pids())
+        task = asyncio.create_task(self._carry(gate, source, reader, writer))
+        self._open[task] = (source, gate.node, writer)
+        task.add_done_callback(lambda done: self._open.pop(done))
+
+    async def _carry(
+        self, gate: "Gate", source: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """From its acceptance to its end."""
+        back: asyncio.StreamWriter | None = None
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", gate.target)
+            await _first_of(
+                self._pump(reader, back, (source, gate.node)), self._pump(there, writer, (gate.node, source))
+            )
+        except OSError:
+            pass
+        finally:
+            for each in (writer, back):
+                if each is not None:
+                    _reset(each)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path_) -> None:
+        """One direction: what has come is carried on when it is due, all of it at once, and then what has come meanwhile."""
+        data = b"-"
+        while data:
+            try:
+                data = await reader.read(READ_BYTES)
+            except OSError:
+                data = b""  # a reset: the other end hears of it when all before has arrived
+            if path in self._paths:
+                await asyncio.sleep(self._delay_s(path, len(data)))
+                await self._until_open(path)
+            writer.write(data)
+            await writer.drain()
+
+    async def _until_open(self, path: Path_) -> None:
+        while (known := self._paths.get(path)) is not None and known.is_blocked:
+            await self._changed.wait()
+
+    def _delay_s(self, path: Path_, size: int) -> float:
+        """A byte waits for those before it: from once to twice as long."""
+        known = self._paths[path]
+        delay_s = (known.least_ns + self._random.random() * known.jitter_ns) / 1e9
+        for _ in range(1 + size // SEGMENT_BYTES if known.loss_per_mille else 0):
+            for resend in range(RESENDS_MAX):
+                if self._random.random() * 1000 >= known.loss_per_mille:
+                    break
+                delay_s += RESEND_S * 2**resend
+        return delay_s
+
+
+class Gate:
+    """How one node is reached.
+
+    Attributes:
+        node: its name. address: of the gate. target: the node's own port.
+    """
+
+    def __init__(self, node: str, network: Network) -> None:
+        self.node = node
+        self.address = ""
+        self.target = free_port()
+        self._network = network
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(
+            lambda reader, writer: self._network.accept(self, reader, writer), "127.0.0.1", 0
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """The other end is told that this one is no more, also if it has read all."""
+    found = writer.get_extra_info("socket")
+    if found is not None and not writer.transport.is_closing():
+        with contextlib.suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
+    """A connection ends with the first of its directions."""
+    tasks = [asyncio.create_task(pump) for pump in pumps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
+    """Which of these processes holds the other end of a connection of this machine; "" is none of them."""
+    here, there = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+    if not here or not there:
+        return ""
+    inode = inode_of(Path("/proc/net/tcp").read_text(), local=there[:2], remote=here[:2])
+    for pid, node in pids.items() if inode else ():
+        with contextlib.suppress(OSError):
+            for each in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(each.path) == f"socket:[{inode}]":
+                        return node
+    return ""
+
+
+def inode_of(table: str, *, local: tuple[str, int], remote: tuple[str, int]) -> str:
+    """Of the socket with these ends, in the kernel's table; "" if it is not there."""
+    wanted = [_hex(*local), _hex(*remote)]
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if fields[1:3] == wanted:
+            return fields[9] if fields[9] != "0" else ""
+    return ""
+
+
+def _hex(host: str, port: int) -> str:
+    return f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
+
+
+def free_port() -> int:
+    """From below Linux's ephemeral ports: a node's port must be its own while the node is down."""
+    for port in random.sample(PORTS, PORT_ATTEMPTS_MAX):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise WorldError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")

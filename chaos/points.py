@@ -1,0 +1,96 @@
+"""Failpoints of real processes, through files in a folder that all of a fleet share: what is armed, how often it was passed, who suffered it.
+
+A pass costs one look at `armed`'s time of change. Passes of an armed point are counted under a lock, over all processes together.
+"""
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from snapline.sim.faults.executor import FailpointAction
+
+
+class ArmedPoint(msgspec.Struct, frozen=True):
+    """Something that waits at a point."""
+
+    number: int
+    name: str
+    hit: int
+    action: FailpointAction
+
+
+class Arming:
+    """Who arms points, and hears who has passed them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._armed: list[ArmedPoint] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def arm(self, point: ArmedPoint) -> None:
+        self._armed.append(point)
+        self._write()
+
+    def disarm(self) -> None:
+        self._armed.clear()
+        self._write()
+
+    def hits(self) -> Mapping[int, str]:
+        """Number → node, of those that have acted since the last call."""
+        found: dict[int, str] = {}
+        for path in sorted(self._folder.glob("hit-*")):
+            found[int(path.name.removeprefix("hit-"))] = path.read_text()
+            path.unlink()
+        if found:
+            self._armed = [point for point in self._armed if point.number not in found]
+            self._write()
+        return found
+
+    def _write(self) -> None:
+        scratch = self._folder / "armed.new"
+        scratch.write_bytes(msgspec.json.encode(self._armed))
+        scratch.replace(self._folder / "armed")
+
+
+class PassedPoints:
+    """What one process does at its points: nothing, or what is armed there."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self._folder = folder
+        self._node = node
+        self._file = str(folder / "armed")
+        self._changed = (0, 0)
+        self._armed: list[ArmedPoint] = []
+
+    def due(self, name: str) -> FailpointAction | None:
+        """What happens to whoever passes `name` now. The others have been told when this returns."""
+        found = os.stat(self._file)
+        changed = (found.st_mtime_ns, found.st_ino)
+        if changed != self._changed:
+            self._armed = msgspec.json.decode(Path(self._file).read_bytes(), type=list[ArmedPoint])
+            self._changed = changed
+        here = [point for point in self._armed if point.name == name]
+        due = [point for point in here if self._count(point) == point.hit]
+        if not due:
+            return None
+        self._tell(due[0])
+        return due[0].action
+
+    def _count(self, point: ArmedPoint) -> int:
+        descriptor = os.open(self._folder / f"count-{point.number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            count = int(os.pread(descriptor, 32, 0) or b"0") + 1
+            os.pwrite(descriptor, b"%d" % count, 0)
+            return count
+        finally:
+            os.close(descriptor)
+
+    def _tell(self, point: ArmedPoint) -> None:
+        scratch = self._folder / f"new-{point.number}"
+        scratch.write_text(self._node)
+        scratch.replace(self._folder / f"hit-{point.number}")

@@ -1,0 +1,90 @@
+"""Disks and clocks of real processes: `preload.c` between them and the C library, built where a compiler is, and what a power cut leaves."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+from snapline.errors import WorldError
+
+SOURCE = Path(__file__).with_name("preload.c")
+
+BUILD_TIMEOUT_S = 60.0
+
+
+def reason_against() -> str:
+    """Why disks and clocks cannot be made to fail here; "": they can."""
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        return "there is no C compiler: install gcc"
+    return ""
+
+
+def build(folder: Path) -> Path:
+    """Compile it into `folder`; returns the library.
+
+    Raises:
+        WorldError: it cannot be compiled here.
+    """
+    library = folder / "preload.so"
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise WorldError(f"{compiler} cannot be run: {error}; see `snapline chaos doctor`") from error
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        raise WorldError(f"{compiler} does not compile {SOURCE}: {lines[0]}; see `snapline chaos doctor`")
+    return library
+
+
+def environment(library: Path, *, control: Path, journal: Path, root: Path) -> dict[str, str]:
+    """For the process with these numbers; its files below `root` are concerned."""
+    return {
+        "LD_PRELOAD": str(library),
+        "SNAPLINE_CHAOS_CONTROL": str(control),
+        "SNAPLINE_CHAOS_JOURNAL": str(journal),
+        "SNAPLINE_CHAOS_ROOT": str(root),
+    }
+
+
+def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
+    """What a power cut may take: names that were given, and files that were written, with the length that is safe."""
+    names: dict[str, None] = {}
+    written: dict[str, int] = {}
+    for line in journal.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "+":
+            names[rest] = None
+        elif word == "w":
+            size, _, path = rest.partition(" ")
+            written.setdefault(path, int(size))
+        elif word == "=":
+            written.pop(rest, None)
+            names = {name: None for name in names if os.path.dirname(name) != rest}
+    return list(names), written
+
+
+def lose_unsynced(journal: Path, seed: int) -> list[str]:
+    """What was not synced is kept, lost or torn, by the seed; returns what was lost, in words. The journal begins anew."""
+    if not journal.exists():
+        return []
+    names, written = unsynced(journal.read_text(errors="replace"))
+    journal.write_text("")
+    chosen = random.Random(seed)
+    lost = []
+    for path, safe in written.items():
+        with contextlib.suppress(OSError):
+            size = os.stat(path).st_size
+            kept = chosen.choice([size, safe, chosen.randint(safe, max(safe, size))])
+            if kept < size:
+                os.truncate(path, kept)
+                lost.append(f"{path}: {size - kept} bytes")
+    for name in names:
+        with contextlib.suppress(OSError):
+            if chosen.random() < 0.5:
+                os.unlink(name)
+                lost.append(name)
+    return lost

@@ -1,0 +1,296 @@
+"""One run of chaos: a scenario and a seed in, a verdict out, by real processes of this machine.
+
+As in the simulator, first the scenario's faults happen, then everything is made whole, and what must happen has to: the fleet runs, an epoch
+completes, the work gets done. The judge looks at the store all the while. What is drawn, such as who is hit, is what the seed says; when a
+process gets to a failpoint, and what is in flight when it is killed, is the machine's. So a seed repeats the faults, and not the run.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from snapline.channels.security import Security
+from snapline.chaos import commands as cm
+from snapline.chaos.abilities import check_abilities
+from snapline.chaos.executor import ChaosExecutor
+from snapline.chaos.judge import Judge
+from snapline.chaos.site import LOOK_S, Site
+from snapline.chaos.workloads import FLEET, workload_of
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
+from snapline.deploy.data_directory import STORE_FOLDER
+from snapline.errors import MisuseError, SnaplineError
+from snapline.sim.checking import AtEnd, CheckedWorkload, Invariant
+from snapline.sim.choices import RandomChoices
+from snapline.sim.faults.words import DiskWord, PartitionWord
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario, format_scenario
+
+START_S = 120.0
+"""For a fleet to begin to work: seconds on a quiet machine."""
+
+WITHIN_LEAST_S = 180.0
+"""For what must happen when all is whole: what a scenario says is virtual time, and a real machine is busy."""
+
+JUDGE_S = 0.5
+"""Between two looks at the store: epochs stay for longer."""
+
+POLL_S = 0.2
+"""Between two questions to the coordinator, as a launcher asks."""
+
+SCENARIO_FILE, STOP_FILE = "scenario.toml", "stop"
+
+EPOCHS_AFTER = 2
+"""The first that completes may have begun before everything was whole."""
+
+
+class Checks(msgspec.Struct, frozen=True):
+    """The user's own, as in `sim/checking.py`: of every cut, and of the states at the end."""
+
+    invariant: Invariant | None = None
+    at_end: AtEnd | None = None
+
+
+NO_CHECKS = Checks()
+
+
+async def run_chaos(
+    scenario: Scenario,
+    seed: int,
+    *,
+    folder: Path,
+    checks: Checks = NO_CHECKS,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Result:
+    """Run a drawn scenario in a new folder.
+
+    Raises:
+        MisuseError: this machine cannot carry it out, or its fleet cannot be loaded.
+    """
+    check_abilities(scenario)
+    result = Result(name=scenario.name, seed=seed, verdict="broken")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / SCENARIO_FILE).write_text(format_scenario(scenario))
+    run = ChaosRun(scenario, seed, folder.absolute(), checks, on_note)
+    try:
+        await run.carry_out(result)
+    except MisuseError as error:
+        result.error = str(error)
+    finally:
+        await run.close()
+    run.conclude(result)
+    return result
+
+
+class ChaosRun:
+    """What one run needs, from its start to its verdict."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        folder: Path,
+        checks: Checks,
+        on_note: Callable[[str], None],
+    ) -> None:
+        inner = workload_of(folder / SCENARIO_FILE, folder / STOP_FILE)
+        self._workload = CheckedWorkload(inner, invariant=checks.invariant, at_end=checks.at_end)
+        self._scenario = scenario
+        self._folder = folder
+        self._on_note = on_note
+        self._executor = ChaosExecutor(scenario, RandomChoices(seed))
+        arguments = {"scenario": str(folder / SCENARIO_FILE), "stop": str(folder / STOP_FILE)}
+        self._site = Site(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
+        self._began_s = time.monotonic()
+        self._origin_ns = 0
+        self._judge = Judge(str(folder / STORE_FOLDER), self._workload, self._elapsed_ns)
+        self._client: CoordinatorClient | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._seen: cm.FleetSeen | None = None
+        self._is_ended = False
+        self._figures: dict[str, float] = {}
+
+    def _elapsed_ns(self) -> int:
+        return int((time.monotonic() - self._began_s) * 1e9)
+
+    # ---- the phases -------------------------------------------------------------------------------------------------
+
+    async def carry_out(self, result: Result) -> None:
+        """Raises SnaplineError if the fleet cannot be had at all."""
+        await self._site.start()
+        self._client = CoordinatorClient(self._site.fleet.address, Security.loopback())
+        self._background = [
+            asyncio.create_task(work) for work in (self._keep_judging(), self._keep_looking(), self._keep_waiting())
+        ]
+        for phase in (self._until_running, self._fail, self._until_lively, self._until_ended):
+            result.pending = await phase()
+            if result.pending or self._judge.violations:
+                return
+
+    async def close(self) -> None:
+        """Everything ends; what was found stays."""
+        for task in self._background:
+            task.cancel()
+        found = await asyncio.gather(*self._background, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+        await self._site.stop()
+        await asyncio.to_thread(self._judge.conclude, self._executor.flipped, is_ended=self._is_ended)
+        for error in found:
+            if isinstance(error, Exception):
+                raise error
+
+    def conclude(self, result: Result) -> None:
+        """Write down the verdict."""
+        result.violations = list(self._judge.violations)
+        result.faults = list(self._executor.faults)
+        result.virtual_ns = self._elapsed_ns()
+        result.error = result.error or self._workload.failure
+        result.metrics = {
+            **self._figures,
+            "epochs_judged": float(len(self._judge.judged)),
+            "unsynced_lost": float(len(self._site.lost)),
+        }
+        if result.error:
+            result.verdict = "broken"
+        elif result.violations:
+            result.verdict = "violation"
+        else:
+            if not self._judge.judged:
+                result.pending = [*result.pending, "no epoch was judged"]
+            result.verdict = "undecided" if result.pending else "pass"
+
+    async def _until_running(self) -> list[str]:
+        def pending(status: FleetStatus) -> list[str]:
+            alive = sum(host.state == "alive" for host in status.hosts)
+            missing = self._scenario.fleet.hosts - alive
+            return (
+                [f"the fleet does not begin: it is {status.phase}, and {missing} hosts are missing"]
+                if status.phase != "running" or missing
+                else []
+            )
+
+        return await self._until(pending, START_S)
+
+    async def _fail(self) -> list[str]:
+        """All faults, and then everything is made whole."""
+        began_s = time.monotonic()
+        self._carry_out(self._executor.begin())
+        while not self._is_ended and not self._judge.violations:
+            now_ns = int((time.monotonic() - began_s) * 1e9)
+            if now_ns >= self._executor.over_ns:
+                break
+            self._tell(now_ns)
+            await asyncio.sleep(LOOK_S)
+        self._carry_out(self._executor.heal())
+        self._on_note("everything is whole again")
+        return []
+
+    def _tell(self, now_ns: int) -> None:
+        events: list[cm.Event] = list(self._site.points_passed())
+        if self._seen is not None:
+            events.append(self._seen)
+            self._seen = None
+        for event in events or [cm.TimePassed()]:
+            self._carry_out(self._executor.handle(now_ns, event))
+
+    def _carry_out(self, commands: list[cm.Command]) -> None:
+        for command in commands:
+            if isinstance(command, cm.Note):
+                self._on_note(f"{command.kind}: {command.text}")
+            self._site.carry_out(command)
+
+    async def _until_lively(self) -> list[str]:
+        base: list[int] = []
+        hosts = len(self._executor.hosts)
+
+        def pending(status: FleetStatus) -> list[str]:
+            base.append(status.epochs_completed)
+            alive = sum(host.state == "alive" for host in status.hosts)
+            found = [] if status.phase == "running" else [f"the fleet is {status.phase}: {status.reason}"]
+            found += [f"{hosts - alive} of {hosts} hosts are not back"] if alive < hosts else []
+            owed = EPOCHS_AFTER - (status.epochs_completed - base[0])
+            if self._workload.fleet.period_ns and owed > 0:
+                found.append(f"{owed} more epochs have to complete")
+            return found
+
+        began_s = time.monotonic()
+        found = await self._until(pending, self._within_s())
+        self._figures["recovered_s"] = time.monotonic() - began_s
+        return found
+
+    async def _until_ended(self) -> list[str]:
+        """Whatever ends ends; whatever does not has done its duty."""
+        if not self._is_ended and not await self._snapshot():
+            return ["no snapshot completes by hand"]
+        (self._folder / STOP_FILE).touch()
+        if not self._workload.ends and not self._is_ended:
+            return []
+        try:
+            async with asyncio.timeout(self._within_s()):
+                while not self._is_ended:
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            return [f"the fleet does not end: {self._site.status}"]
+        return []
+
+    async def _snapshot(self) -> bool:
+        assert self._client is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._within_s()):
+                while not self._is_ended:
+                    with contextlib.suppress(SnaplineError):
+                        if (await self._client.create_snapshot()).is_complete:
+                            return True
+                    await asyncio.sleep(LOOK_S)
+        return self._is_ended
+
+    def _within_s(self) -> float:
+        return max(WITHIN_LEAST_S, self._scenario.liveness.within_ns / 1e9)
+
+    async def _until(self, pending: Callable[[FleetStatus], list[str]], limit_s: float) -> list[str]:
+        """Wait until nothing is pending, or the fleet has ended by itself; returns what still is."""
+        assert self._client is not None
+        found = ["the coordinator does not answer"]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while found and not self._is_ended and not self._judge.violations:
+                    with contextlib.suppress(SnaplineError):
+                        found = pending(await self._client.status())
+                    await asyncio.sleep(POLL_S)
+        return [] if self._is_ended or self._judge.violations else found
+
+    # ---- what goes on meanwhile ---------------------------------------------------------------------------------------
+
+    async def _keep_judging(self) -> None:
+        while True:
+            await asyncio.to_thread(self._judge.look, self._executor.flipped)
+            await asyncio.sleep(JUDGE_S)
+
+    async def _keep_waiting(self) -> None:
+        """Until the fleet has ended by itself."""
+        ending = await self._site.fleet.wait()
+        self._on_note(f"the fleet has ended: {ending.outcome}")
+        self._is_ended = True
+
+    async def _keep_looking(self) -> None:
+        """Who leads, and what else the schedule asks for."""
+        words = [fault.word for fault in self._scenario.fault]
+        wants_homes = any(isinstance(word, PartitionWord) and word.shape == "isolate-agent" for word in words)
+        wants_files = any(isinstance(word, DiskWord) and word.mode == "bit-flip" for word in words)
+        while True:
+            leader = await self._site.fleet.leader()
+            homes = await self._homes() if wants_homes else {}
+            files = await asyncio.to_thread(self._judge.flippable) if wants_files and not self._executor.flipped else ()
+            self._seen = cm.FleetSeen(self._site.node_of(leader), homes, files)
+            await asyncio.sleep(POLL_S)
+
+    async def _homes(self) -> dict[str, str]:
+        assert self._client is not None
+        with contextlib.suppress(SnaplineError):
+            return {found.agent: found.host for found in (await self._client.locate_all()).agents if found.host}
+        return {}

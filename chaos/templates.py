@@ -1,0 +1,39 @@
+"""What `snapline chaos run` does without a file: all words that real processes can suffer, drawn from the seed, on three hosts and three coordinators."""
+
+import msgspec
+
+from snapline.chaos.abilities import reason_against
+from snapline.sim.hunt.swarm import draw
+from snapline.sim.scenario import WORDS, FleetPart, PatternPart, Scenario, SwarmPart, TriggerPart
+
+EVERYTHING = Scenario(
+    name="everything",
+    fleet=FleetPart(
+        agents=6,
+        hosts=3,
+        coordinators=3,
+        pattern=PatternPart(name="bank", messages=800, rate_per_s=80.0),
+        trigger=TriggerPart(every="500ms"),
+    ),
+    swarm=SwarmPart(
+        faults=[word for word in WORDS if word != "hold"],
+        faults_max=5,
+        fleet=False,
+        network=False,
+        limits=False,
+        clients=False,
+        outputs=False,
+        steps=False,
+        restores=False,
+    ),
+)
+"""Some ten seconds of work: a run lasts some twenty, half of which processes take to start."""
+
+
+def drawn(template: Scenario, seed: int) -> Scenario:
+    """As this seed draws it. What was drawn and cannot be carried out here is left out; what a file asks for is not."""
+    found = draw(template, seed)
+    if template.swarm is None:
+        return found
+    faults = [fault for fault in found.fault if not reason_against(fault)]
+    return msgspec.structs.replace(found, fault=faults)

@@ -1,0 +1,194 @@
+"""`snapline chaos …`: the simulator's faults on real processes of this machine. Its page is docs/chaos.md."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display, FleetArguments, parse_arguments
+from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
+
+if TYPE_CHECKING:
+    from snapline.chaos.run import Checks
+    from snapline.cli.output import Printer
+    from snapline.sim.result import Result
+    from snapline.sim.scenario import Scenario
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Carry the simulator's faults out on real processes, and judge them by their store.",
+)
+
+
+@app.command("run")
+@command
+def run(
+    display: Display,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A scenario as for `sim run`: a TOML file, or a built-in template.",
+            show_default="every fault that can be had here, drawn",
+        ),
+    ] = None,
+    fleet: Annotated[
+        str | None, typer.Option("--fleet", metavar="MODULE:FLEET", help="Your own agents.", show_default=False)
+    ] = None,
+    arg: FleetArguments = None,
+    invariant: Annotated[
+        str | None,
+        typer.Option(
+            "--invariant", metavar="MODULE:FUNCTION", help="Asked of every cut, as in pytest.", show_default=False
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes", min=0.0, metavar="N", help="One seed after the other, for so long.", show_default="one run"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="The first run's seed.")] = 0,
+    folder: Annotated[
+        Path,
+        typer.Option("--folder", metavar="DIR", help="Folders of runs go there; of those that pass nothing stays."),
+    ] = RUNS,
+) -> None:
+    """Run a fleet of real processes under the faults of a scenario, make all whole, and judge it.
+
+    Exit code: 0 pass, 6 a guarantee was violated, 3 undecided, 1 the harness or the agents' code failed. Ends at the first run that does not pass.
+    """
+    from snapline.chaos.templates import drawn
+    from snapline.sim.result import EXIT_CODES
+
+    template = _template(file, fleet, arg)
+    checks = _checks(invariant)
+    printer = display.printer()
+    until_s = time.monotonic() + 60 * (minutes or 0)
+    results: list[Result] = []
+    place = folder
+    while not results or (results[-1].verdict == "pass" and time.monotonic() < until_s):
+        number = seed + len(results)
+        place = _folder_for(folder, template.name, number)
+        results.append(_run(drawn(template, number), number, place, checks, printer))
+    shown = _document(results, place)
+    printer.result(shown, _show)
+    raise typer.Exit(EXIT_CODES[results[-1].verdict])
+
+
+def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
+    """Raises MisuseError: there is none, or the fleet cannot be had."""
+    from snapline.chaos.templates import EVERYTHING
+
+    if fleet is not None:
+        return ScenarioChanges(arg=arg, faults=file).template(fleet)
+    if file is None:
+        parse_arguments(arg)
+        return EVERYTHING
+    return ScenarioChanges(arg=arg).template(file)
+
+
+def _checks(invariant: str | None) -> "Checks":
+    from snapline.chaos.run import Checks
+    from snapline.chaos.workloads import load_invariant
+
+    return Checks(invariant=load_invariant(invariant) if invariant else None)
+
+
+def _folder_for(base: Path, name: str, seed: int) -> Path:
+    from snapline.sim.report.folder import folder_for
+
+    return folder_for(base, f"{name}-chaos", seed, datetime.now(UTC))
+
+
+def _run(drawn: "Scenario", seed: int, place: Path, checks: "Checks", printer: "Printer") -> "Result":
+    import shutil
+
+    import msgspec
+
+    from snapline.chaos.run import run_chaos
+
+    printer.progress(f"seed {seed}: {', '.join(fault.kind for fault in drawn.fault) or 'no faults'}")
+    began_s = time.monotonic()
+    result = asyncio.run(
+        run_chaos(
+            drawn,
+            seed,
+            folder=place,
+            checks=checks,
+            on_note=lambda note: printer.progress(f"{time.monotonic() - began_s:6.1f} s  {note}"),
+        )
+    )
+    printer.progress(f"seed {seed}: {result.verdict}")
+    if result.verdict == "pass":
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        (place / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    return result
+
+
+def _document(results: "list[Result]", place: Path) -> Document:
+    import msgspec
+
+    last = results[-1]
+    folder = "" if last.verdict == "pass" else str(place)
+    words: dict[str, int] = {}
+    for result in results:
+        for fault in result.faults:
+            words[fault.kind] = words.get(fault.kind, 0) + 1
+    runs = [{"seed": each.seed, "verdict": each.verdict, "faults": len(each.faults)} for each in results]
+    return document("ChaosRuns", runs=runs, faults=words, last=msgspec.to_builtins(last), folder=folder)
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    runs, last = rows_of(result, "runs"), result["last"]
+    assert isinstance(last, dict)
+    tables.line(
+        f"{str(last['verdict']).upper()}  {last['name']}: {len(runs)} run{'s' * (len(runs) != 1)}, the last of seed {last['seed']}"
+    )
+    faults = result["faults"]
+    assert isinstance(faults, dict)
+    tables.line("faults: " + (", ".join(f"{count} {word}" for word, count in sorted(faults.items())) or "none"))
+    for violation in rows_of(last, "violations"):
+        tables.line(f"{violation['guarantee']} {violation['oracle']}: {violation['text']}")
+    for missing in last["pending"]:
+        tables.line(f"missing: {missing}")
+    for line in str(last["error"]).splitlines():
+        tables.line(f"error: {line}")
+    if result["folder"]:
+        tables.line(f"folder {result['folder']}")
+
+
+@app.command("doctor")
+@command
+def doctor(display: Display) -> None:
+    """Say which faults this machine can carry out on real processes, how, and why not the others; and what earlier runs have left.
+
+    Exit code: 3 if something is left.
+    """
+    import msgspec
+
+    from snapline.chaos.abilities import abilities
+    from snapline.chaos.leftovers import leftovers
+
+    found, left = [msgspec.to_builtins(each) for each in abilities()], leftovers()
+    display.printer().result(document("ChaosDoctor", words=found, leftovers=left), _show_doctor)
+    raise typer.Exit(3 if left else 0)
+
+
+def _show_doctor(result: Document, tables: DocumentTables) -> None:
+    rows = [
+        (row["word"], "no" if row["reason_against"] else "yes", row["reason_against"] or row["means"])
+        for row in rows_of(result, "words")
+    ]
+    tables.table(("WORD", "HERE", ""), rows)
+    left = result["leftovers"]
+    assert isinstance(left, list)
+    for each in left:
+        tables.line(f"left: {each}")

@@ -1,0 +1,54 @@
+"""What can be carried out here: every word has an answer, and what cannot be is refused in a file and left out of what is drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from snapline.chaos import preload
+from snapline.chaos.abilities import abilities, check_abilities, problems
+from snapline.chaos.leftovers import leftovers
+from snapline.chaos.templates import EVERYTHING, drawn
+from snapline.errors import MisuseError
+from snapline.sim.faults.faults import describe_words
+from snapline.sim.scenario import parse_scenario
+
+
+def test_every_word_has_an_answer() -> None:
+    found = abilities()
+    assert [each.word for each in found] == [word for _, word, _ in describe_words()]
+    assert all(each.means for each in found)
+    never = {each.word for each in found if each.reason_against and each.reason_against != preload.reason_against()}
+    assert never == {"hold", "disk: stale-read"}
+
+
+def test_without_a_compiler_disks_and_clocks_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload, "reason_against", lambda: "there is no C compiler")
+    missing = {each.word for each in abilities() if each.reason_against == "there is no C compiler"}
+    assert {"clock", "hang: store", "disk: power-cut", "disk: slow"} < missing
+    assert not {"disk: bit-flip", "hang: stop", "crash", "partition: one"} & missing
+
+
+@pytest.mark.parametrize("word", ['hold = { at = "1s" }', 'disk = { mode = "stale-read" }'])
+def test_a_file_that_asks_for_what_cannot_be_is_refused(word: str) -> None:
+    scenario = parse_scenario(f'budget = "beyond"\n[fleet]\nhosts = 3\n[[fault]]\n{word}', source="a test")
+    with pytest.raises(MisuseError, match=r"fault\[0\].* cannot be carried out .*chaos doctor"):
+        check_abilities(scenario)
+
+
+def test_what_is_drawn_can_be_carried_out() -> None:
+    assert not [problem for seed in range(200) for problem in problems(drawn(EVERYTHING, seed))]
+
+
+def process(folder: Path, pid: int, parent: int, *words: str) -> None:
+    (folder / str(pid)).mkdir()
+    (folder / str(pid) / "cmdline").write_bytes(b"\0".join(word.encode() for word in words) + b"\0")
+    (folder / str(pid) / "stat").write_text(f"{pid} (python (x)) S {parent} {pid} {pid} 0")
+
+
+def test_what_an_earlier_run_has_left_is_named(tmp_path: Path) -> None:
+    victim = ("python", "-m", "snapline.chaos.victim", "/tmp/run/chaos", "h2", "host", "run")
+    process(tmp_path, 10, 1, *victim)
+    process(tmp_path, 11, 99, *victim)
+    process(tmp_path, 12, 1, "python", "-m", "snapline")
+    (tmp_path / "self").mkdir()
+    assert leftovers(tmp_path) == ["process 10, h2 of /tmp/run/chaos: kill -9 10"]
