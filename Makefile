@@ -14,7 +14,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-slurm test-s3 test-torch test-llm sweep chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-slurm test-s3 test-torch test-llm sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ sweep: $(STAMP)  ## ten thousand seeds of the simulator, all protocols and fault
 
 chaos: $(STAMP)  ## every fault on real processes, one seed after the other for so long: MINUTES=10
 	@$(BIN)/snapline chaos run --minutes $(MINUTES) -o table $(ARGS)
+
+test-chaos: $(STAMP)  ## chaos runs of files: planted bugs, hosts that are nowhere; some nine minutes
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/chaos $(ARGS)
 
 chaos-raft: $(STAMP)  ## kill and pause replicas of the coordinator for so long: MINUTES=10
 	@SNAPLINE_CHAOS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q -s -m slow tests/coordinator/raft/test_chaos.py $(ARGS)

@@ -9,19 +9,19 @@ class Command(msgspec.Struct, frozen=True):
     """Base of all. Carrying one out twice is carrying it out once."""
 
 
-class KillProcess(Command, frozen=True):
-    """SIGKILL; it stays down until `StartProcess`."""
+class KillNode(Command, frozen=True):
+    """SIGKILL; it stays down until `StartNode`."""
 
     node: str
 
 
-class EndProcess(Command, frozen=True):
-    """SIGTERM, so that it says goodbye; it stays down until `StartProcess`."""
+class EndNode(Command, frozen=True):
+    """SIGTERM, so that it says goodbye; it stays down until `StartNode`."""
 
     node: str
 
 
-class StartProcess(Command, frozen=True):
+class StartNode(Command, frozen=True):
     """Nothing if it runs."""
 
     node: str
@@ -125,7 +125,7 @@ class TimePassed(Event, frozen=True):
     """Something may be due."""
 
 
-class FleetSeen(Event, frozen=True):
+class FleetLookedAt(Event, frozen=True):
     """How the fleet stands.
 
     Attributes:

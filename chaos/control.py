@@ -24,7 +24,7 @@ FIELDS = (
 SIZE = 8 * len(FIELDS)
 
 
-class Control:
+class Wrongs:
     """The numbers of one process, all 0 at first."""
 
     def __init__(self, path: Path) -> None:

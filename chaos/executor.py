@@ -45,7 +45,6 @@ class ChaosExecutor:
 
     Attributes:
         faults: as carried out.
-        is_begun: the scenario's clock runs.
         over_ns: when the last fault is over, by that clock.
         flipped: files that were damaged.
     """
@@ -56,12 +55,11 @@ class ChaosExecutor:
         self.coordinators = coordinator_names(scenario)
         self.agents: tuple[str, ...] = ()
         self.faults: list[ExecutedFault] = []
-        self.is_begun = False
         self.over_ns = 0
         self.flipped: list[str] = []
         self.now_ns = 0
         self._scenario = scenario
-        self._seen = cm.FleetSeen("", {})
+        self._seen = cm.FleetLookedAt("", {})
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
         self._said: list[cm.Command] = []
@@ -79,7 +77,7 @@ class ChaosExecutor:
         """`now_ns`: since `begin`."""
         self.now_ns = max(self.now_ns, now_ns)
         match event:
-            case cm.FleetSeen():
+            case cm.FleetLookedAt():
                 self._seen = event
                 self.agents = tuple(sorted(event.homes))
             case cm.PointPassed():
@@ -92,7 +90,6 @@ class ChaosExecutor:
 
     def begin(self) -> list[cm.Command]:
         """The scenario's clock begins now."""
-        self.is_begun = True
         self.over_ns = max(schedule(self._scenario, self), self._scenario.liveness.heal_ns)
         return self.handle(0, cm.TimePassed())
 
@@ -208,7 +205,7 @@ class ChaosExecutor:
 
     def leave_host(self, host: str) -> None:
         self._go_down(host)
-        self._said.append(cm.EndProcess(host))
+        self._said.append(cm.EndNode(host))
 
     def power_cut(self, host: str) -> None:
         self._numbers += 1
@@ -217,7 +214,7 @@ class ChaosExecutor:
 
     def _kill(self, node: str) -> None:
         self._go_down(node)
-        self._said.append(cm.KillProcess(node))
+        self._said.append(cm.KillNode(node))
 
     def _go_down(self, node: str) -> None:
         """The process that is started next does not stand still for what was done to this one."""
@@ -227,7 +224,7 @@ class ChaosExecutor:
     def _start(self, node: str) -> None:
         if node in self._down:
             del self._down[node]
-            self._said.append(cm.StartProcess(node))
+            self._said.append(cm.StartNode(node))
 
     def pause_host(self, host: str) -> None:
         self._freeze(host)

@@ -26,7 +26,7 @@ SAID_MAX = 10
 """Violations that are kept: the first ones say most."""
 
 
-class Judge:
+class StoreJudge:
     """Looks again and again: epochs that a coordinator prunes are judged before.
 
     Attributes:

@@ -38,7 +38,7 @@ PORT_ATTEMPTS_MAX = 200
 Path_ = tuple[str, str]
 
 
-class Network:
+class Gates:
     """All gates, and what is wrong with the paths between nodes."""
 
     def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
@@ -139,7 +139,7 @@ class Gate:
         node: its name. address: of the gate. target: the node's own port.
     """
 
-    def __init__(self, node: str, network: Network) -> None:
+    def __init__(self, node: str, network: Gates) -> None:
         self.node = node
         self.address = ""
         self.target = free_port()

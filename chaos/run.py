@@ -17,7 +17,7 @@ from snapline.channels.security import Security
 from snapline.chaos import commands as cm
 from snapline.chaos.abilities import check_abilities
 from snapline.chaos.executor import ChaosExecutor
-from snapline.chaos.judge import Judge
+from snapline.chaos.judge import StoreJudge
 from snapline.chaos.site import LOOK_S, Site
 from snapline.chaos.workloads import FLEET, workload_of
 from snapline.conversation.coordinator_client import CoordinatorClient
@@ -106,11 +106,10 @@ class ChaosRun:
         arguments = {"scenario": str(folder / SCENARIO_FILE), "stop": str(folder / STOP_FILE)}
         self._site = Site(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
         self._began_s = time.monotonic()
-        self._origin_ns = 0
-        self._judge = Judge(str(folder / STORE_FOLDER), self._workload, self._elapsed_ns)
+        self._judge = StoreJudge(str(folder / STORE_FOLDER), self._workload, self._elapsed_ns)
         self._client: CoordinatorClient | None = None
         self._background: list[asyncio.Task[None]] = []
-        self._seen: cm.FleetSeen | None = None
+        self._seen: cm.FleetLookedAt | None = None
         self._is_ended = False
         self._figures: dict[str, float] = {}
 
@@ -286,7 +285,7 @@ class ChaosRun:
             leader = await self._site.fleet.leader()
             homes = await self._homes() if wants_homes else {}
             files = await asyncio.to_thread(self._judge.flippable) if wants_files and not self._executor.flipped else ()
-            self._seen = cm.FleetSeen(self._site.node_of(leader), homes, files)
+            self._seen = cm.FleetLookedAt(self._site.node_of(leader), homes, files)
             await asyncio.sleep(POLL_S)
 
     async def _homes(self) -> dict[str, str]:

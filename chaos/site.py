@@ -19,8 +19,8 @@ import msgspec
 
 from snapline.chaos import commands as cm
 from snapline.chaos import preload
-from snapline.chaos.control import Control
-from snapline.chaos.network import Network
+from snapline.chaos.control import Wrongs
+from snapline.chaos.network import Gates
 from snapline.chaos.points import ArmedPoint, Arming
 from snapline.chaos.victim import CONTROLS, LIMITS_FILE, POINTS
 from snapline.deploy.commands import SnaplineCommands
@@ -91,7 +91,7 @@ class Site:
         self._scenario = scenario
         self._folder = folder.absolute()
         self._nodes = (*host_names(scenario), *self.coordinators)
-        self.network = Network(self._nodes, self._pids, seed)
+        self.network = Gates(self._nodes, self._pids, seed)
         inner = SnaplineCommands(
             data_dir=self._folder,
             fleet=fleet,
@@ -107,7 +107,7 @@ class Site:
             on_note=on_note,
             on_status=self._on_status,
         )
-        self._controls: dict[str, Control] = {}
+        self._controls: dict[str, Wrongs] = {}
         self._absent = list(joining_hosts(scenario))
         self._speeds: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -123,7 +123,7 @@ class Site:
             (place / each).mkdir(parents=True, exist_ok=True)
         (place / LIMITS_FILE).write_bytes(msgspec.json.encode(self._scenario.limits))
         self._arming = Arming(place / POINTS)
-        self._controls = {node: Control(place / CONTROLS / node) for node in self._nodes}
+        self._controls = {node: Wrongs(place / CONTROLS / node) for node in self._nodes}
         if not preload.reason_against():
             self._library = preload.build(place)
         await self.network.start()
@@ -184,14 +184,14 @@ class Site:
 
     def carry_out(self, command: cm.Command) -> None:
         match command:
-            case cm.KillProcess():
+            case cm.KillNode():
                 self.fleet.kill(self._name_of(command.node), is_kept_down=True)
             case cm.CutPower():
                 self.fleet.kill(self._name_of(command.node), is_kept_down=True)
                 self._spawn(f"power {command.node}", self._lose(command))
-            case cm.EndProcess():
+            case cm.EndNode():
                 self._spawn(f"end {command.node}", self._end(command.node))
-            case cm.StartProcess():
+            case cm.StartNode():
                 self._spawn(f"start {command.node}", self._start_again(command.node))
             case cm.SetSpeed():
                 self._set_speed(command.node, command.percent)

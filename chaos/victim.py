@@ -8,6 +8,7 @@ import errno
 import functools
 import os
 import random
+import runpy
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from snapline import failpoints
-from snapline.chaos.control import Control
+from snapline.chaos.control import Wrongs
 from snapline.chaos.points import PassedPoints
 from snapline.errors import EncodingError
 from snapline.sim.faults import executor as moments
@@ -32,7 +33,7 @@ class Victim:
 
     def __init__(self, folder: Path, node: str) -> None:
         self._points = PassedPoints(folder / POINTS, node)
-        self._control = Control(folder / CONTROLS / node)
+        self._control = Wrongs(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
         """A point was passed: suffer what is armed there."""
@@ -147,10 +148,8 @@ def main() -> None:
     victim = Victim(folder, node)
     failpoints.install(victim.passed)
     victim.watch_host() if sys.argv[1] == "host" else victim.watch_coordinator()
-    from snapline.__main__ import main as run
-
     with _limited(folder / LIMITS_FILE):
-        run()
+        runpy.run_module("snapline", run_name="__main__")  # the command line is above this room
 
 
 def _limited(path: Path) -> Any:

@@ -30,10 +30,10 @@ class Machine:
 
     def do(self, command: cm.Command) -> None:
         match command:
-            case cm.KillProcess(node) | cm.EndProcess(node) | cm.CutPower(node):
+            case cm.KillNode(node) | cm.EndNode(node) | cm.CutPower(node):
                 self.down.add(node)
                 self.speeds.pop(node, None)
-            case cm.StartProcess(node):
+            case cm.StartNode(node):
                 assert node in self.down, f"{node} runs"
                 self.down.discard(node)
             case cm.SetSpeed():
@@ -71,7 +71,7 @@ class Machine:
 def carried_out(scenario: Scenario, seed: int, *passing: tuple[int, str]) -> tuple[ChaosExecutor, Machine]:
     """All faults, in steps of time. `passing`: (at, node): who gets to the first armed point then."""
     executor, machine = ChaosExecutor(scenario, RandomChoices(seed)), Machine(scenario)
-    executor.handle(0, cm.FleetSeen("c1", {"a0": "h1"}, ("packs/one",)))
+    executor.handle(0, cm.FleetLookedAt("c1", {"a0": "h1"}, ("packs/one",)))
     for command in executor.begin():
         machine.do(command)
     events: list[tuple[int, cm.Event]] = [(at_ns, cm.TimePassed()) for at_ns in range(0, executor.over_ns, STEP_NS)]
@@ -138,9 +138,9 @@ def test_who_dies_at_a_failpoint_stays_down_as_long_as_the_file_says() -> None:
     (armed,) = [each for each in executor.begin() if isinstance(each, cm.ArmPoint)]
     assert (armed.name, armed.hit, armed.action) == ("store.ref.linked", 1, "crash")
     said = executor.handle(2 * 10**9, cm.PointPassed(armed.number, "c2"))
-    assert [each for each in said if not isinstance(each, cm.Note)] == [cm.KillProcess("c2")]
+    assert [each for each in said if not isinstance(each, cm.Note)] == [cm.KillNode("c2")]
     assert executor.handle(3 * 10**9 - 1, cm.TimePassed()) == []
-    assert executor.handle(3 * 10**9, cm.TimePassed()) == [cm.StartProcess("c2")]
+    assert executor.handle(3 * 10**9, cm.TimePassed()) == [cm.StartNode("c2")]
     assert executor.handle(3 * 10**9, cm.PointPassed(armed.number, "c3")) == [], "it acts once"
 
 
@@ -182,4 +182,4 @@ def test_names_are_those_of_the_scenario() -> None:
     executor = ChaosExecutor(scenario, RandomChoices(0))
     assert executor.hosts == host_names(scenario) == ("h1", "h2", "h3", "h4") and executor.is_down("h4")
     executor.begin()
-    assert cm.StartProcess("h4") in executor.handle(10**9, cm.TimePassed())
+    assert cm.StartNode("h4") in executor.handle(10**9, cm.TimePassed())

@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from snapline.chaos.commands import SetPath
-from snapline.chaos.network import Network, inode_of
+from snapline.chaos.network import Gates, inode_of
 
 LIMIT_S = 30.0
 LATE_S = 0.2
 
-Ends = tuple[Network, asyncio.StreamReader, asyncio.StreamWriter]
+Ends = tuple[Gates, asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
     """This process is a, and dials b, which sends back what it hears."""
-    network = Network(["a", "b"], lambda: {os.getpid(): "a"}, seed=1)
+    network = Gates(["a", "b"], lambda: {os.getpid(): "a"}, seed=1)
     await network.start()
     gate = network.gate("b")
     server = await asyncio.start_server(_echo, "127.0.0.1", gate.target)

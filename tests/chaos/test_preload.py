@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.chaos import preload
-from snapline.chaos.control import FIELDS, Control
+from snapline.chaos.control import FIELDS, Wrongs
 
 needs_compiler = pytest.mark.skipif(bool(preload.reason_against()), reason=preload.reason_against())
 
 PROGRAM = """
 import errno, os, sys, threading, time
 from pathlib import Path
-from snapline.chaos.control import Control
+from snapline.chaos.control import Wrongs
 
-root, control, elsewhere = Path(sys.argv[1]), Control(Path(sys.argv[2])), Path(sys.argv[3])
+root, control, elsewhere = Path(sys.argv[1]), Wrongs(Path(sys.argv[2])), Path(sys.argv[3])
 
 def failing(call):
     try:
@@ -71,7 +71,7 @@ def test_files_below_the_root_fail_and_the_clock_is_wrong(tmp_path: Path) -> Non
     root.mkdir()
     elsewhere.mkdir()
     (root / "known").write_bytes(b"known")
-    Control(tmp_path / "control")
+    Wrongs(tmp_path / "control")
     library = preload.build(tmp_path)
     added = preload.environment(library, control=tmp_path / "control", journal=tmp_path / "journal", root=root)
     command = [sys.executable, "-c", PROGRAM, str(root), str(tmp_path / "control"), str(elsewhere)]
