@@ -28,7 +28,8 @@ from snapline.errors import MisuseError, NotFoundError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
-    from snapline.deploy.ray_fleet import RayPlan, RayStanding
+    from snapline.deploy.plan import FleetPlan
+    from snapline.deploy.ray_fleet import RayStanding
 
 UP_TIMEOUT_S = 180.0
 """For a fleet to be all there: seconds on one machine; a cluster may have to copy code to its nodes."""
@@ -215,8 +216,8 @@ def _plan(
     place: Place,
     *,
     is_insecure: bool,
-) -> "RayPlan":
-    from snapline.deploy.ray_fleet import RayPlan
+) -> "FleetPlan":
+    from snapline.deploy.plan import FleetPlan
 
     name = check_id(found["name"], "fleet")
     if place in (Place.RAY, Place.SSH) and not found["data_dir"]:
@@ -231,7 +232,7 @@ def _plan(
         on_failure = "restart"  # with "move" nobody would start a dead host again here, as all others do
     if on_failure not in ("move", "restart"):
         raise MisuseError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
-    return RayPlan(
+    return FleetPlan(
         name=name,
         fleet=fleet,
         data_dir=str(folder_of(settings, name, found["data_dir"]).absolute()),
@@ -246,8 +247,8 @@ def _plan(
     )
 
 
-def _dry(plan: "RayPlan", place: Place, tls: str) -> Document:
-    from snapline.deploy.ray_fleet import commands_of
+def _dry(plan: "FleetPlan", place: Place, tls: str) -> Document:
+    from snapline.deploy.plan import commands_of
 
     host = commands_of(plan, is_tls=bool(tls)).host("COORDINATOR", "h1", "RUN")[1:]
     return document(
@@ -266,7 +267,7 @@ def _dry(plan: "RayPlan", place: Place, tls: str) -> Document:
 # -- this machine -------------------------------------------------------------------------------------------------------
 
 
-def _up_here(plan: "RayPlan", timeout_s: float, progress: FleetProgress) -> Document:
+def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Document:
     from snapline.conversation.coordinator_client import CoordinatorClient
 
     folder = Path(plan.data_dir)
@@ -284,11 +285,12 @@ def _up_here(plan: "RayPlan", timeout_s: float, progress: FleetProgress) -> Docu
 # -- Ray ----------------------------------------------------------------------------------------------------------------
 
 
-def _up_on_ray(plan: "RayPlan", found: dict[str, str], timeout_s: float, progress: FleetProgress) -> Document:
+def _up_on_ray(plan: "FleetPlan", found: dict[str, str], timeout_s: float, progress: FleetProgress) -> Document:
     from snapline.deploy import ray_fleet
+    from snapline.deploy.plan import read_certificates
 
     folder = found["tls"]
-    certificates = ray_fleet.read_certificates(Path(folder), plan.hosts, plan.coordinators) if folder else {}
+    certificates = read_certificates(Path(folder), plan.hosts, plan.coordinators) if folder else {}
     cluster = join(plan.name, found["address"])
     try:
         work = ray_fleet.up(cluster, plan, certificates, timeout_s=timeout_s, on_note=progress.note)
@@ -298,7 +300,7 @@ def _up_on_ray(plan: "RayPlan", found: dict[str, str], timeout_s: float, progres
     return _up_document(plan, now)
 
 
-def _up_document(plan: "RayPlan", now: "RayStanding") -> Document:
+def _up_document(plan: "FleetPlan", now: "RayStanding") -> Document:
     return document(
         "FleetUp",
         name=plan.name,

@@ -20,7 +20,7 @@ from snapline.errors import NotFoundError
 
 if TYPE_CHECKING:
     from snapline.deploy.kept_fleet import KeptPlace, KeptPlan
-    from snapline.deploy.ray_fleet import RayPlan
+    from snapline.deploy.plan import FleetPlan
 
 END_S = 90.0
 """For the keeper to end a fleet elsewhere: it gives processes two seconds, and a machine that does not answer half a minute."""
@@ -33,7 +33,7 @@ PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": 
 """What `--on` says."""
 
 
-def plan_of(place: str, what: "RayPlan", found: Mapping[str, str]) -> "KeptPlan":
+def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "KeptPlan":
     """What settings of KEYS say of the place."""
     from snapline.deploy.kept_fleet import KeptPlan
 
@@ -79,12 +79,12 @@ def plan_before(
 ) -> "KeptPlan":
     """The plan that a fleet was taken up with from here; else what the settings say of it."""
     from snapline.deploy.kept_fleet import read_plan
-    from snapline.deploy.ray_fleet import RayPlan
+    from snapline.deploy.plan import FleetPlan
 
     kept = read_plan(folder)
     if kept is not None:
         return kept
-    what = RayPlan(name, fleet="", data_dir=settings.get("data_dir", data_dir).value, hosts=1, node={})
+    what = FleetPlan(name, fleet="", data_dir=settings.get("data_dir", data_dir).value, hosts=1, node={})
     found = {key: settings.get(key, address if key == "machines" else None).value for key in KEYS}
     return plan_of(place, what, found)
 

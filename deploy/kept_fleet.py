@@ -22,9 +22,8 @@ from snapline.deploy.data_directory import ADDRESS_FILE, lock, write_address
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import ALONE, LaunchedFleet
 from snapline.deploy.launching import Kind, Launcher
+from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_of
 from snapline.deploy.podman_launcher import PodmanLauncher
-from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates, read_of
-from snapline.deploy.ray_seat import NODE
 from snapline.deploy.readings import FleetReading
 from snapline.deploy.scaling import follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
@@ -54,7 +53,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
     """
 
     place: KeptPlace
-    what: RayPlan
+    what: FleetPlan
     machines: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ("ssh",)
     sbatch: tuple[str, ...] = ()

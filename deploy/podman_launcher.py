@@ -16,6 +16,7 @@ from pathlib import Path
 from snapline.deploy.child import LOG_BYTES_MAX, describe_exit
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, read_addresses
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.plan import NODE, PRIVATE, Files
 from snapline.deploy.podman import (
     FLEET_LABEL,
     FOLDER_LABEL,
@@ -27,8 +28,6 @@ from snapline.deploy.podman import (
     last_line,
     podman,
 )
-from snapline.deploy.ray_launcher import Files
-from snapline.deploy.ray_seat import NODE, PRIVATE
 from snapline.errors import MisuseError
 
 IMAGE = "snapline"

@@ -38,6 +38,7 @@ import msgspec
 from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import LocalLauncher
+from snapline.deploy.plan import PRIVATE
 from snapline.deploy.post_wire import (
     LINE_BYTES_MAX,
     PostAnswer,
@@ -45,7 +46,6 @@ from snapline.deploy.post_wire import (
     PostRequest,
     encode_line,
 )
-from snapline.deploy.ray_seat import PRIVATE
 from snapline.errors import MisuseError, SnaplineError, WorldError
 
 IDLE_S = 60.0

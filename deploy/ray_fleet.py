@@ -11,20 +11,19 @@ place of the old one (`renew`): it asks every seat for its process, which runs, 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from snapline.deploy.commands import SnaplineCommands
-from snapline.deploy.keeper import OnFailure
 from snapline.deploy.keeping import Ending
-from snapline.deploy.launched import ALONE, LaunchedFleet
+from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Kind
+from snapline.deploy.plan import AUTHORITY, FleetPlan, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import KEEPER, RayLauncher
-from snapline.deploy.ray_seat import NODE, PRIVATE, PrivateFiles
+from snapline.deploy.ray_seat import PrivateFiles
 from snapline.deploy.readings import CoordinatorReader, FleetReading
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 
@@ -36,35 +35,6 @@ LOOK_S = 0.5
 
 DOWN_TIMEOUT_S = 60.0
 """For the keeper to end everything; then it is done from here."""
-
-AUTHORITY = "ca.crt"
-
-
-class RayPlan(msgspec.Struct, frozen=True):
-    """What is to run, and where.
-
-    Attributes:
-        name: of the fleet on its cluster.
-        fleet, arguments: `MODULE:FLEET`, and what it is called with.
-        data_dir: a path on every node for logs and the coordinators' own; it need not be shared.
-        store: URL, or a path that all nodes share; empty: `store` in `data_dir`, which must then be shared.
-        node: Ray's resources that each host reserves on its node.
-        on_failure: whether a lost host's agents move at once, or wait for it for a while; it comes back in both cases.
-        is_insecure: plaintext between nodes: the user said so.
-        domain: trust domain of the certificates.
-    """
-
-    name: str
-    fleet: str
-    data_dir: str
-    hosts: int
-    node: dict[str, float]
-    coordinators: int = 1
-    arguments: dict[str, str] = {}
-    store: str = ""
-    on_failure: OnFailure = "move"
-    is_insecure: bool = False
-    domain: str = "snapline"
 
 
 class RayStanding(msgspec.Struct, frozen=True):
@@ -89,73 +59,11 @@ class RayStanding(msgspec.Struct, frozen=True):
     exit_code: int = 0
 
 
-def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
-    """What the processes of such a fleet need of a folder that `snapline auth init` has made: never the authority's key.
-
-    Raises:
-        MisuseError: one is not there; says how it is made.
-    """
-    owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
-    owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
-    return read_of(folder, [*owners, ("launcher", "launcher")])
-
-
-def read_of(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-    """Certificates and keys of these roles and names, and the authority's certificate; raises as `read_certificates` does."""
-    found: dict[str, bytes] = {}
-    for role, name in owners:
-        for file in (f"{role}-{name}.crt", f"{role}-{name}.key"):
-            try:
-                found[file] = (folder / file).read_bytes()
-            except OSError as error:
-                made = f"`snapline auth issue {folder} {role} {name}`"
-                raise MisuseError(f"{folder / file} cannot be read: {made} makes it") from error
-    try:
-        return {**found, AUTHORITY: (folder / AUTHORITY).read_bytes()}
-    except OSError as error:
-        raise MisuseError(f"{folder / AUTHORITY} cannot be read: `snapline auth init {folder}` makes it") from error
-
-
-def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:
-    """Of all certificates those that one process needs: its own, and the authority's."""
-    if not certificates:
-        return {}
-    owner = f"{role}-{'c1' if name == ALONE else name}"
-    return {
-        "own.crt": certificates[f"{owner}.crt"],
-        "own.key": certificates[f"{owner}.key"],
-        AUTHORITY: certificates[AUTHORITY],
-    }
-
-
-def commands_of(plan: RayPlan, *, is_tls: bool) -> SnaplineCommands:
-    """Command lines for nodes."""
-    files = (
-        "--tls-cert",
-        f"{PRIVATE}/own.crt",
-        "--tls-key",
-        f"{PRIVATE}/own.key",
-        "--tls-ca",
-        f"{PRIVATE}/{AUTHORITY}",
-    )
-    trust = (*files, "--tls-domain", plan.domain) if is_tls else ("--insecure",) if plan.is_insecure else ()
-    return SnaplineCommands(
-        data_dir=Path(plan.data_dir),
-        fleet=plan.fleet,
-        hosts=plan.hosts,
-        arguments=plan.arguments,
-        on_failure=plan.on_failure,
-        store=plan.store,
-        listen=f"{NODE}:0",
-        trust=lambda kind, name: trust,
-    )
-
-
 class RayKeeper:
     """The actor. It works in a thread of its own, so that it begins by itself when Ray has started it again."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
-        self._plan = msgspec.msgpack.decode(plan, type=RayPlan)
+        self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
         self._certificates = dict(certificates)
         self._private = PrivateFiles()
         self._standing = RayStanding()
@@ -259,7 +167,7 @@ class RayKeeper:
 
 async def up(
     cluster: RayCluster,
-    plan: RayPlan,
+    plan: FleetPlan,
     certificates: Mapping[str, bytes],
     *,
     timeout_s: float,
@@ -327,7 +235,7 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
     if keeper is None:
         raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
     encoded, is_tls, runtime = await answer(keeper.making.remote())
-    plan = msgspec.msgpack.decode(encoded, type=RayPlan)
+    plan = msgspec.msgpack.decode(encoded, type=FleetPlan)
     if not is_tls:
         raise MisuseError(f"fleet {name} was taken up without certificates: `snapline down`, then `up` with --tls")
     certificates = read_certificates(folder, plan.hosts, plan.coordinators)
@@ -348,7 +256,7 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
 
 
 def _make_keeper(
-    cluster: RayCluster, plan: RayPlan, certificates: Mapping[str, bytes], runtime: Mapping[str, object] | None = None
+    cluster: RayCluster, plan: FleetPlan, certificates: Mapping[str, bytes], runtime: Mapping[str, object] | None = None
 ) -> None:
     cluster.make_actor(
         RayKeeper, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates), runtime=dict(runtime or {})

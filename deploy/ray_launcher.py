@@ -14,12 +14,13 @@ the process cannot listen, and is given up while a majority goes on without it.
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.plan import Files
 from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer
 from snapline.deploy.ray_seat import NodeSeat, exit_from
 
@@ -31,9 +32,6 @@ CLOSE_S = 10.0
 
 KEEPER = "keeper"
 """The actor that keeps a fleet that was taken up by `snapline up`; it outlives its launcher, to say how the fleet ended."""
-
-Files = Callable[[Kind, str], Mapping[str, bytes]]
-"""Certificates and keys for the process of this kind and name: file name → content."""
 
 NODE_NEEDS = {"CPU": 1.0}
 """What a host reserves on its node, unless the user says otherwise."""

@@ -21,10 +21,9 @@ import msgspec
 from snapline.deploy.data_directory import PORT_ATTEMPTS_MAX, PORTS
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import HERE, LocalLauncher
+from snapline.deploy.plan import NODE, PRIVATE
 from snapline.deploy.ray_cluster import node_here
 from snapline.errors import WorldError
-
-NODE, PRIVATE = "@node", "@private"
 
 
 class PrivateFiles:

@@ -22,9 +22,9 @@ import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER
 from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
+from snapline.deploy.plan import NODE
 from snapline.deploy.post_caller import Dial, PostCaller, PostGoneError
 from snapline.deploy.post_line import NoPostError, PostLine
-from snapline.deploy.ray_seat import NODE
 from snapline.deploy.slurm import Element, Slurm, split_name
 from snapline.deploy.slurm_seat import BRIDGE, key_of
 from snapline.errors import MisuseError, WorldError

@@ -18,11 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.plan import NODE, Files
 from snapline.deploy.post import NOT_RUNNING
 from snapline.deploy.post_caller import PostCaller, PostGoneError
 from snapline.deploy.post_line import NoPostError, PostLine
-from snapline.deploy.ray_launcher import Files
-from snapline.deploy.ray_seat import NODE
 from snapline.errors import MisuseError, SnaplineError, WorldError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")

@@ -17,9 +17,9 @@ from typing import Any
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.conformance.bench import LocalBench
 from snapline.deploy.launching import Launcher
+from snapline.deploy.plan import NODE
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
-from snapline.deploy.ray_seat import NODE
 
 NOT_NICE = {"worker_niceness": 0}
 """Ray's own name, which may change. Its workers are nice to others (15) by default, and so is what they start: on a machine that has

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, processes_naming
-from snapline.deploy.ray_seat import NODE
+from snapline.deploy.plan import NODE
 from snapline.deploy.slurm_launcher import SlurmLauncher
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")

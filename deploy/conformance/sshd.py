@@ -17,8 +17,8 @@ from pathlib import Path
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench
 from snapline.deploy.launching import Launcher
+from snapline.deploy.plan import NODE
 from snapline.deploy.post import runtime_folder
-from snapline.deploy.ray_seat import NODE
 from snapline.deploy.ssh_launcher import SshLauncher
 
 MACHINES = ("m1", "m2", "m3")

@@ -171,7 +171,7 @@ async def test_keys_are_read_by_their_user_alone_and_gone_with_the_post(tmp_path
     assert [stat.S_IMODE(path.stat().st_mode) for path in (key, *folders)] == [0o600, 0o700, 0o700, 0o700, 0o700]
     assert processes_naming("secret") == []
     await launcher.close()
-    assert not key.exists()
+    await until("no key", lambda: not key.exists())
 
 
 async def test_a_bridge_that_must_not_start_a_post_says_so(tmp_path: Path) -> None:

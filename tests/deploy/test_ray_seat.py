@@ -11,9 +11,9 @@ from snapline.channels.certificates import Authority
 from snapline.deploy import ray_seat
 from snapline.deploy.launched import ALONE
 from snapline.deploy.launching import Handle, ProcessSpec
+from snapline.deploy.plan import NODE, PRIVATE, FleetPlan, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster
-from snapline.deploy.ray_fleet import RayPlan, commands_of, own_files, read_certificates
-from snapline.deploy.ray_seat import NODE, PRIVATE, NodeSeat, PrivateFiles, exit_from
+from snapline.deploy.ray_seat import NodeSeat, PrivateFiles, exit_from
 from snapline.errors import MisuseError
 
 
@@ -111,7 +111,7 @@ def test_nobody_gets_the_keys_of_another_and_nobody_that_of_the_authority(tmp_pa
     ],
 )
 def test_trust_is_what_was_said(*, is_tls: bool, is_insecure: bool, there: str, not_there: str) -> None:
-    plan = RayPlan("f", "a:b", "/data", 2, {"CPU": 1.0}, is_insecure=is_insecure)
+    plan = FleetPlan("f", "a:b", "/data", 2, {"CPU": 1.0}, is_insecure=is_insecure)
     commands = commands_of(plan, is_tls=is_tls)
     for command in (commands.host("c:1", "h1", "run"), commands.coordinator("c:1", "c1", {})):
         assert there in command and not_there not in command
