@@ -69,11 +69,27 @@ class OutputOracle:
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
         """An agent has left: what its host still held of its outputs is gone."""
-        kept = self._had_of(history.agent)
+        kept = [
+            payload
+            for each in self.had
+            if self._counts(each.epoch)
+            for of, _, payload in each.outputs
+            if of == history.agent
+        ]
         emitted = [payload for _, payload in history.outputs]
         if kept != emitted:
             text = f"{history.agent} has left with {len(emitted)} outputs, and {_common(kept, emitted)} of them are released"
             self._report("outputs", "R2", t_ns, text)
+
+    def _counts(self, epoch: int) -> bool:
+        """Whether it is in the history of the present plan. What the fleet was taken back past, readers take back with the next release only."""
+        plan = max(self._lines, default=0)
+        while self._plans[epoch] != plan:
+            line = self._lines.get(plan, 0)
+            if epoch > line or line not in self._plans:
+                return False
+            plan = self._plans[line]
+        return True
 
     # ---- releases -------------------------------------------------------------------------------------------------
 

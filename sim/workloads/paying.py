@@ -79,8 +79,9 @@ class Shop:
                 raise ConnectionRefusedError(f"{order} {part} cannot be given back now")
         of = key.removesuffix(UNDO)
         assert self.paid.get((order, part), of) == of, f"{order} {part} is given back, under {key}, and is paid anew"
-        left = [each for each in PARTS[PARTS.index(part) + 1 :] if (order, each) in self.paid]
-        assert not left, f"{order} {part} is given back before {left}"
+        standing = [each for of_order, each in self.paid if of_order == order]  # in the order in which they were paid
+        left = standing[standing.index(part) + 1 :] if part in standing else []
+        assert not left, f"{order} {part} is given back before {left}, paid after it"
         self.done[key] = ""
         self.paid.pop((order, part), None)
 
