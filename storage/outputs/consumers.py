@@ -1,7 +1,7 @@
 """Named consumers of outputs: how far each has come, so that what it has not had is kept for it.
 
 A place is a record of kind `OCUR`, written once; the next one bears the next number, and those below go. So of several processes that
-acknowledge at a time each either is the next, or looks again. A consumer's place never goes back.
+acknowledge at a time each either is the next, or looks again; also who finds that a later number is there already. A consumer's place never goes back.
 """
 
 import contextlib
@@ -109,13 +109,16 @@ def _advance(
         return known
     place = ConsumerPlace(str(wanted), now_ns)
     body = _PlaceBody(acknowledged_ns=now_ns, consumer=name, cursor=place.cursor, store=store_id)
-    path, data = consumer_path(name, max(numbers, default=0) + 1), seal(CURSOR_KIND, canonical.encode(body))
+    number = max(numbers, default=0) + 1
+    path, data = consumer_path(name, number), seal(CURSOR_KIND, canonical.encode(body))
     temporary_name = f"output-0-{random_bytes(_ID_BYTES).hex()}"
     try:
         write_once(disk, path, (data,), temporary_name=temporary_name, point="store.outputs.consumer")
     except FileExistsError as error:
         raise _ChangedError from error
-    files.unlink(disk, [consumer_path(name, number) for number in numbers])
+    if max(_list(disk).get(name, []), default=0) > number:
+        raise _ChangedError  # others were two steps further: they had removed this number, or it could not have been written
+    files.unlink(disk, [consumer_path(name, each) for each in numbers])
     return place
 
 
