@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from snapline.errors import SnaplineError, UnknownOutcomeError, WorldError
@@ -89,7 +90,7 @@ async def spread(client: "CoordinatorClient", deadline_s: float, note: Note) -> 
             return
         again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
         try:
-            await until(client, "an even spread", lambda found, plan=told.plan: is_planned(found, plan), again_s)  # type: ignore[misc]
+            await until(client, "an even spread", partial(is_planned, plan=told.plan), again_s)
         except UnknownOutcomeError:
             if time.monotonic() > deadline_s:
                 raise

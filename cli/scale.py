@@ -13,7 +13,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import count, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
     from snapline.conversation.coordinator_client import CoordinatorClient
@@ -38,16 +38,15 @@ def scale(
     Nothing is lost: agents move by a plan from a snapshot that is taken for it. For fleets that a process on this machine keeps
     (`snapline up`, `snapline run`).
     """
-    from snapline.deploy.scaling import WANTED_FILE
+    from snapline.deploy.scaling import check_kept
 
     folder = connection.folder()
-    if not folder.is_dir():
-        raise NotFoundError(f"{folder} is no folder of a fleet that is kept here: give its --data-dir")
+    check_kept(folder)
     progress = FleetProgress(display.printer())
     deadline_s = time.monotonic() + within
     found = connection.ask(lambda client: _scale(client, folder, hosts, deadline_s, progress))
     rows = [{"host": host.host, "agents": host.agents} for host in found.hosts if host.state == "alive"]
-    result = document("FleetScaled", hosts=hosts, wanted=str(folder / WANTED_FILE), placed=rows)
+    result = document("FleetScaled", hosts=hosts, placed=rows)
     told = ", ".join([f"{row['host']} {row['agents']}" for row in rows])
     display.printer().result(result, lambda _, tables: tables.line(f"the fleet has {hosts} hosts; agents: {told}"))
 

@@ -8,9 +8,18 @@ import contextlib
 from pathlib import Path
 
 from snapline.deploy.launched import LaunchedFleet
+from snapline.errors import MisuseError
 
 WANTED_FILE = "hosts-wanted"
 LOOK_S = 0.2
+
+
+def check_kept(folder: Path) -> None:
+    """Raises MisuseError unless a process on this machine keeps the fleet in `folder`, or was killed there."""
+    if not (folder / WANTED_FILE).exists():
+        raise MisuseError(
+            f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"
+        )
 
 
 def want_hosts(folder: Path, hosts: int) -> None:
@@ -22,12 +31,14 @@ def want_hosts(folder: Path, hosts: int) -> None:
 
 async def follow(fleet: LaunchedFleet, folder: Path) -> None:
     """Give the fleet as many hosts as is wanted, until cancelled."""
-    file, wanted = folder / WANTED_FILE, len(fleet.hosts)
-    file.unlink(missing_ok=True)
-    while True:
-        with contextlib.suppress(OSError, ValueError):  # none is wanted, or what stands there is no number
-            hosts = int(file.read_text())
-            if hosts != wanted:
-                fleet.scale(hosts)
-                wanted = hosts
-        await asyncio.sleep(LOOK_S)
+    file = folder / WANTED_FILE
+    want_hosts(folder, len(fleet.hosts))
+    try:
+        while True:
+            with contextlib.suppress(OSError, ValueError, MisuseError):  # what stands there is no number of hosts
+                hosts = int(file.read_text())
+                if hosts != len(fleet.hosts):
+                    fleet.scale(hosts)
+            await asyncio.sleep(LOOK_S)
+    finally:
+        file.unlink(missing_ok=True)

@@ -105,7 +105,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
     )
     moves = Moves(desk, attendance)
-    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves, releases)
+    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves)
     line_check, answers, restores = LineCheck(desk), PlanAnswers(desk, attendance), Restores(desk)
     stop_question = StopQuestion(desk, attendance, refs)
     return Parts(

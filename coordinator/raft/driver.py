@@ -206,7 +206,7 @@ class RaftDriver:
 
         Raises:
             MisuseError: this replica does not lead, or `to` is no other replica.
-            CoordinatorUnavailableError: nobody is up to date, or the change did not come in time: look again.
+            CoordinatorUnavailableError: nobody is up to date, the change did not come in time, or another one than `to` won the election: ask again.
         """
         deadline_s = self._loop.time() + timeout_s
         before = self.standing
@@ -214,8 +214,11 @@ class RaftDriver:
         while self._loop.time() < deadline_s:
             # Whoever lacks the last entries would lose the election: a moment later it may have them.
             is_sent = is_sent or await self._on_tick_thread(partial(self._transfer, to), timeout_s)
-            if self.standing.term > before.term and self.standing.leader:
-                return self.standing.leader
+            leader = self.standing.leader
+            if self.standing.term > before.term and leader:
+                if to is not None and leader != to:
+                    raise CoordinatorUnavailableError(f"{leader} won the election, not {to}: ask it")
+                return leader
             await asyncio.sleep(TICK_S)
         raise CoordinatorUnavailableError(
             f"no other replica took over within {timeout_s} s: ask again who leads"

@@ -427,7 +427,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
         leading = self._replica.driver.standing.leader
-        if request.only_from and request.only_from != leading:
+        is_elsewhere = bool(request.only_from) and request.only_from != leading
+        if is_elsewhere or request.to == leading:
             return pb.LeaderTransferred(leader=leading)
         leader = await self._replica.driver.transfer_leadership(request.to or None)
         return pb.LeaderTransferred(leader=leader)

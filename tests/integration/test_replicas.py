@@ -36,12 +36,7 @@ async def test_the_lead_is_handed_over(bank: Running) -> None:
     assert (await bank.client.transfer_leader(only_from=to))["leader"] != to, (
         "it did not lead, and has nothing to hand on"
     )
-    for _ in range(5):
-        moved = await bank.client.transfer_leader(to)
-        if (
-            moved["leader"] == to
-        ):  # else an election of the third one was faster: that happens on a busy machine, and the answer says so
-            break
+    moved = await bank.client.transfer_leader(to)  # on a busy machine the third one may win: then that one is asked
     assert moved["leader"] == to
     await bank.until_more_epochs()  # whoever leads by then: on a busy machine there may be another election
     assert await bank.recoveries() == recoveries

@@ -74,10 +74,10 @@ def test_large_logs_begin_a_round(monkeypatch: pytest.MonkeyPatch, most: list[in
     """Koo-Toueg: the logs of agents that no round has asked for long were bounded by nothing."""
     monkeypatch.setattr(koo_toueg, "ROUND_LOG_BYTES", LOGS_MAX // 4)
     scenario = DEAD.format(protocol="koo-toueg").replace('every = "100ms"', 'every = "1h"').partition("[[fault]]")[0]
-    result = run(parse_scenario(scenario, source="here"), 1)
-    # Whether a round comes behind the very last turns is chance: their logs are small.
-    assert not result.violations and not result.error, (result.violations, result.error)
-    assert result.metrics["epochs_complete"] > 1
+    # Logs that are left at the end are small: somebody asks for a snapshot now and then, so that the run may come to its end.
+    result = run(parse_scenario(f'{scenario}[run]\nsnapshots_every = "20s"\n', source="here"), 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.metrics["epochs_complete"] > 50
 
 
 def nobody_stands(patch: pytest.MonkeyPatch) -> None:

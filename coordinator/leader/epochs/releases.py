@@ -27,10 +27,6 @@ RELEASE_RETRY_NS = 1 * SECOND_NS
 """As for refs."""
 
 
-OWED_MAX = 8
-"""Two of those that may be open at once, and some more: a release takes as long as a write to the store."""
-
-
 class Told(msgspec.Struct, frozen=True):
     """The newest release: its epoch, and agent → its last input consumed, and output emitted, in it."""
 
@@ -64,11 +60,6 @@ class Releases:
     def is_settled(self) -> bool:
         """Whether all complete epochs are released, as far as known."""
         return not self._owed
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether epochs complete faster than they can be released: then those that come round wait, or outputs would leave later and later."""
-        return len(self._owed) > OWED_MAX
 
     def is_owed_up_to(self, epoch: int) -> bool:
         """Whether this complete epoch, or a lower one, is not released yet."""

@@ -1,7 +1,7 @@
 """When an epoch begins: the period is over, or a tool asks. What else makes one begin is the mode's affair.
 
-A slow or failing store never stops the agents. While an epoch is being stored, or outputs of many are not released yet, a trigger that comes is
-skipped, so the period stretches to what the store can do. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
+A slow or failing store never stops the agents. While an epoch is being stored a trigger that comes is skipped, so the period
+stretches to what the store can do. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
 Epochs by hand, and those that a recovery wants, begin at once.
 """
 
@@ -9,7 +9,6 @@ from snapline.conversation.messages import WantEpoch
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
-from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.underway import Underway
@@ -40,7 +39,6 @@ class Triggers:
         store: StoreWatch,
         period: Period,
         moves: Moves,
-        releases: Releases,
     ) -> None:
         self._desk = desk
         self._modes = modes
@@ -50,7 +48,6 @@ class Triggers:
         self._store = store
         self._period = period
         self._moves = moves
-        self._releases = releases
         self._is_held = False
         self._is_wanted = False
         self._early_ns = 0
@@ -98,7 +95,7 @@ class Triggers:
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
-        if is_allowed and not self._underway.is_storing and not self._releases.is_behind:
+        if is_allowed and not self._underway.is_storing:
             return True
         self.skipped += 1
         return False
@@ -106,7 +103,7 @@ class Triggers:
     def _is_early(self) -> bool:
         """Does somebody wait, or agents that are to move, and is it not too soon? Then an epoch begins before its time."""
         is_wanted = self._is_wanted or self._moves.wants_epoch
-        if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing or self._releases.is_behind:
+        if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
             return False
         return self._store.allows_trigger()
 

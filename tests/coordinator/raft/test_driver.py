@@ -283,6 +283,19 @@ async def test_transfer_is_refused_where_it_makes_no_sense(driven: Driven) -> No
         await driven.driver.transfer_leadership("c2", timeout_s=0.1)
 
 
+async def test_who_is_named_leads_or_the_call_fails(driven: Driven) -> None:
+    """An answer that names another leader would be taken for success."""
+
+    def elect() -> None:
+        driven.node.raftCurrentTerm, driven.node.leader = 3, RaftNode("c3", "")
+
+    driven.node.is_leader, driven.node.transfer_code = True, SUCCESS
+    asked = asyncio.create_task(driven.driver.transfer_leadership("c2", timeout_s=10))
+    await driven.on_tick_thread(elect)
+    with pytest.raises(CoordinatorUnavailableError, match="c3 won the election, not c2"):
+        await asked
+
+
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 
