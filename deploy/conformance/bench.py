@@ -12,6 +12,7 @@ from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.launching import Handle, Launcher
 from snapline.deploy.local import LocalLauncher
+from snapline.deploy.plan import NODE
 
 LIMIT_S = 90.0
 """For each step: seconds on a quiet machine, and a busy one may take ten times as long."""
@@ -103,6 +104,21 @@ class LocalBench:
     @property
     def _place(self) -> Path:
         return self._folder / f"place-{self._places}"
+
+
+class NodesBench(LocalBench):
+    """Machines that are all this one, reached as if they were not: they share one folder, and processes listen at their machine's address."""
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return SnaplineCommands(
+            data_dir=self.folder / "data",
+            fleet=fleet,
+            hosts=hosts,
+            arguments=arguments or {},
+            on_failure="move",
+            store=self.store,
+            listen=f"{NODE}:0",
+        )
 
 
 def processes_naming(text: str) -> list[str]:

@@ -14,10 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.conformance.bench import LocalBench
+from snapline.deploy.conformance.bench import NodesBench
 from snapline.deploy.launching import Launcher
-from snapline.deploy.plan import NODE
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
 
@@ -150,7 +148,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class RayBench(LocalBench):
+class RayBench(NodesBench):
     """Nodes of this machine: processes can be frozen from here."""
 
     def __init__(self, folder: Path, address: str, hosts: int = 3) -> None:
@@ -161,17 +159,6 @@ class RayBench(LocalBench):
     def launcher(self) -> Launcher:
         cluster = RayCluster(self.folder.name, self._address)
         return RayLauncher(cluster, data_dir=str(self.folder / "data"), hosts=self._hosts, node=SPOT)
-
-    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-        return SnaplineCommands(
-            data_dir=self.folder / "data",
-            fleet=fleet,
-            hosts=hosts,
-            arguments=arguments or {},
-            on_failure="move",
-            store=self.store,
-            listen=f"{NODE}:0",
-        )
 
     def remains(self) -> list[str]:
         """Processes and actors."""

@@ -12,12 +12,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, processes_naming
-from snapline.deploy.plan import NODE
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, processes_naming
 from snapline.deploy.slurm_launcher import SlurmLauncher
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
@@ -190,22 +188,11 @@ def own_cluster(folder: Path) -> Iterator[Slurmds]:
             os.environ["SLURM_CONF"] = was
 
 
-class SlurmBench(LocalBench):
+class SlurmBench(NodesBench):
     """Nodes of this machine: processes can be frozen from here."""
 
     def launcher(self) -> SlurmLauncher:
         return SlurmLauncher(self.folder.name, data_dir=str(self.folder / "data"), options=OPTIONS)
-
-    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-        return SnaplineCommands(
-            data_dir=self.folder / "data",
-            fleet=fleet,
-            hosts=hosts,
-            arguments=arguments or {},
-            on_failure="move",
-            store=self.store,
-            listen=f"{NODE}:0",
-        )
 
     def remains(self) -> list[str]:
         """Processes, and jobs."""

@@ -11,13 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S
 from snapline.deploy.launching import Launcher
-from snapline.deploy.plan import NODE
 from snapline.deploy.post import runtime_folder
 from snapline.deploy.ssh_launcher import SshLauncher
 
@@ -100,7 +98,7 @@ def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
         made.close()
 
 
-class SshBench(LocalBench):
+class SshBench(NodesBench):
     """Machines that are all this one: processes can be frozen from here."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
@@ -110,17 +108,6 @@ class SshBench(LocalBench):
     def launcher(self) -> SshLauncher:
         return SshLauncher(
             self.folder.name, MACHINES, data_dir=str(self.folder / "data"), ssh=self._ssh, python=sys.executable
-        )
-
-    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-        return SnaplineCommands(
-            data_dir=self.folder / "data",
-            fleet=fleet,
-            hosts=hosts,
-            arguments=arguments or {},
-            on_failure="move",
-            store=self.store,
-            listen=f"{NODE}:0",
         )
 
     def remains(self) -> list[str]:

@@ -170,7 +170,7 @@ class SimLeader:
         """Somebody wants a snapshot."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
-    def take_back(self, wanted: ev.RestoreRequested | MovesRequested) -> None:
+    def tell(self, wanted: ev.RestoreRequested | MovesRequested) -> None:
         """An operator wants the fleet to go back, or agents elsewhere."""
         self.fire((self.feed, wanted))
 

@@ -66,10 +66,10 @@ class World:
         self._raft_messages = 0
         self.notes = WorldNotes(desk, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
-        restorer = Restorer(desk, self.log, self._take_back, self._does_one_stand)
+        restorer = Restorer(desk, self.log, self._tell_leader, self._does_one_stand)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
-        mover = Mover(desk, self.log, self._take_back)
+        mover = Mover(desk, self.log, self._tell_leader)
         self.notes.on_moves_answered = mover.on_answered
         self.notes.log.on_running.append(mover.start)
         self.seats = {node: Seat(desk, self.log, self.notes, node) for node in desk.coordinators}
@@ -143,10 +143,10 @@ class World:
             self.notes.questions.put(leader)
         self.desk.call_at(self.desk.kernel.now_ns + every_ns, self._ask_for_snapshots)
 
-    def _take_back(self, wanted: RestoreRequested | MovesRequested) -> None:
+    def _tell_leader(self, wanted: RestoreRequested | MovesRequested) -> None:
         leader = next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
         if leader is not None:
-            leader.take_back(wanted)
+            leader.tell(wanted)
 
     def _does_one_stand(self) -> bool:
         """An agent whose wish to go back was refused."""

@@ -54,6 +54,8 @@ async def test_up_leaves_a_fleet_running_down_ends_it_and_up_continues_it(
     assert made.code == 0, made.err
     await move_everything()
     assert (await snapline("down")).code == 0
+    alone = await snapline("scale", "--hosts", "3")
+    assert alone.code == 2 and "no process on this machine keeps a fleet" in alone.err
     async with asyncio.timeout(LIMIT_S):
         while marked(mark):
             await asyncio.sleep(0.02)
