@@ -106,19 +106,17 @@ class LocalBench:
         return self._folder / f"place-{self._places}"
 
 
-class NodesBench(LocalBench):
-    """Machines that are all this one, reached as if they were not: they share one folder, and processes listen at their machine's address."""
-
-    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-        return SnaplineCommands(
-            data_dir=self.folder / "data",
-            fleet=fleet,
-            hosts=hosts,
-            arguments=arguments or {},
-            on_failure="move",
-            store=self.store,
-            listen=f"{NODE}:0",
-        )
+def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+    """For machines that are all this one, reached as if they were not: they share one folder, and listen at their own addresses."""
+    return SnaplineCommands(
+        data_dir=bench.folder / "data",
+        fleet=fleet,
+        hosts=hosts,
+        arguments=arguments or {},
+        on_failure="move",
+        store=bench.store,
+        listen=f"{NODE}:0",
+    )
 
 
 def processes_naming(text: str) -> list[str]:

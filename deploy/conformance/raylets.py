@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from snapline.deploy.conformance.bench import NodesBench
+from snapline.deploy.commands import Commands
+from snapline.deploy.conformance.bench import LocalBench, commands_for_nodes
 from snapline.deploy.launching import Launcher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
@@ -148,7 +149,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class RayBench(NodesBench):
+class RayBench(LocalBench):
     """Nodes of this machine: processes can be frozen from here."""
 
     def __init__(self, folder: Path, address: str, hosts: int = 3) -> None:
@@ -159,6 +160,9 @@ class RayBench(NodesBench):
     def launcher(self) -> Launcher:
         cluster = RayCluster(self.folder.name, self._address)
         return RayLauncher(cluster, data_dir=str(self.folder / "data"), hosts=self._hosts, node=SPOT)
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
         """Processes and actors."""

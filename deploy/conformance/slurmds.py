@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, processes_naming
+from snapline.deploy.commands import Commands
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, commands_for_nodes, processes_naming
 from snapline.deploy.slurm_launcher import SlurmLauncher
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
@@ -188,11 +189,14 @@ def own_cluster(folder: Path) -> Iterator[Slurmds]:
             os.environ["SLURM_CONF"] = was
 
 
-class SlurmBench(NodesBench):
+class SlurmBench(LocalBench):
     """Nodes of this machine: processes can be frozen from here."""
 
     def launcher(self) -> SlurmLauncher:
         return SlurmLauncher(self.folder.name, data_dir=str(self.folder / "data"), options=OPTIONS)
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
         """Processes, and jobs."""

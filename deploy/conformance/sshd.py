@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S
+from snapline.deploy.commands import Commands
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, commands_for_nodes
 from snapline.deploy.launching import Launcher
 from snapline.deploy.post import runtime_folder
 from snapline.deploy.ssh_launcher import SshLauncher
@@ -98,7 +99,7 @@ def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
         made.close()
 
 
-class SshBench(NodesBench):
+class SshBench(LocalBench):
     """Machines that are all this one: processes can be frozen from here."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
@@ -109,6 +110,9 @@ class SshBench(NodesBench):
         return SshLauncher(
             self.folder.name, MACHINES, data_dir=str(self.folder / "data"), ssh=self._ssh, python=sys.executable
         )
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
         """Processes, sockets, keys."""

@@ -35,7 +35,9 @@ async def test_an_answer_is_plain_or_of_the_class_that_is_given() -> None:
         assert await client.ask("a", Paid(1), "k", reply_type=Taken) == Reply("a", 1, Taken(1), False, "k")
         early = await client.ask("a", ("Paid", {"amount": 2}), early=True, reply_type=Taken)
         assert (early.number, early.message, early.is_early, len(early.key)) == (2, Taken(2), True, 32)
-        assert fleet.hosts["h1"].asked == [("a", "k", False), ("a", "k", False), ("a", early.key, True)]
+        assert set(fleet.hosts["h1"].asked) == {("a", "k", False), ("a", early.key, True)}, (
+            "more often if before the input"
+        )
         fleet.hosts["h1"].replies = lambda *_: ev.AskAnswer("replied", 3)
         assert (await client.ask("a", Paid(3))).message is None, "its turn answered nothing"
 
@@ -54,6 +56,7 @@ async def test_an_answer_of_another_type() -> None:
 async def test_a_recovery_and_a_move_cost_nothing_but_time() -> None:
     async with fleet_and_client() as (fleet, client):
         first = fleet.hosts["h1"]
+        await client.send("a", Paid(1), "k")
         first.hold_asks = []
         asking = asyncio.create_task(client.ask("a", Paid(1), "k", reply_type=Taken))
         await until(lambda: first.hold_asks)
@@ -68,7 +71,8 @@ async def test_retries_are_followed() -> None:
     async with fleet_and_client() as (fleet, client):
         words = [ev.AskAnswer("retry", reason="the fleet recovers")] * 3
         fleet.hosts["h1"].replies = lambda *_: words.pop() if words else None
-        assert (await client.ask("a", Paid(1), reply_type=Taken)).message == Taken(1)
+        await client.send("a", Paid(1), "k")
+        assert (await client.ask("a", Paid(1), "k", reply_type=Taken)).message == Taken(1)
         assert len(fleet.hosts["h1"].asked) == 4 and len(fleet.books.taken["a"]) == 1
 
 
