@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Connection, check_address
+from snapline.cli.options import Connection, check_address, token_in
 from snapline.errors import MisuseError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A fleet behind HTTP.")
@@ -38,24 +38,16 @@ def run(
 ) -> None:
     """Take requests over HTTP for a fleet's agents, and give out what they emit; see docs/gateway.md."""
     try:
-        from snapline.gateway.server import check_exposure, serve
+        from snapline.gateway.server import serve
+        from snapline.gateway.serving import check_exposure
     except ModuleNotFoundError as error:
         raise MisuseError(f"the gateway needs {error.name!r}: pip install 'snapline[http]'") from error
     from snapline.agent_runtime.fleet import load_fleet
 
     host, _, port = check_address(listen, "--listen").rpartition(":")
-    token = _token_in(token_file)
+    token = token_in(token_file)
     check_exposure(host.strip("[]"), token)
     known = load_fleet(fleet, {}) if fleet is not None else None
     asyncio.run(
         serve(connection.address(), connection.security(), (host.strip("[]"), int(port)), token=token, fleet=known)
     )
-
-
-def _token_in(file: Path | None) -> str:
-    if file is None:
-        return ""
-    token = file.read_text().strip()
-    if not token:
-        raise MisuseError(f"{file} holds no token: write one, such as the output of `openssl rand -hex 32`")
-    return token

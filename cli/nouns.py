@@ -17,6 +17,7 @@ NOUNS = {
     "output": "outputs",
     "effect": "effects",
     "gateway": "gateway",
+    "ui": "ui",
     "health": "health",
     "sim": "sim",
     "chaos": "chaos",

@@ -196,6 +196,20 @@ def read_token(path: Path) -> str:
     return token
 
 
+def token_in(file: Path | None) -> str:
+    """What requests over HTTP have to bear, "" if no file is given.
+
+    Raises:
+        MisuseError: the file holds none.
+    """
+    if file is None:
+        return ""
+    token = file.read_text().strip()
+    if not token:
+        raise MisuseError(f"{file} holds no token: write one, such as the output of `openssl rand -hex 32`")
+    return token
+
+
 def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
     """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`.
 

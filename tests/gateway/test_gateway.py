@@ -18,7 +18,7 @@ from snapline.client.client import Client
 from snapline.gateway.app import Gateway
 from snapline.gateway.openapi import openapi_of
 from snapline.gateway.problems import STATUSES, problem_of
-from snapline.gateway.server import check_exposure
+from snapline.gateway.serving import check_exposure
 
 TOKEN = "a token that nobody guesses"
 FLEET = snapline.Fleet("books", agents={"a": Clerk(Book())})

@@ -14,7 +14,7 @@ NOT_PACKED = ("tests", "benchmarks", "docs")
 NOT_INSTALLED = "deploy/helm/"
 """A chart is for clusters, and is taken from the repository."""
 
-PACKED_SUFFIXES = (".py", ".pyi", ".html", ".js", ".json", ".service", ".conf", ".c")
+PACKED_SUFFIXES = (".py", ".pyi", ".html", ".js", ".css", ".svg", ".json", ".service", ".conf", ".c")
 
 
 @pytest.fixture(scope="module")

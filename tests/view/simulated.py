@@ -1,0 +1,59 @@
+"""A fleet of any size that nobody runs: the documents that `snapline.Client` would give, and a way to change them."""
+
+from typing import Any
+
+from snapline.conversation.answers import LocatedAgent
+from snapline.errors import AgentMissingError, SnaplineError
+
+
+class SimulatedFleet:
+    """`hosts` and `agents`: how many. `error`: what every call raises, if it is set."""
+
+    def __init__(self, hosts: int = 3, agents: int = 6) -> None:
+        self.names = [f"h{number}" for number in range(1, hosts + 1)]
+        self.states = dict.fromkeys(self.names, "alive")
+        self.figures: dict[str, dict[str, Any]] = {name: {} for name in self.names}
+        self.owners = {f"teller-{number}": self.names[number % hosts] for number in range(agents)}
+        self.more: dict[str, Any] = {}
+        self.turns = 0
+        self.error: SnaplineError | None = None
+        self.asked: list[str] = []
+
+    async def status(self) -> dict[str, object]:
+        self._answer("status")
+        return {
+            "apiVersion": "snapline/v1",
+            "kind": "FleetStatus",
+            "fleet": "bank",
+            "phase": "running",
+            "protocol": "chandy-lamport",
+            "mode": "coordinated",
+            "plan": 1,
+            "agents": len(self.owners),
+            "hosts_expected": len(self.names),
+            "last_complete_epoch": 7,
+            "hosts": [self._host(name) for name in self.names],
+            "of another release": True,
+            **self.more,
+        }
+
+    def _host(self, name: str) -> dict[str, object]:
+        agents = sum([owner == name for owner in self.owners.values()])
+        about = {"host": name, "address": "127.0.0.1:4000", "host_start": 1, "state": self.states[name]}
+        return {**about, "agents": agents, "turns": self.turns, **self.figures[name]}
+
+    async def agents(self) -> list[LocatedAgent]:
+        self._answer("agents")
+        return [LocatedAgent(agent, self.states[host], host, "", 1) for agent, host in sorted(self.owners.items())]
+
+    async def describe(self, agent: str, timeout_s: float = 1.0) -> dict[str, object]:
+        self._answer("describe")
+        if agent not in self.owners:
+            raise AgentMissingError(f"agent {agent!r} is not in this fleet")
+        about = {"agent": agent, "agent_kind": "bank:Teller", "host": self.owners[agent], "incarnation": 1}
+        return {"apiVersion": "snapline/v1", "kind": "Agent", **about, "life": "running", **self.more}
+
+    def _answer(self, call: str) -> None:
+        self.asked.append(call)
+        if self.error is not None:
+            raise self.error

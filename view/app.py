@@ -1,0 +1,207 @@
+"""The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
+
+    GET  /, /agents/{agent}                  pages
+    GET  /events/fleet                       server-sent events: `[[id, html], …]`, elements of the page to replace
+    GET  /static/{file}                      style, script, icon
+    GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
+    GET  /health                             200 while this process answers
+
+It reads only. What a page holds comes from `snapline.Client` and from the store's reader.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from importlib import resources
+
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.view.agent_page import agent_body
+from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions
+from snapline.view.facts import FleetCalls
+from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.frame import PageHead, page
+from snapline.view.markup import Markup, join, tag
+from snapline.view.pieces import ViewerCopy
+from snapline.view.watch import FleetWatch
+
+STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+QUIET_S = 15.0
+"""A stream says something so often: proxies close what is silent."""
+
+WRONG_S = 0.5
+"""Before a wrong token is answered."""
+
+DESCRIBE_S = 5.0
+"""For a host to say how an agent stands: somebody waits for the page."""
+
+FORM_BYTES_MAX = 4096
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class View:
+    """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look."""
+
+    def __init__(self, calls: FleetCalls, *, token: str = "", watch: FleetWatch | None = None) -> None:
+        self._calls = calls
+        self._sessions = Sessions(token)
+        self._watch = watch or FleetWatch(calls)
+        self._fleet = FleetScreen()
+        self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
+
+    def app(self) -> Starlette:
+        """The application."""
+        routes = [
+            Route("/", self._guarded(self._show_fleet)),
+            Route("/agents/{agent}", self._guarded(self._show_agent)),
+            Route("/events/fleet", self._guarded(self._fleet_events)),
+            Route("/static/{file}", self._give_file),
+            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self._sign_out, methods=["POST"]),
+            Route("/health", self._health),
+        ]
+        return Starlette(routes=routes, exception_handlers={404: self._missing})
+
+    async def close(self) -> None:
+        """Ask the fleet no more."""
+        await self._watch.close()
+
+    # ---- who may ----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            if not self._sessions.may(request):
+                return self._turned_away(request)
+            try:
+                return await handler(request)
+            except SnaplineError as error:
+                return self._failure(error)
+
+        return guarded
+
+    def _turned_away(self, request: Request) -> Response:
+        if self._sessions.is_asked_for and request.url.path == "/":
+            return RedirectResponse("/sign-in", 303, HEADERS)
+        if self._sessions.is_asked_for:
+            return PlainTextResponse("sign in first: /sign-in", 401, {**HEADERS, "WWW-Authenticate": "Bearer"})
+        sentence = "without a token this view answers on this machine alone, as 127.0.0.1 or localhost"
+        return PlainTextResponse(sentence, 421, HEADERS)
+
+    async def _sign_in(self, request: Request) -> Response:
+        if not self._sessions.is_asked_for:
+            return RedirectResponse("/", 303, HEADERS)
+        if request.method == "GET":
+            return self._sign_in_page()
+        if not self._sessions.is_right(await _token_of(request)):
+            await asyncio.sleep(WRONG_S)
+            return self._sign_in_page("That is not the token.", 401)
+        response = RedirectResponse("/", 303, HEADERS)
+        is_secure = request.url.scheme == "https"
+        response.set_cookie(
+            COOKIE, self._sessions.begin(), max_age=SESSION_S, httponly=True, samesite="strict", secure=is_secure
+        )
+        return response
+
+    def _sign_in_page(self, wrong: str = "", status: int = 200) -> Response:
+        field = tag("input", type="password", name="token", autocomplete="current-password", required=True, id="token")
+        form = tag("form", tag("label", "Token", for_="token"), field, tag("button", "Sign in"), method="post")
+        told = tag("p", wrong, class_="strip bad", role="alert") if wrong else None
+        body = tag("div", tag("h1", "Sign in"), told, form, class_="sign-in")
+        return _html(page(PageHead("sign-in", "Sign in"), body), status)
+
+    async def _sign_out(self, request: Request) -> Response:
+        self._sessions.end(request)
+        response = RedirectResponse("/sign-in", 303, HEADERS)
+        response.delete_cookie(COOKIE)
+        return response
+
+    # ---- screens ----------------------------------------------------------------------------------------------------
+
+    async def _show_fleet(self, request: Request) -> Response:
+        standing, search = await self._watch.now(), _search_of(request.query_params)
+        if request.query_params.get("part") == "found":
+            return _html(self._fleet.found(standing, search))
+        return self._page("fleet", "Fleet", self._fleet.body(standing, search), events="/events/fleet")
+
+    async def _show_agent(self, request: Request) -> Response:
+        agent = request.path_params["agent"]
+        return self._page("fleet", agent, agent_body(await self._calls.describe(agent, DESCRIBE_S)))
+
+    def _page(self, screen: str, title: str, body: Markup, *, events: str = "", status: int = 200) -> Response:
+        facts = self._watch.last.facts
+        name = "" if facts is None else facts.fleet
+        return _html(page(PageHead(screen, title, name, events, self._sessions.is_asked_for), body), status)
+
+    def _failure(self, error: SnaplineError) -> Response:
+        status = 503
+        if isinstance(error, NotFoundError | AgentMissingError):
+            status = 404
+        elif isinstance(error, MisuseError):
+            status = 400
+        told = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        body = join([tag("h1", "That cannot be shown"), tag("p", told, class_="strip bad", role="alert")])
+        return self._page("", "Not to be shown", body, status=status)
+
+    async def _missing(self, request: Request, error: Exception) -> Response:
+        if not self._sessions.may(request):
+            return self._turned_away(request)
+        body = join([tag("h1", "There is no such page"), tag("p", tag("a", "The fleet", href="/"))])
+        return self._page("", "No such page", body, status=404)
+
+    # ---- what changes -----------------------------------------------------------------------------------------------
+
+    async def _fleet_events(self, request: Request) -> Response:
+        search = _search_of(request.query_params)
+        return StreamingResponse(
+            self._fleet_stream(search), media_type="text/event-stream", headers={**HEADERS, "X-Accel-Buffering": "no"}
+        )
+
+    async def _fleet_stream(self, search: AgentSearch) -> AsyncGenerator[str, None]:
+        shown = ViewerCopy()
+        try:
+            async with aclosing(self._watch.follow()) as news:
+                async for standing in news:
+                    yield _event(shown.changes(self._fleet.pieces(standing, search)))
+        except MisuseError as error:
+            yield f"event: refused\ndata: {json.dumps(str(error))}\n\n"
+
+    # ---- our own files ----------------------------------------------------------------------------------------------
+
+    async def _give_file(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        if name not in STATIC:
+            return PlainTextResponse("no such file", 404, HEADERS)
+        return Response(self._files[name], media_type=STATIC[name], headers={**HEADERS, "Cache-Control": "no-cache"})
+
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("ok", headers=HEADERS)
+
+
+def _html(markup: Markup, status: int = 200) -> HTMLResponse:
+    return HTMLResponse(str(markup), status, HEADERS)
+
+
+def _event(changes: list[tuple[str, Markup]]) -> str:
+    return f"data: {json.dumps(changes, separators=(',', ':'))}\n\n" if changes else ": nothing new\n\n"
+
+
+def _search_of(query: QueryParams) -> AgentSearch:
+    return AgentSearch(query.get("q", "").strip(), query.get("host", ""), query.get("state", ""))
+
+
+async def _token_of(request: Request) -> str:
+    """The token in a form, whose body is small."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES_MAX:
+            return ""
+    return QueryParams(bytes(body)).get("token", "")

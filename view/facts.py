@@ -1,0 +1,142 @@
+"""What the view knows of a fleet: the documents that `snapline.Client` gives, with names and types.
+
+A document may come from another release: what is missing has a value that says nothing, what is new is left out.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.messages import OpenTurn
+
+COURSE_MAX = 120
+"""Samples of the course that is drawn: two minutes, one a second."""
+
+WINDOW_S = 5.0
+"""A rate is that of the last few seconds: hosts tell their figures with heartbeats, not when they are asked."""
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """One host, as `conversation/status.py` describes it."""
+
+    host: str
+    address: str = ""
+    host_start: int = 0
+    state: str = ""
+    agents: int = 0
+    turns: int = 0
+    dead_letters: int = 0
+    parked: int = 0
+    busy: tuple[OpenTurn, ...] = ()
+    inputs_waiting: int = 0
+    outputs_waiting: int = 0
+    output_bytes_waiting: int = 0
+    agents_full: int = 0
+    is_drained: bool = False
+
+
+class StoreFacts(msgspec.Struct, frozen=True):
+    """The store; times in seconds."""
+
+    location: str = ""
+    state: str = ""
+    since_s: float = 0.0
+    reason: str = ""
+    next_try_s: float = 0.0
+    skipped: int = 0
+
+
+class ConcernFacts(msgspec.Struct, frozen=True):
+    """What the fleet waits for, or goes without."""
+
+    kind: str = ""
+    hosts: tuple[str, ...] = ()
+    since_s: float = 0.0
+    text: str = ""
+
+
+class FleetFacts(msgspec.Struct, frozen=True):
+    """The fleet, as `conversation/status.py` describes it."""
+
+    fleet: str = ""
+    phase: str = ""
+    protocol: str = ""
+    mode: str = ""
+    plan: int = 0
+    line_epoch: int = 0
+    hosts: tuple[HostFacts, ...] = ()
+    hosts_expected: int = 0
+    agents: int = 0
+    epochs_begun: int = 0
+    epochs_completed: int = 0
+    epochs_aborted: int = 0
+    epochs_open: int = 0
+    last_complete_epoch: int = 0
+    reason: str = ""
+    leader: str = ""
+    term: int = 0
+    replicas: tuple[str, ...] = ()
+    store: StoreFacts = StoreFacts()
+    concerns: tuple[ConcernFacts, ...] = ()
+
+    def total(self, name: str) -> int:
+        """The sum of a figure over the hosts."""
+        return sum([getattr(host, name) for host in self.hosts])
+
+
+class FleetCalls(Protocol):
+    """What the view asks of a fleet: a part of `snapline.Client`."""
+
+    async def status(self) -> dict[str, object]: ...
+    async def agents(self) -> list[LocatedAgent]: ...
+    async def describe(self, agent: str, timeout_s: float = ...) -> dict[str, object]: ...
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """How the fleet stands, as far as the view has heard.
+
+    Attributes:
+        facts: the last answer; None: there was none yet.
+        heard_s: when, in seconds since 1970.
+        trouble: why the last question has no answer; "" if it has.
+        turns_per_s: of all hosts; None: not known yet. host_turns_per_s: of those that are known.
+        course: turns per second, from the oldest sample to the newest.
+        agents: all, sorted.
+    """
+
+    facts: FleetFacts | None = None
+    heard_s: float = 0.0
+    trouble: str = ""
+    turns_per_s: float | None = None
+    host_turns_per_s: Mapping[str, float] = {}
+    course: tuple[float, ...] = ()
+    agents: tuple[LocatedAgent, ...] = ()
+
+
+class TurnRates:
+    """Turns per second, from what hosts have counted."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, dict[str, int]]] = deque()
+        self._course: deque[float] = deque(maxlen=COURSE_MAX)
+
+    def note(self, now_s: float, facts: FleetFacts) -> tuple[dict[str, float], tuple[float, ...]]:
+        """Take a sample; returns the rate of each host that has been heard of twice, and the course of the sum."""
+        turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
+        self._samples.append((now_s, turns))
+        while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
+            self._samples.popleft()
+        earlier_s, before = self._samples[0]
+        passed_s = now_s - earlier_s
+        if passed_s <= 0:
+            return {}, tuple(self._course)
+        rates = {
+            host: max(0, count - before[host]) / passed_s  # a host that starts again counts from 0
+            for host, count in turns.items()
+            if host in before
+        }
+        self._course.append(sum(rates.values()))
+        return rates, tuple(self._course)

@@ -1,0 +1,302 @@
+"""The screen *Fleet*: hosts, agents, what is busy, parked and waiting; live."""
+
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from snapline.conversation.answers import LocatedAgent
+from snapline.view.facts import ConcernFacts, FleetFacts, Heard, HostFacts
+from snapline.view.figures import count, plural, rate, seconds, size
+from snapline.view.frame import section, table, trouble
+from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.pieces import Piece
+from snapline.view.sparkline import sparkline
+
+ROWS_MAX = 100
+"""Agents in the table: nobody reads ten thousand; who searches finds each."""
+
+BUSY_MAX = 20
+TILES_MIN = 13
+"""From so many hosts on they are also drawn as tiles: a table of a hundred does not fit a screen."""
+
+LOADS = 5
+"""Shades of a tile."""
+
+HOST_COLUMNS = (
+    *(("Host", ""), ("State", ""), ("Agents", "number"), ("Turns / s", "number"), ("Busy", "number")),
+    *(("Parked", "number"), ("Dead letters", "number"), ("Inputs waiting", "number"), ("Outputs waiting", "number")),
+    *(("Start", "number"), ("Address", "")),
+)
+AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State", ""))
+
+PHASES = {"running": "good", "recovering": "warn", "forming": "warn", "finished": "plain", "failed": "bad"}
+STATES = {"alive": "good", "lost": "bad", "left": "plain", "unplaced": "warn"}
+
+
+class AgentSearch(msgspec.Struct, frozen=True):
+    """Which agents somebody wants to see. `text`: part of the name; `host`, `state`: exactly; "": all."""
+
+    text: str = ""
+    host: str = ""
+    state: str = ""
+
+    def finds(self, agents: Iterable[LocatedAgent]) -> list[LocatedAgent]:
+        """Those, in their order."""
+        text = self.text.casefold()
+        return [
+            agent
+            for agent in agents
+            if (not text or text in agent.agent.casefold())
+            and (not self.host or agent.host == self.host)
+            and (not self.state or agent.state == self.state)
+        ]
+
+
+class FleetScreen:
+    """Draws the screen. What takes long is kept until it changes: the agents that one search finds."""
+
+    SEARCHES_KEPT = 64
+
+    def __init__(self) -> None:
+        self._found: dict[AgentSearch, tuple[Sequence[LocatedAgent], Markup]] = {}
+
+    def body(self, standing: Heard, search: AgentSearch) -> Markup:
+        """The whole screen."""
+        return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
+
+    def pieces(self, standing: Heard, search: AgentSearch) -> list[Piece]:
+        """What may change."""
+        return [*self._tops(standing, search), *[_row(host, standing) for host in _hosts(standing)]]
+
+    def _tops(self, standing: Heard, search: AgentSearch) -> list[Piece]:
+        return [
+            Piece("notices", _notices(standing)),
+            Piece("title", _title(standing)),
+            Piece("figures", _figures(standing)),
+            Piece("tiles", _tiles(standing)),
+            Piece("hosts", _host_table(standing), key=" ".join([host.host for host in _hosts(standing)])),
+            Piece("busy", _busy(standing)),
+            self._section(standing, search),
+            Piece("found", self.found(standing, search)),
+        ]
+
+    def _section(self, standing: Heard, search: AgentSearch) -> Piece:
+        """The form with what is found below it: somebody may be typing into it, so it is sent again for new choices only."""
+        form, key = _form(standing, search)
+        return Piece("agents", section("agents", "Agents", form, self.found(standing, search)), key)
+
+    def found(self, standing: Heard, search: AgentSearch) -> Markup:
+        """The agents that are searched for."""
+        known = self._found.get(search)
+        if known is None or known[0] is not standing.agents:
+            known = (standing.agents, _found(standing, search))
+            while len(self._found) >= self.SEARCHES_KEPT:
+                del self._found[next(iter(self._found))]
+            self._found[search] = known
+        return known[1]
+
+
+# -- above ---------------------------------------------------------------------------------------------------------------
+
+
+def _notices(standing: Heard) -> Markup:
+    facts = standing.facts
+    strips: list[Child] = [trouble(standing.trouble, standing.heard_s)]
+    if facts is not None:
+        if facts.reason and facts.phase in ("failed", "finished"):
+            strips.append(tag("p", f"The fleet has {facts.phase}: {facts.reason}.", class_="strip"))
+        if facts.store.state == "degraded":
+            told = f"The store has been failing for {seconds(facts.store.since_s)}: {facts.store.reason}."
+            strips.append(tag("p", told, class_="strip bad"))
+        strips += [_concern(each) for each in facts.concerns]
+    return tag("div", strips, id="notices")
+
+
+def _concern(concern: ConcernFacts) -> Markup:
+    text = f"{concern.text[:1].upper()}{concern.text[1:]}."
+    return tag("p", text, tag("span", f" For {seconds(concern.since_s)}.", class_="quiet"), class_="strip warn")
+
+
+def _title(standing: Heard) -> Markup:
+    facts = standing.facts
+    if facts is None:
+        return tag("div", tag("h1", "Waiting for the fleet"), id="title", class_="title")
+    protocol = f"{facts.protocol} ({facts.mode})" if facts.mode else facts.protocol
+    led = f"led by {facts.leader}, term {facts.term}" if facts.leader and len(facts.replicas) > 1 else ""
+    return tag(
+        "div",
+        tag("h1", facts.fleet or "Fleet"),
+        pill(facts.phase, PHASES),
+        tag("p", " · ".join(filter(None, [protocol, f"plan {facts.plan}", led])), class_="quiet"),
+        id="title",
+        class_="title",
+    )
+
+
+def pill(word: str, kinds: dict[str, str]) -> Markup:
+    """A state as a word with a colour."""
+    return tag("span", word or "unknown", class_=f"pill {kinds.get(word, 'plain')}")
+
+
+def _figures(standing: Heard) -> Markup:
+    facts = standing.facts or FleetFacts()
+    alive = sum([host.state == "alive" for host in facts.hosts])
+    expected = max(facts.hosts_expected, len(facts.hosts))
+    waiting = facts.total("inputs_waiting")
+    epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
+    tiles = [
+        _figure("Agents", count(facts.agents), f"on {alive:,} of {plural(expected, 'host')}"),
+        _figure("Turns per second", rate(standing.turns_per_s), sparkline(standing.course)),
+        _figure("Last complete epoch", count(facts.last_complete_epoch or None), epochs),
+        _figure(
+            "Inputs waiting",
+            count(waiting),
+            f"{facts.total('outputs_waiting'):,} outputs ({size(facts.total('output_bytes_waiting'))})",
+        ),
+        _figure("Parked", count(facts.total("parked")), f"{plural(facts.total('agents_full'), 'agent')} full"),
+        _figure("Dead letters", count(facts.total("dead_letters")), "", is_bad=facts.total("dead_letters") > 0),
+    ]
+    return tag("dl", *tiles, id="figures", class_="figures")
+
+
+def _figure(name: str, value: str, more: Child, *, is_bad: bool = False) -> Markup:
+    return tag(
+        "div", tag("dt", name), tag("dd", value, class_="bad" if is_bad else None), tag("dd", more, class_="more")
+    )
+
+
+# -- hosts ---------------------------------------------------------------------------------------------------------------
+
+
+def _hosts(standing: Heard) -> Sequence[HostFacts]:
+    return () if standing.facts is None else standing.facts.hosts
+
+
+def _host_table(standing: Heard) -> Markup:
+    hosts = _hosts(standing)
+    rows = [_row(host, standing).html for host in hosts]
+    body = table(HOST_COLUMNS, rows, label="Hosts") if hosts else tag("p", "No host has come yet.", class_="quiet")
+    return section("hosts", "Hosts", body)
+
+
+def _row(host: HostFacts, standing: Heard) -> Piece:
+    most = max([each.agents for each in _hosts(standing)], default=0)
+    fastest = max(standing.host_turns_per_s.values(), default=0.0)
+    turns = standing.host_turns_per_s.get(host.host)
+    id = f"host-{host.host}"
+    row = tag(
+        "tr",
+        tag("th", tag("a", host.host, href=f"/?host={quote(host.host)}#agents"), scope="row"),
+        tag("td", pill(host.state, STATES), " drained" if host.is_drained else None),
+        _bar(count(host.agents), host.agents, most),
+        _bar(rate(turns), turns or 0.0, fastest),
+        _number(len(host.busy)),
+        _number(host.parked),
+        _number(host.dead_letters, kind="bad"),
+        _number(host.inputs_waiting),
+        _number(host.outputs_waiting),
+        _number(host.host_start),
+        tag("td", tag("code", host.address)),
+        id=id,
+    )
+    return Piece(id, row)
+
+
+def _number(value: int, kind: str = "") -> Markup:
+    return tag("td", count(value), class_=f"number {kind if value else 'zero'}".rstrip())
+
+
+def _bar(words: str, value: float, most: float) -> Markup:
+    """A number, and its share of the largest one as a bar: an SVG, since the page's policy allows no styles of elements."""
+    width = 0 if most <= 0 else max(0, min(100, round(100 * value / most)))
+    bar = tag("rect", class_="bar-fill", width=width, height=4)
+    drawn = tag("svg", bar, class_="bar", viewBox="0 0 100 4", preserveAspectRatio="none", aria_hidden="true")
+    return tag("td", words, drawn, class_="number")
+
+
+def _tiles(standing: Heard) -> Markup:
+    hosts = _hosts(standing)
+    if len(hosts) < TILES_MIN:
+        return tag("div", id="tiles", hidden=True)
+    fastest = max(standing.host_turns_per_s.values(), default=0.0)
+    tiles = []
+    for host in hosts:
+        turns = standing.host_turns_per_s.get(host.host, 0.0)
+        load = 0 if fastest <= 0 else min(LOADS - 1, int(LOADS * turns / fastest))
+        told = f"{host.host}: {host.state}, {plural(host.agents, 'agent')}, {rate(turns)} turns a second"
+        marks = f"tile {STATES.get(host.state, 'plain')} load-{load}"
+        tiles.append(tag("a", href=f"#host-{host.host}", class_=marks, title=told, aria_label=told))
+    return tag("div", *tiles, id="tiles", class_="tiles", role="group", aria_label="Hosts by turns per second")
+
+
+# -- agents --------------------------------------------------------------------------------------------------------------
+
+
+def _busy(standing: Heard) -> Markup:
+    turns = sorted(
+        [(turn.elapsed_ns, turn.agent, host.host) for host in _hosts(standing) for turn in host.busy], reverse=True
+    )
+    if not turns:
+        return tag("div", id="busy", hidden=True)
+    rows = [
+        tag(
+            "tr",
+            tag("th", agent_link(agent), scope="row"),
+            tag("td", host),
+            tag("td", seconds(ns / 1e9), class_="number"),
+        )
+        for ns, agent, host in turns[:BUSY_MAX]
+    ]
+    more = tag("p", f"and {len(turns) - BUSY_MAX:,} more", class_="quiet") if len(turns) > BUSY_MAX else None
+    columns = (("Agent", ""), ("Host", ""), ("In one turn for", "number"))
+    return section("busy", "Long turns", table(columns, rows, label="Long turns"), more)
+
+
+def agent_link(agent: str) -> Markup:
+    """The way to one agent; ids are made of letters, digits, dots, dashes and underscores."""
+    return tag("a", agent, href=f"/agents/{quote(agent)}")
+
+
+def _found(standing: Heard, search: AgentSearch) -> Markup:
+    found = search.finds(standing.agents)
+    rows = [
+        tag(
+            "tr",
+            tag("th", agent_link(each.agent), scope="row"),
+            tag("td", each.host),
+            tag("td", count(each.incarnation), class_="number"),
+            tag("td", pill(each.state, STATES)),
+        )
+        for each in found[:ROWS_MAX]
+    ]
+    total = len(standing.agents)
+    told = plural(total, "agent") if len(found) == total else f"{len(found):,} of {plural(total, 'agent')}"
+    if len(found) > ROWS_MAX:
+        told += f", the first {ROWS_MAX} are shown"
+    body = table(AGENT_COLUMNS, rows, label="Agents") if rows else tag("p", "No agent is found.", class_="quiet")
+    return tag("div", tag("p", told, class_="quiet", role="status"), body, id="found")
+
+
+def _form(standing: Heard, search: AgentSearch) -> tuple[Markup, str]:
+    """The form, and what its choices depend on."""
+    hosts = [host.host for host in _hosts(standing)]
+    states = sorted({agent.state for agent in standing.agents} | ({search.state} if search.state else set()))
+    field = tag("input", type="search", name="q", value=search.text, placeholder="Part of a name", aria_label="Name")
+    form = tag(
+        "form",
+        field,
+        _select("host", "Host", "all hosts", hosts, search.host),
+        _select("state", "State", "all states", states, search.state),
+        tag("button", "Search"),
+        method="get",
+        action="/",
+        class_="search",
+        data_live="found",
+    )
+    return form, " ".join([*hosts, "/", *states])
+
+
+def _select(name: str, label: str, all_of: str, values: Sequence[str], chosen: str) -> Markup:
+    options = [tag("option", value, value=value, selected=value == chosen) for value in values]
+    return tag("select", tag("option", all_of, value=""), *options, name=name, aria_label=label)

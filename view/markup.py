@@ -1,0 +1,75 @@
+"""HTML from values: what is no markup is text, and is escaped; so nothing that a fleet holds can become part of a page.
+
+Text of a fleet may be hostile. A control character is shown as its picture (␛), a mark that would turn the direction of text, hide or join it
+is shown as its number (‹202E›): people see what is there, and not what somebody wants them to see. A text is cut at a length, and says so.
+"""
+
+import re
+from collections.abc import Iterable
+from html import escape
+
+TEXT_MAX = 10_000
+"""Characters of one text in a page: more than anybody reads there. The rest is counted."""
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+_VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = Markup | str | int | float | None | Iterable["Child"]
+Attribute = str | int | bool | None
+
+
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
+    """An element. Attributes: `class_` is `class`, `data_age` is `data-age`; True stands alone, None and False are left out."""
+    opening = "".join([_attribute(key, value) for key, value in attributes.items()])
+    if name in _VOID:
+        return Markup(f"<{name}{opening}>")
+    return Markup(f"<{name}{opening}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[Child]) -> Markup:
+    """Children one after the other; None is nothing."""
+    return Markup("".join([_content(child) for child in children]))
+
+
+def shown(text: str, characters_max: int = TEXT_MAX) -> str:
+    """The text with what cannot be seen made visible, and cut."""
+    kept = text[:characters_max]
+    seen = _UNSEEN.sub(_visible, kept) if _UNSEEN.search(kept) else kept
+    return seen if len(text) <= characters_max else f"{seen}… {len(text) - characters_max:,} more characters"
+
+
+def _content(child: Child) -> str:
+    match child:
+        case None:
+            return ""
+        case Markup():
+            return child
+        case str():
+            return escape(shown(child), quote=False)
+        case int() | float():
+            return str(child)
+    return join(child)
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{escape(shown(str(value)))}"'
+
+
+def _visible(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    if number < 0x20:
+        return chr(0x2400 + number)
+    return "␡" if number == 0x7F else f"‹{number:04X}›"

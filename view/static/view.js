@@ -1,0 +1,107 @@
+// What the view's pages do by themselves. All of it is comfort: without scripts pages are the same, and stand still.
+"use strict";
+
+const body = document.body;
+const live = document.getElementById("live");
+let heard = 0;
+let ahead = 0; // of the server's clock, in milliseconds, as far as a time in the page shows it
+
+// ---- what changes ---------------------------------------------------------------------------------------------------
+
+function replace(id, html) {
+  const old = document.getElementById(id);
+  if (!old) return;
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  const fresh = made.content.firstElementChild;
+  if (!fresh || old.outerHTML === fresh.outerHTML) return;
+  for (const part of old.querySelectorAll("details[open][id]")) {
+    const same = fresh.querySelector("#" + CSS.escape(part.id));
+    if (same) same.open = true;
+  }
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  if (focused && focused.matches("input, select")) return; // somebody is typing: it comes again
+  const href = focused && focused.getAttribute("href");
+  old.replaceWith(fresh);
+  if (focused) {
+    const same = href && fresh.querySelector('[href="' + CSS.escape(href) + '"]');
+    (same || document.getElementById("main")).focus({ preventScroll: true });
+  }
+}
+
+let stream = null;
+
+function listen() {
+  if (stream) stream.close();
+  stream = new EventSource(body.dataset.events + location.search);
+  stream.onmessage = (event) => {
+    heard = Date.now();
+    for (const [id, html] of JSON.parse(event.data)) replace(id, html);
+    tick();
+    body.dispatchEvent(new CustomEvent("snapline:changed"));
+  };
+  stream.addEventListener("refused", (event) => {
+    stream.close();
+    say(JSON.parse(event.data), "lost");
+  });
+  stream.onopen = () => say("live", "on");
+  stream.onerror = () => say("connection lost, trying again", "lost");
+}
+
+function say(words, state) {
+  if (!live) return;
+  if (live.textContent !== words) live.textContent = words;
+  live.className = "live " + state;
+}
+
+if (body.dataset.events) {
+  listen();
+  addEventListener("pagehide", () => stream.close());
+  addEventListener("pageshow", (event) => event.persisted && listen());
+}
+
+// ---- ages -----------------------------------------------------------------------------------------------------------
+
+function ago(seconds) {
+  if (seconds < 60) return Math.floor(seconds) + " s ago";
+  if (seconds < 3600) return Math.floor(seconds / 60) + " min ago";
+  if (seconds < 172800) return Math.floor(seconds / 3600) + " h ago";
+  return Math.floor(seconds / 86400) + " days ago";
+}
+
+function tick() {
+  for (const time of document.querySelectorAll("time[data-age]")) {
+    const words = ago(Math.max(0, (Date.now() - Date.parse(time.dateTime)) / 1000));
+    if (time.textContent !== words) time.textContent = words;
+  }
+}
+
+tick();
+setInterval(tick, 1000);
+
+// ---- searches -------------------------------------------------------------------------------------------------------
+
+let asked = 0;
+
+async function search(form) {
+  const query = new URLSearchParams(new FormData(form));
+  for (const [name, value] of [...query]) if (!value) query.delete(name);
+  const address = form.getAttribute("action") + (query.size ? "?" + query : "");
+  const number = ++asked;
+  query.set("part", form.dataset.live);
+  const found = await fetch(form.getAttribute("action") + "?" + query);
+  if (number !== asked || !found.ok) return;
+  replace(form.dataset.live, await found.text());
+  history.replaceState(null, "", address);
+  if (body.dataset.events) listen();
+}
+
+for (const kind of ["input", "change", "submit"]) {
+  document.addEventListener(kind, (event) => {
+    const form = event.target.closest("form[data-live]");
+    if (!form) return;
+    if (kind === "submit") event.preventDefault();
+    clearTimeout(form.waiting);
+    form.waiting = setTimeout(() => search(form), kind === "input" ? 150 : 0);
+  });
+}

@@ -1,0 +1,137 @@
+"""Looks at a fleet for all viewers at once: however many there are, the coordinator is asked once a second, and not at all when nobody looks."""
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from snapline.conversation.answers import LocatedAgent
+from snapline.errors import MisuseError, SnaplineError
+from snapline.view.facts import FleetCalls, FleetFacts, Heard, TurnRates
+
+PERIOD_S = 1.0
+"""Between two questions: hosts tell their figures with heartbeats, which do not come faster."""
+
+AGENTS_S = 30.0
+"""Where agents live is asked again when hosts, plan or the number of agents change, and so often without: ten thousand are a long answer."""
+
+VIEWERS_MAX = 64
+"""Streams of events at once."""
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def counted(name: str) -> list[tuple[bool, int, str]]:
+    """For sorting as people count: `a-2` before `a-10`."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
+
+
+class FleetWatch:
+    """What was heard last, and who waits for news. For one event loop."""
+
+    def __init__(self, calls: FleetCalls, period_s: float = PERIOD_S) -> None:
+        self._calls = calls
+        self._period_s = period_s
+        self._rates = TurnRates()
+        self._standing = Heard()
+        self._asked_s = float("-inf")
+        self._asking = asyncio.Lock()
+        self._agents_of: tuple[object, ...] = ()
+        self._agents_s = float("-inf")
+        self._news: set[asyncio.Event] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def last(self) -> Heard:
+        """What was heard last."""
+        return self._standing
+
+    @property
+    def viewers(self) -> int:
+        """How many streams there are."""
+        return len(self._news)
+
+    async def now(self) -> Heard:
+        """How the fleet stands, not older than a period."""
+        async with self._asking:
+            if time.monotonic() - self._asked_s >= self._period_s:
+                await self._ask()
+        return self._standing
+
+    async def follow(self) -> AsyncGenerator[Heard, None]:
+        """Yield how the fleet stands, now and after every question.
+
+        Raises:
+            MisuseError: too many look already.
+        """
+        if len(self._news) >= VIEWERS_MAX:
+            raise MisuseError(f"{VIEWERS_MAX} viewers look already: close one")
+        news = asyncio.Event()
+        self._news.add(news)
+        try:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+            yield await self.now()
+            while True:
+                await news.wait()
+                news.clear()
+                yield self._standing
+        finally:
+            self._news.discard(news)
+            if not self._news:
+                await self.close()
+
+    async def close(self) -> None:
+        """Look no more."""
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            due_s = max(due_s + self._period_s, loop.time())
+            await asyncio.sleep(due_s - loop.time())
+            async with self._asking:
+                await self._ask()
+            for news in self._news:
+                news.set()
+
+    async def _ask(self) -> None:
+        try:
+            facts = msgspec.convert(await self._calls.status(), FleetFacts)
+            agents = await self._agents(facts)
+        except (SnaplineError, msgspec.ValidationError) as error:
+            self._asked_s = time.monotonic()
+            self._standing = msgspec.structs.replace(self._standing, trouble=str(error), turns_per_s=None)
+            return
+        self._asked_s = time.monotonic()
+        rates, course = self._rates.note(self._asked_s, facts)
+        self._standing = Heard(
+            facts=facts,
+            heard_s=time.time(),
+            turns_per_s=sum(rates.values()) if rates else None,
+            host_turns_per_s=rates,
+            course=course,
+            agents=agents,
+        )
+
+    async def _agents(self, facts: FleetFacts) -> tuple[LocatedAgent, ...]:
+        key: tuple[Any, ...] = (
+            *(facts.phase, facts.plan, facts.agents),
+            *((host.host, host.state, host.host_start) for host in facts.hosts),
+        )
+        now_s = time.monotonic()
+        if key != self._agents_of or now_s >= self._agents_s + AGENTS_S:
+            found = tuple(sorted(await self._calls.agents(), key=lambda each: counted(each.agent)))
+            self._agents_of, self._agents_s = key, now_s
+            return found
+        return self._standing.agents
