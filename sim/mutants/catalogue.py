@@ -314,7 +314,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=inputs.acknowledged_early,
         scenario=HEARD,
         oracle="inputs",
-        seed=23,
+        seed=47,
     ),
     "log-not-sealed": Mutant(
         text="the logs of earlier plans are read and not sealed",

@@ -10,7 +10,7 @@ from snapline.client import events as ev
 from snapline.client.core import ClientCore
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
 
-SEEDS = range(100)
+SEEDS = range(50)
 
 
 def test_every_send_ends_as_the_books_say_and_in_order() -> None:

@@ -73,7 +73,7 @@ def worlds() -> int:
 HASHES = """
 from snapline.sim.run import run
 from snapline.sim.hunt.swarm import STANDARD, draw
-print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in range(20, 28)])
+print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in range(20, 24)])
 """
 
 
@@ -88,7 +88,7 @@ def test_a_process_with_other_hashes_of_text_sees_the_same() -> None:
         ).stdout
         for hash_seed in ("1", "77")
     ]
-    assert found[0] == found[1] and len(found[0].split()) == 8
+    assert found[0] == found[1] and len(found[0].split()) == 4
 
 
 def test_other_seeds_are_other_runs() -> None:
