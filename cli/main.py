@@ -8,19 +8,10 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.analyze import analyze
-from snapline.cli.audit import audit
 from snapline.cli.command import command
-from snapline.cli.doctor import doctor
-from snapline.cli.nouns import NOUNS, add_noun
+from snapline.cli.nouns import NOUNS, WORDS, add_noun, add_word
 from snapline.cli.options import Display
 from snapline.cli.output import document
-from snapline.cli.run import run
-from snapline.cli.scale import restart, scale
-from snapline.cli.status import status
-from snapline.cli.unit import unit
-from snapline.cli.up import down, up
-from snapline.cli.up_kept import keep
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -80,17 +71,8 @@ def demo(
     )
 
 
-app.command("run")(run)
-app.command("up")(up)
-app.command("down")(down)
-app.command("doctor")(doctor)
-app.command("scale")(scale)
-app.command("restart")(restart)
-app.command("keep", hidden=True)(keep)
-app.command("unit")(unit)
-app.command("status")(status)
-app.command("audit")(audit)
-app.command("analyze")(analyze)
+for word in WORDS:
+    add_word(app, word)
 for noun in NOUNS:
     add_noun(app, noun)
 

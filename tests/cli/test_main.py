@@ -39,19 +39,19 @@ for arguments in [*([*words.split(), "--help"] for words in {ASKED!r}), ["versio
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 
 
-def test_a_noun_alone_is_as_among_all_and_imports_no_other() -> None:
-    """One that is not known as a noun would be missing from the whole, which is made of these."""
+def test_a_first_word_alone_is_as_among_all_and_imports_no_other() -> None:
+    """One that is not known would be missing from the whole, which is made of these."""
     code = """
 import sys
 from snapline.__main__ import main
-from snapline.cli.nouns import NOUNS
+from snapline.cli.nouns import NOUNS, WORDS
 sys.argv = ["snapline", *sys.argv[1:], "--help"]
 try:
     main()
 finally:
-    print([name for name in ("main", *NOUNS.values()) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
+    print([name for name in sorted({"main", *NOUNS.values(), *WORDS.values()}) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
 """
-    for words, imported in ((["host", "run"], ["hosts"]), (["coordinator"], ["coordinator"])):
+    for words, imported in ((["host", "run"], ["hosts"]), (["coordinator"], ["coordinator"]), (["status"], ["status"])):
         done = subprocess.run(
             [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60
         )
