@@ -1,9 +1,8 @@
 """`snapline analyze`: what a failure would have cost in a traced execution."""
 
-import contextlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,18 +12,12 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import DocumentTables, OutputFormat, count, document
-from snapline.errors import MisuseError, TraceError
+from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
     from snapline.cli.output import Printer
     from snapline.recovery.analysis import Analysis
     from snapline.recovery.trace import Trace
-
-STANDARD_INPUT = "-"
-SUFFIX = ".jsonl"
-"""Of the files that hosts trace into."""
-
-GZIP_MAGIC = b"\x1f\x8b"
 
 DIAGRAM_WIDTH = 100
 """Of a diagram that does not go to a terminal."""
@@ -136,13 +129,9 @@ def read(place: str) -> "Trace":
         MisuseError: it cannot be opened.
         TraceError: it cannot be read, or contradicts itself.
     """
-    from snapline.recovery.trace import read_trace
+    from snapline.client.trace_files import read_file
 
-    with _lines(place) as lines:
-        try:
-            return read_trace(lines)
-        except TraceError as error:
-            raise TraceError(f"{_name(place)}: {error}") from error
+    return read_file(place)
 
 
 def is_folder(place: str, merged: Path | None) -> bool:
@@ -151,9 +140,11 @@ def is_folder(place: str, merged: Path | None) -> bool:
     Raises:
         MisuseError: it is not, and a merged trace is wanted.
     """
+    from snapline.client.trace_files import STANDARD_INPUT, name_of
+
     found = place != STANDARD_INPUT and Path(place).is_dir()
     if merged is not None and not found:
-        raise MisuseError(f"--merged writes what the traces of a folder make, and {_name(place)} is no folder")
+        raise MisuseError(f"--merged writes what the traces of a folder make, and {name_of(place)} is no folder")
     return found
 
 
@@ -164,59 +155,17 @@ def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) ->
         MisuseError: there are none, or a file cannot be opened or written.
         TraceError: a file cannot be read, or they contradict each other.
     """
-    from snapline.recovery.merge import merge_traces
-    from snapline.recovery.trace import read_trace
+    from snapline.client.trace_files import SUFFIX, merge_folder, read_merged
 
     if merged is not None and merged.suffix == SUFFIX and merged.absolute().parent == folder.absolute():
         raise MisuseError(f"--merged {merged} would be one of the traces of {folder}: write it elsewhere")
-    files = {path.name: _lines_of(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
-    if not files:
-        raise MisuseError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
-    try:
-        found = merge_traces(files)
-    except TraceError as error:
-        raise TraceError(f"{folder}: {error}") from error
+    found = merge_folder(folder)
     if merged is not None:
         printer.progress(f"wrote {_write(merged, b''.join(found.lines()).decode())}")
     if found.left_out:
         told = _some([f"{agent} (from {message} on)" for agent, message in found.left_out.items()])
         printer.warning(f"the traces end before they say who sent some messages; left out: the end of {told}")
-    try:
-        return read_trace(found.lines())
-    except TraceError as error:
-        raise TraceError(f"{folder}, merged: {error}") from error
-
-
-def _lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file that is opened when they are wanted, and not before."""
-    with _lines(str(path)) as lines:
-        yield from lines
-
-
-@contextlib.contextmanager
-def _lines(place: str) -> Iterator[Iterable[bytes]]:
-    """The lines at `place`, unpacked if need be; what fails on the way becomes one of our errors."""
-    import gzip
-    import io
-    import itertools
-    import zlib
-
-    with contextlib.ExitStack() as stack:
-        try:
-            stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
-            first = stream.readline()
-            lines: Iterable[bytes] = itertools.chain([first], stream)
-            if first.startswith(GZIP_MAGIC):
-                lines = gzip.GzipFile(fileobj=io.BytesIO(first + stream.read()))
-            yield lines
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise TraceError(f"{_name(place)} cannot be unpacked: {error}") from error
-        except OSError as error:
-            raise MisuseError(f"{_name(place)} cannot be read: {error.strerror or error}") from error
-
-
-def _name(place: str) -> str:
-    return "standard input" if place == STANDARD_INPUT else place
+    return read_merged(found, folder)
 
 
 def _document(analysis: "Analysis") -> dict[str, object]:

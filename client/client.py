@@ -17,6 +17,7 @@ from snapline.agent_runtime.reading import Output, Undone
 from snapline.channels.security import Security
 from snapline.client import connecting, effects, requests
 from snapline.client import events as ev
+from snapline.client.analysis import RecoveryLine
 from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
@@ -279,8 +280,8 @@ class Client:
         what = str(snapshot), secrets.token_hex(16), reason
         return document_of(await patiently(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s)))
 
-    async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
-        """Where the fleet would go back to if these failed now: the document that `snapline recovery line -o json` prints.
+    async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
+        """Where the fleet would go back to if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
 
         With certificates it takes one of the role `viewer`, `operator` or `admin`.
 
@@ -292,7 +293,7 @@ class Client:
             UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: nobody answers, or it cannot say just now.
         """
         check_timeout(timeout_s)
-        return await patiently(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s))
+        return RecoveryLine(await patiently(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s)))
 
     # ---- one agent ------------------------------------------------------------------------------------------------
 

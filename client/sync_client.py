@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.reading import Output, Undone
+from snapline.client.analysis import RecoveryLine
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt, Reply
@@ -135,7 +136,7 @@ class SyncClient:
         """As `Client.restore`."""
         return self._run(self._open.restore(snapshot, drop_inputs=drop_inputs, reason=reason, timeout_s=timeout_s))
 
-    def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
+    def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
         """As `Client.recovery_line`."""
         return self._run(self._open.recovery_line(failed, timeout_s))
 

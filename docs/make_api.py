@@ -41,6 +41,7 @@ TOPICS = {
         "SettledLetter",
         "Certificates",
     ),
+    "What a failure costs": ("open_trace", "Trace", "DominoReport", "RecoveryLine"),
     "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent", "Fork"),
 }
 """Public names that are no errors, in the order of the page. A name that is in none of them is refused."""
@@ -65,6 +66,9 @@ MADE_FOR_YOU = {
     "SavedAgent",
     "Fork",
     "TorchState",
+    "Trace",
+    "DominoReport",
+    "RecoveryLine",
 }
 """Classes that nobody makes by calling them."""
 

@@ -1,10 +1,11 @@
 """What all pictures share: one look, marks, the paths of arrows, legends, and text that cannot break out of SVG.
 
-Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. Every
-function is pure and gives the same text for the same arguments.
+Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. Before each stands
+the light value as a plain colour, for viewers that know no variables. Every function is pure and gives the same text for the same arguments.
 """
 
 import html
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 COLORS = {
@@ -24,7 +25,7 @@ COLORS = {
 }
 """Name → on light and on dark paper."""
 
-RULES = """text { fill: var(--ink); } .heading { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); }
+RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); }
 .line { stroke: var(--ink); stroke-opacity: .7; } .past { stroke: var(--faint); stroke-dasharray: 3 4; }
 .down { stroke: var(--faint); stroke-dasharray: 2 4; } .tick { stroke: var(--faint); stroke-opacity: .35; }
 .message { fill: none; } .message.ordinary { stroke: var(--message); stroke-opacity: .7; }
@@ -64,12 +65,22 @@ def style(rules: str) -> str:
         return " ".join(f"--{name}: var(--snapline-{name}, {both[scheme]});" for name, both in COLORS.items())
 
     root = ".snapline-spacetime"
-    lines = [f"{root} {{ {variables(0)}\n background: var(--paper); font: 12px system-ui, sans-serif; }}"]
+    lines = [
+        f"{root} {{ {variables(0)}\n {_with_plain('background: var(--paper);')} font: 12px system-ui, sans-serif; }}"
+    ]
     lines.append(f"@media (prefers-color-scheme: dark) {{ {root} {{ {variables(1)} }} }}")
     for rule in rules.split("}")[:-1]:
         selectors, body = rule.split("{")
-        lines.append(f"{', '.join(f'{root} {one.strip()}' for one in selectors.split(','))} {{{body}}}")
+        lines.append(f"{', '.join(f'{root} {one.strip()}' for one in selectors.split(','))} {{{_with_plain(body)}}}")
     return "\n".join(lines)
+
+
+_COLORED = re.compile(r"([\w-]+): var\(--([\w-]+)\);")
+
+
+def _with_plain(declarations: str) -> str:
+    """Each colour also plainly: who does not know variables keeps that one."""
+    return _COLORED.sub(lambda found: f"{found[1]}: {COLORS[found[2]][0]}; {found[0]}", declarations)
 
 
 def head(
@@ -107,7 +118,7 @@ def head(
             f'markerUnits="userSpaceOnUse" orient="auto"><path class="head-{state}" d="M0 1 8 4 0 7z"/></marker>'
         )
     yield "</defs>"
-    yield f'<rect width="{width}" height="{height}" style="fill:var(--paper)"/>'
+    yield f'<rect width="{width}" height="{height}" class="paper"/>'
     yield f'<text class="heading" x="16" y="28">{text(heading)}</text>'
 
 

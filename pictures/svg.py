@@ -284,7 +284,7 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
     """On paper of their own where they stand still while the picture scrolls under them."""
     if is_live:
         size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
-        yield f'<rect x="0" y="{plot.top}" {size} style="fill:var(--paper)"/>'
+        yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
     for agent in scene.agents:
         place = f'x="16" y="{px(plot.y(agent) + 4)}"'
         yield f'<text class="agent" {place}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'

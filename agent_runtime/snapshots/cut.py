@@ -106,6 +106,11 @@ class Cut:
         )
         return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
+    def _repr_html_(self) -> str:
+        from snapline.agent_runtime.snapshots import html
+
+        return html.of_cut(self)
+
     @property
     def is_quiet(self) -> bool:
         """Nothing is in transit, no timer is set, no durable turn waits, no agent is about to start: nothing will ever happen again."""

@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingTimer, TransitMessage
+from snapline.storage.capture.describe import plain
 
 if TYPE_CHECKING:
     from snapline.storage.keeping.catalog import SnapshotSummary
@@ -39,6 +40,20 @@ class ShownAgent(Protocol):
     def describe(self, *, reads_parts: bool = True) -> object: ...
 
 
+class ShownCut(Protocol):
+    """What is shown of a `Cut`."""
+
+    epoch: int
+    states: Mapping[str, object]
+
+    @property
+    def in_transit(self) -> Sequence[TransitMessage]: ...
+    @property
+    def dead_letters(self) -> Sequence[DeadLetter]: ...
+    @property
+    def pending_timers(self) -> Sequence[PendingTimer]: ...
+
+
 class ShownSnapshot(Protocol):
     """What is shown of a `Snapshot`."""
 
@@ -61,7 +76,7 @@ def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
     columns = ("epoch", "root", "created", "trigger", "agents", "in transit", "damage")
     hidden = len(summaries) - len(newest)
     more = f"<p>… and {hidden:,} older ones</p>" if hidden else ""
-    return f"<h4>Store {escape(location)}</h4>{_table(columns, rows)}{more}"
+    return f"<h4>Store {escape(location)}</h4>{table(columns, rows)}{more}"
 
 
 def of_snapshot(snapshot: ShownSnapshot) -> str:
@@ -74,13 +89,31 @@ def of_snapshot(snapshot: ShownSnapshot) -> str:
     parts = [
         f"<h4>Snapshot {snapshot.epoch} of fleet {escape(snapshot.fleet)}</h4>",
         f"<p>created {escape(snapshot.created)}, protocol {escape(snapshot.protocol)}, root {snapshot.root[:12]}</p>",
-        _table(("agent", "host", "incarnation", "state"), agents, len(snapshot.agents)),
+        table(("agent", "host", "incarnation", "state"), agents, len(snapshot.agents)),
         _messages(transit),
     ]
     if letters:
-        parts.append(_table(("dead letter of", "from", "message", "error"), letters))
+        parts.append(table(("dead letter of", "from", "message", "error"), letters))
     if len(names) < len(snapshot.agents):
         parts.append(f"<p>messages and dead letters: of the first {len(names)} agents</p>")
+    return "".join(parts)
+
+
+def of_cut(cut: ShownCut) -> str:
+    """Its agents and what is in transit. The states of the first agents are decoded."""
+    names = list(cut.states)
+    states = [(name, _text(plain(cut.states[name]))) for name in names[:ROWS_MAX]]
+    parts = [
+        heading(f"Cut of epoch {cut.epoch}"),
+        table(("agent", "state"), states, len(names)),
+        _messages(cut.in_transit),
+    ]
+    if cut.pending_timers:
+        rows = [(x.agent, x.name, f"{x.remaining_s:g} s", _message(x)) for x in cut.pending_timers]
+        parts.append(table(("agent", "timer", "fires in", "message"), rows))
+    if cut.dead_letters:
+        letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for x in cut.dead_letters]
+        parts.append(table(("dead letter of", "from", "message", "error"), letters))
     return "".join(parts)
 
 
@@ -93,15 +126,15 @@ def of_agent(agent: ShownAgent) -> str:
         f"<p>{escape(agent.kind)} on {escape(agent.host)}, incarnation {agent.incarnation}, checkpoint {agent.number}</p>",
         "<p>not born yet</p>"
         if agent.is_unborn
-        else _table(("field", "value"), [(str(name), _text(value)) for name, value in fields]),
+        else table(("field", "value"), [(str(name), _text(value)) for name, value in fields]),
         _messages(_in_transit(agent)),
     ]
     if agent.pending_timers:
         rows = [(x.name, f"{x.remaining_s:g} s", _message(x)) for x in agent.pending_timers]
-        parts.append(_table(("timer", "fires in", "message"), rows))
+        parts.append(table(("timer", "fires in", "message"), rows))
     if agent.dead_letters:
         letters = [(x.sender, _message(x), _last_line(x.error), x.attempts) for x in agent.dead_letters]
-        parts.append(_table(("dead letter from", "message", "error", "attempts"), letters, agent.dead_letter_count))
+        parts.append(table(("dead letter from", "message", "error", "attempts"), letters, agent.dead_letter_count))
     return "".join(parts)
 
 
@@ -117,7 +150,7 @@ def _messages(messages: Sequence[TransitMessage]) -> str:
     if not messages:
         return "<p>nothing in transit</p>"
     rows = [(x.sender, x.receiver, "" if x.number is None else x.number, _message(x)) for x in messages]
-    return _table(("from", "to", "number", "message"), rows)
+    return table(("from", "to", "number", "message"), rows)
 
 
 def _message(found: object) -> str:
@@ -142,7 +175,13 @@ def _with_text_keys(value: object) -> object:
     return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
+def heading(words: str) -> str:
+    """Of what is shown, in a notebook's size."""
+    return f"<h4>{escape(words)}</h4>"
+
+
+def table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
+    """The first rows of a table of `count` ones; all cells are escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
     hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from snapline.agent_runtime.snapshots.forking import Fork
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
+    from snapline.client.analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
     from snapline.client.endings import Receipt, Reply
@@ -95,6 +96,7 @@ _HOMES = {
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.snapshots.cut",
     "DeadLetter": "snapline.agent_runtime.snapshots.cut_contents",
+    "DominoReport": "snapline.client.analysis",
     "Effect": "snapline.agent_runtime.effect_ledger",
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
@@ -109,6 +111,7 @@ _HOMES = {
     "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
     "Receipt": "snapline.client.endings",
+    "RecoveryLine": "snapline.client.analysis",
     "Reply": "snapline.client.endings",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "SettledLetter": "snapline.client.letters",
@@ -116,6 +119,7 @@ _HOMES = {
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
+    "Trace": "snapline.client.analysis",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
     "Undone": "snapline.agent_runtime.reading",
     "handler": "snapline.agent_runtime.agent",
@@ -123,6 +127,7 @@ _HOMES = {
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
     "open_store": "snapline.agent_runtime.snapshots.reader",
+    "open_trace": "snapline.client.analysis",
     "tracked_array": "snapline.storage.capture.tracked",
 }
 
@@ -142,6 +147,7 @@ __all__ = [
     "DamagedDataError",
     "DeadLetter",
     "DivergenceError",
+    "DominoReport",
     "Effect",
     "EffectFailedError",
     "EncodingError",
@@ -172,6 +178,7 @@ __all__ = [
     "Pickled",
     "ProtocolError",
     "Receipt",
+    "RecoveryLine",
     "Reply",
     "SavedAgent",
     "SettledLetter",
@@ -185,6 +192,7 @@ __all__ = [
     "StoreMissingError",
     "SyncClient",
     "TorchState",
+    "Trace",
     "TraceError",
     "TransitMessage",
     "TurnedAwayError",
@@ -198,6 +206,7 @@ __all__ = [
     "mark_dirty",
     "migrates",
     "open_store",
+    "open_trace",
     "tracked_array",
 ]
 

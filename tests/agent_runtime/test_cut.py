@@ -176,6 +176,17 @@ def test_an_agent_that_is_not_created_yet_has_no_state(written: Written) -> None
     assert [transit.message for transit in cut.in_transit] == [None, {"amount": 1}]
 
 
+def test_notebooks_show_a_cut_and_no_text_of_it_is_html(written: Written) -> None:
+    evil = "<script>alert(1)</script>"
+    letter = DeadLetterRecord("b", encode_message(Unhandled(evil)), evil, 1, 0)
+    transit = {"a": [encode_message(Move(1)), encode_message(Unhandled(evil))]}
+    captures = {"a": capture(Account(1), dead_letters=[letter], dead_letter_count=1), "b": capture(Account(1))}
+    written.write({"a": record(), "b": record(in_transit=transit)}, captures)
+    shown = written.cut()._repr_html_()
+    assert "<h4>Cut of epoch 1</h4>" in shown and "<script" not in shown
+    assert "<th>dead letter of</th>" in shown and "&lt;script" in shown and "{&quot;balance&quot;: 1" in shown
+
+
 def test_a_cut_of_no_epoch_is_not_found(written: Written) -> None:
     with pytest.raises(NotFoundError):
         written.cut()

@@ -30,6 +30,7 @@ NAMES = {
     *("UnknownOutcomeError", "LogError", "TraceError"),
     *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "Undone", "Effect"),
     *("LocatedAgent", "AgentState", "SettledLetter"),
+    *("open_trace", "Trace", "DominoReport", "RecoveryLine"),
     *(
         "InputRefusedError",
         "AgentMissingError",

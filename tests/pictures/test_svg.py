@@ -12,6 +12,7 @@ from tests.recovery.executions import Ends, parse, random_trace, rounds_by_defin
 from snapline.errors import MisuseError
 from snapline.pictures import svg as pictures_svg
 from snapline.pictures.domino import analysis_html
+from snapline.pictures.look import COLORS
 from snapline.pictures.text import analysis_text
 from snapline.pictures.traced import analysis_svg
 from snapline.recovery.analysis import Analysis, analyze
@@ -262,3 +263,13 @@ def test_a_long_staircase_fits_and_says_how_far_it_fell() -> None:
     svg = analysis_svg(trace, analyze(trace))
     assert "2 of 2 agents go back, 1 to the initial state, domino of 39 rounds" in svg
     assert len(elements(svg, "message", state="orphan")) == 39
+
+
+def test_a_viewer_that_knows_no_variables_sees_the_same_colours() -> None:
+    """It drops declarations with `var()`, as CSS says; what is left must colour everything that they do."""
+    trace = parse(STAIRCASE)
+    sheet = re.search(r"<style>(.*?)</style>", analysis_svg(trace, analyze(trace)), re.DOTALL)
+    assert sheet is not None
+    meant = re.findall(r"([\w-]+): (#\w+); \1: var\(--([\w-]+)\);", sheet[1])
+    assert len(meant) == len(re.findall(r"var\(--(?!snapline-)", sheet[1])) > 30
+    assert all(plain == COLORS[name][0] for _, plain, name in meant)

@@ -1,0 +1,170 @@
+"""What a failure costs, as objects for scripts and notebooks: of a trace, and of a fleet that runs.
+
+The answers are those of `snapline analyze` and `snapline recovery line`; a notebook shows each as `_repr_html_` draws it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from snapline.client.trace_files import merge_folder, read_file, read_merged
+from snapline.recovery.analysis import Analysis, decide_and_analyze
+from snapline.recovery.trace import Trace as Events
+
+
+class RecoveryLine(Mapping[str, object]):
+    """Where the fleet goes back to if some fail: the document that `snapline recovery line -o json` prints, as a mapping.
+
+    Attributes:
+        failed: agents, or `host:h1`; none of them: all.
+        agents: agent → number of the epoch or checkpoint that it goes back to; None if it keeps its live state.
+    """
+
+    def __init__(self, document: Mapping[str, object]) -> None:
+        self._document = dict(document)
+        self.failed = [str(name) for name in _items(document.get("failed"))]
+        self.agents = cast("dict[str, int | None]", document.get("recovery_line") or {})
+
+    def __getitem__(self, name: str) -> object:
+        return self._document[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._document)
+
+    def __len__(self) -> int:
+        return len(self._document)
+
+    def __repr__(self) -> str:
+        return f"<RecoveryLine: {self._back()} of {len(self.agents)} agents go back if {self._who()}>"
+
+    def _repr_html_(self) -> str:
+        from snapline.agent_runtime.snapshots.html import heading, table
+
+        back = sorted(self.agents.items(), key=lambda one: one[1] is None)  # those who go back first
+        rows = [(agent, "keeps its live state" if to is None else to, *self._costs(agent)) for agent, to in back]
+        columns = (
+            ("agent", "goes back to", *_COSTS)
+            if isinstance(self.get("rollback"), Mapping)
+            else ("agent", "goes back to")
+        )
+        return heading(f"{self._back():,} of {len(self.agents):,} agents go back if {self._who()}") + table(
+            columns, rows
+        )
+
+    def _back(self) -> int:
+        return sum(to is not None for to in self.agents.values())
+
+    def _who(self) -> str:
+        return f"{', '.join(self.failed)} fail" if self.failed else "all fail"
+
+    def _costs(self, agent: str) -> list[object]:
+        rollback = self.get("rollback")
+        cost = rollback.get(agent, {}) if isinstance(rollback, Mapping) else {}
+        lost = cost.get("turns", cost.get("events", ""))
+        return [cost.get("checkpoints", ""), lost] if isinstance(rollback, Mapping) else []
+
+
+_COSTS = ("checkpoints passed over", "undone")
+
+
+class DominoReport:
+    """What `snapline analyze` says of one failure in a trace.
+
+    Attributes:
+        failed: the agents that fail.
+        line: the recovery line.
+        rolled_back: how many agents go back, the failed included.
+        depth: rounds, after the failed were set back, in which some agent moved: 0 is no domino.
+        reached_initial: agents that go back to their initial states.
+        in_transit: messages that are sent inside the line and received outside of it.
+        useless: agent → checkpoints that are on no consistent cut.
+        obsolete: agent → checkpoints that no later recovery needs.
+        forced: checkpoints that a protocol had forced.
+    """
+
+    def __init__(self, execution: Events, analysis: Analysis) -> None:
+        self._execution, self._analysis = execution, analysis
+        self.failed, self.in_transit = analysis.failed, analysis.in_transit
+        self.useless, self.obsolete = analysis.useless, analysis.obsolete
+        self.rolled_back, self.depth = analysis.domino.rolled_back, analysis.domino.depth
+        self.reached_initial = analysis.domino.reached_initial
+        self.forced = analysis.checkpoints.forced
+        self.line = RecoveryLine(msgspec.to_builtins(analysis))
+
+    def svg(self) -> str:
+        """Return the space-time diagram with the line, as the text of an SVG file."""
+        from snapline.pictures.traced import analysis_svg
+
+        return analysis_svg(self._execution, self._analysis)
+
+    def page(self) -> str:
+        """Return one HTML file that steps through the domino, whoever fails."""
+        from snapline.pictures.domino import analysis_html
+
+        return analysis_html(self._execution)
+
+    def __repr__(self) -> str:
+        return f"<DominoReport: {self.rolled_back} of {len(self.line.agents)} agents go back, depth {self.depth}>"
+
+    def _repr_html_(self) -> str:
+        from snapline.pictures.page import picture
+
+        return f"{picture(self.svg())}{self.line._repr_html_()}"
+
+
+class Trace:
+    """An execution that hosts have traced (`snapline run --trace`), or that somebody wrote in the same format; made by `open_trace`.
+
+    Attributes:
+        agents: all, in the order of the trace.
+        left_out: agents whose last events are not known, of a folder of traces that end early → the message that is missing.
+    """
+
+    def __init__(self, execution: Events, left_out: Mapping[str, str]) -> None:
+        self._execution = execution
+        self.agents = list(execution.agents)
+        self.left_out = dict(left_out)
+
+    def __len__(self) -> int:
+        return len(self._execution.events)
+
+    def domino(self, failed: Iterable[str] | None = None, *, protocol: str | None = None) -> DominoReport:
+        """Analyse what these failures would have cost.
+
+        Args:
+            failed: agents; None: all.
+            protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
+
+        Raises:
+            MisuseError: an agent that is not in the trace, or no such protocol.
+        """
+        return DominoReport(*decide_and_analyze(self._execution, None if failed is None else list(failed), protocol))
+
+    def __repr__(self) -> str:
+        return f"<Trace: {len(self.agents)} agents, {len(self)} events>"
+
+    def _repr_html_(self) -> str:
+        from snapline.pictures.page import picture
+
+        return picture(self.domino().svg())
+
+
+def open_trace(place: str | os.PathLike[str]) -> Trace:
+    """Read a trace: a file, perhaps compressed with gzip, or the folder that the hosts of a fleet traced into.
+
+    Raises:
+        MisuseError: it cannot be opened, or the folder has none.
+        TraceError: it cannot be read, or contradicts itself.
+    """
+    path = Path(place)
+    if not path.is_dir():
+        return Trace(read_file(os.fspath(path)), {})
+    merged = merge_folder(path)
+    return Trace(read_merged(merged, path), merged.left_out)
+
+
+def _items(value: Any) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []

@@ -1,0 +1,91 @@
+"""Files that hosts have traced into, or that somebody wrote in the same format (docs/protocols.md): one, or a folder of them."""
+
+import contextlib
+import gzip
+import io
+import itertools
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from snapline.errors import MisuseError, TraceError
+from snapline.recovery.merge import Merged, merge_traces
+from snapline.recovery.trace import Trace as Events
+from snapline.recovery.trace import read_trace
+
+STANDARD_INPUT = "-"
+SUFFIX = ".jsonl"
+"""Of the files that hosts trace into."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_file(place: str) -> Events:
+    """Read the trace at `place`, a path or "-" for standard input; perhaps compressed with gzip.
+
+    Raises:
+        MisuseError: it cannot be opened.
+        TraceError: it cannot be read, or contradicts itself.
+    """
+    with _lines(place) as lines:
+        try:
+            return read_trace(lines)
+        except TraceError as error:
+            raise TraceError(f"{name_of(place)}: {error}") from error
+
+
+def merge_folder(folder: Path) -> Merged:
+    """Merge the traces that hosts have written into `folder`.
+
+    Raises:
+        MisuseError: there are none, or a file cannot be opened.
+        TraceError: a file cannot be read, or they contradict each other.
+    """
+    files = {path.name: _lines_of(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not files:
+        raise MisuseError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
+    try:
+        return merge_traces(files)
+    except TraceError as error:
+        raise TraceError(f"{folder}: {error}") from error
+
+
+def read_merged(merged: Merged, folder: Path) -> Events:
+    """Read what the traces of `folder` have made.
+
+    Raises:
+        TraceError: it contradicts itself.
+    """
+    try:
+        return read_trace(merged.lines())
+    except TraceError as error:
+        raise TraceError(f"{folder}, merged: {error}") from error
+
+
+def name_of(place: str) -> str:
+    """How `place` is called in messages."""
+    return "standard input" if place == STANDARD_INPUT else place
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file that is opened when they are wanted, and not before."""
+    with _lines(str(path)) as lines:
+        yield from lines
+
+
+@contextlib.contextmanager
+def _lines(place: str) -> Iterator[Iterable[bytes]]:
+    """The lines at `place`, unpacked if need be; what fails on the way becomes one of our errors."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
+            first = stream.readline()
+            lines: Iterable[bytes] = itertools.chain([first], stream)
+            if first.startswith(GZIP_MAGIC):
+                lines = gzip.GzipFile(fileobj=io.BytesIO(first + stream.read()))
+            yield lines
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise TraceError(f"{name_of(place)} cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise MisuseError(f"{name_of(place)} cannot be read: {error.strerror or error}") from error
