@@ -106,6 +106,14 @@ class Cut:
         )
         return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
+    def describe(self, agent: str) -> object:
+        """Return an agent's state as plain values, as JSON has them. Large arrays are described, not read.
+
+        Raises:
+            KeyError: no such agent.
+        """
+        return describe_state(self._checkpoints[agent])
+
     def _repr_html_(self) -> str:
         from snapline.agent_runtime.snapshots import html
 

@@ -6,7 +6,6 @@ from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingTimer, TransitMessage
-from snapline.storage.capture.describe import plain
 
 if TYPE_CHECKING:
     from snapline.storage.keeping.catalog import SnapshotSummary
@@ -46,6 +45,7 @@ class ShownCut(Protocol):
     epoch: int
     states: Mapping[str, object]
 
+    def describe(self, agent: str) -> object: ...
     @property
     def in_transit(self) -> Sequence[TransitMessage]: ...
     @property
@@ -102,7 +102,7 @@ def of_snapshot(snapshot: ShownSnapshot) -> str:
 def of_cut(cut: ShownCut) -> str:
     """Its agents and what is in transit. The states of the first agents are decoded."""
     names = list(cut.states)
-    states = [(name, _text(plain(cut.states[name]))) for name in names[:ROWS_MAX]]
+    states = [(name, _text(cut.describe(name))) for name in names[:ROWS_MAX]]
     parts = [
         heading(f"Cut of epoch {cut.epoch}"),
         table(("agent", "state"), states, len(names)),

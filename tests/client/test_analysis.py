@@ -54,7 +54,7 @@ def test_the_line_of_a_fleet_is_the_document_as_a_mapping() -> None:
 
 def test_text_of_a_trace_is_no_html(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(b"".join(map(encode, [Header(agents=[EVIL, "b"]), MessageSent(EVIL, EVIL, "b")])))
+    path.write_bytes(encode(Header(agents=[EVIL, "b"])) + encode(MessageSent(EVIL, EVIL, "b")))
     trace = snapline.open_trace(path)
     for shown in (trace, trace.domino(), trace.domino().line):
         assert "<script" not in shown._repr_html_()
