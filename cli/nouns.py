@@ -34,6 +34,7 @@ WORDS = {
     "keep": "up_kept",
     "unit": "unit",
     "status": "status",
+    "top": "top",
     "audit": "audit",
     "analyze": "analyze",
 }

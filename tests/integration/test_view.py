@@ -31,6 +31,10 @@ async def test_the_page_follows_a_host_that_is_killed(data_dir: Path) -> None:
                 await fleet.recovered_from("h2")
                 assert await asyncio.wait_for(watching, LIMIT_S), "its second start"
                 described = (await http.get("/agents/teller-1")).text
+                top = [sys.executable, "-m", "snapline", "top", "--once", "--data-dir", str(data_dir)]
+                shown = await asyncio.create_subprocess_exec(*top, stdout=asyncio.subprocess.PIPE)
+                told = (await asyncio.wait_for(shown.communicate(), LIMIT_S))[0].decode()
+                assert shown.returncode == 0 and "9 agents on 3 of 3 hosts" in told and "paced-bank" in told
                 assert "paced_bank:PacedTeller" in described and "incarnation 2" in described
         finally:
             view.terminate()

@@ -1,0 +1,115 @@
+"""The screen *Fleet* for a terminal: how the fleet stands, its hosts by turns, and turns that last long."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from snapline.view.facts import FleetFacts, Heard, HostFacts
+from snapline.view.figures import count, plural, rate, seconds, size
+
+COLORS = {
+    **dict.fromkeys(("running", "alive"), "green"),
+    **dict.fromkeys(("recovering", "forming", "unplaced"), "yellow"),
+    **dict.fromkeys(("failed", "lost"), "red"),
+}
+"""Of phases and of hosts' states, which stand there as words too."""
+
+BARS = "▁▂▃▄▅▆▇█"
+COURSE_MAX = 40
+
+BUSY_MAX = 5
+HEAD_LINES = 8
+"""Of a screen, for what stands above and below the hosts."""
+
+COLUMNS = (
+    "HOST",
+    "STATE",
+    "AGENTS",
+    "TURNS/S",
+    "BUSY",
+    "PARKED",
+    "DEAD LETTERS",
+    "INPUTS",
+    "OUTPUTS",
+    "START",
+    "ADDRESS",
+)
+NUMBERS = COLUMNS[2:10]
+
+
+def draw(heard: Heard, *, lines: int) -> RenderableType:
+    """One screen. `lines`: its height; hosts that have no room are counted, the busiest are shown."""
+    facts = heard.facts
+    if facts is None:
+        return Text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
+    parts: list[RenderableType] = [_title(facts), *_figures(facts, heard)]
+    if heard.trouble:
+        parts.append(Text(f"! {heard.trouble}; this is how it stood before", style="red"))
+    parts += [Text(f"! {concern.text}", style="yellow") for concern in facts.concerns]
+    busy = sorted(
+        [(turn.elapsed_ns, turn.agent, host.host) for host in facts.hosts for turn in host.busy], reverse=True
+    )
+    room = max(1, lines - HEAD_LINES - len(facts.concerns) - min(len(busy), BUSY_MAX))
+    parts += [Text(), *_hosts(facts.hosts, heard, room)]
+    parts += [Text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
+    return Group(*parts)
+
+
+def _title(facts: FleetFacts) -> Text:
+    words = Text(no_wrap=True, overflow="ellipsis")
+    words.append(facts.fleet, style="bold").append("  ").append(facts.phase, style=COLORS.get(facts.phase, ""))
+    more = f"  {facts.protocol}  plan {facts.plan}" + (f"  led by {facts.leader}" if facts.leader else "")
+    return words.append(f"{more}  {facts.reason}".rstrip())
+
+
+def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
+    alive = sum([host.state == "alive" for host in facts.hosts])
+    epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
+    letters = facts.total("dead_letters")
+    waiting = f"{plural(facts.total('inputs_waiting'), 'input')}, {plural(facts.total('outputs_waiting'), 'output')}"
+    store = f"store {facts.store.state}{f': {facts.store.reason}' if facts.store.reason else ''}"
+    last = Text(f"waiting: {waiting} ({size(facts.total('output_bytes_waiting'))})  parked {facts.total('parked'):,}  ")
+    last.append(plural(letters, "dead letter"), style="red" if letters else "").append(f"  {store}")
+    return [
+        Text(
+            f"{plural(facts.agents, 'agent')} on {alive:,} of {plural(max(facts.hosts_expected, len(facts.hosts)), 'host')}"
+        ),
+        Text(f"turns/s {rate(heard.turns_per_s)} {bars(heard.course)}".rstrip()),
+        Text(f"epochs: {epochs}; the last complete one is {count(facts.last_complete_epoch or None)}"),
+        last,
+    ]
+
+
+def bars(course: Sequence[float]) -> str:
+    """The newest numbers as bars, from 0 to the largest of them."""
+    shown = course[-COURSE_MAX:]
+    most = max(shown, default=0.0)
+    return "".join(
+        [BARS[min(len(BARS) - 1, int(len(BARS) * value / most))] if most > 0 else BARS[0] for value in shown]
+    )
+
+
+def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[RenderableType]:
+    """In their order; if there is no room for all, those that need a look and those with most turns."""
+    rates = heard.host_turns_per_s
+    chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
+    names = {host.host for host in chosen}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=True)
+    for host in hosts:
+        if host.host in names:
+            table.add_row(*_row(host, rates.get(host.host)))
+    hidden = len(hosts) - len(chosen)
+    return [table, *([Text(f"and {plural(hidden, 'host')} more")] if hidden else [])]
+
+
+def _row(host: HostFacts, turns_per_s: float | None) -> list[Text]:
+    state = Text(host.state, style=COLORS.get(host.state, ""))
+    cells = (
+        *(count(host.agents), rate(turns_per_s), count(len(host.busy)), count(host.parked), count(host.dead_letters)),
+        *(count(host.inputs_waiting), count(host.outputs_waiting), count(host.host_start), host.address),
+    )
+    return [Text(host.host), state.append(" drained") if host.is_drained else state, *[Text(cell) for cell in cells]]
