@@ -81,7 +81,7 @@ async def measure(pairs: int, seconds: float, agents: int, tokens: int) -> None:
         )
         async with fleet:
             client = CoordinatorClient(fleet.address, Security.loopback())
-            await _running(client)
+            await until_running(client)
             await asyncio.sleep(2.0)
             await client.create_snapshot(30.0)
             pids = [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
@@ -89,7 +89,7 @@ async def measure(pairs: int, seconds: float, agents: int, tokens: int) -> None:
             await client.close()
 
 
-async def _running(client: CoordinatorClient) -> None:
+async def until_running(client: CoordinatorClient) -> None:
     while True:
         with contextlib.suppress(SnaplineError):
             if (await client.status()).phase == "running":

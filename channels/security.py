@@ -16,15 +16,19 @@ G9 rests on host starts and incarnations, not on certificates: they say which ho
 import ipaddress
 import logging
 import socket
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
 
 from snapline.channels.options import client_options
 from snapline.errors import MisuseError, WorldError
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger("snapline.channels")
 
@@ -105,6 +109,7 @@ class Security:
         self._token = token
         self._pems: _Pems | None = None
         self._configuration: grpc.ServerCertificateConfiguration | None = None
+        self._context: tuple[int, ssl.SSLContext] | None = None
         self.domain = domain
         self.generation = 0
 
@@ -202,13 +207,39 @@ class Security:
         """Who called, by its certificate; None without TLS, and where the certificate names nobody of this domain."""
         if not self.is_tls:
             return None
-        prefix = f"spiffe://{self.domain}/".encode()
         names = context.auth_context().get("x509_subject_alternative_name", ())
-        found = [name[len(prefix) :].decode() for name in names if name.startswith(prefix)]
+        return self.identity_in([name.decode(errors="replace") for name in names])
+
+    def identity_in(self, names: Iterable[str]) -> Identity | None:
+        """Who has a certificate with these names; None where they name nobody of this domain."""
+        prefix = f"spiffe://{self.domain}/"
+        found = [name[len(prefix) :] for name in names if name.startswith(prefix)]
         if len(found) != 1 or found[0].count("/") != 1:
             return None
         role, _, name = found[0].partition("/")
         return Identity(role, name)
+
+    def http_context(self) -> "ssl.SSLContext":
+        """For a server of HTTP: the newest certificate, and callers show theirs. One for each connection: certificates are renewed.
+
+        Raises:
+            WorldError: the certificates cannot be read.
+        """
+        import ssl
+
+        pems, files = self._load(), self._files
+        assert files is not None
+        if self._context is None or self._context[0] != self.generation:
+            made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            made.minimum_version = ssl.TLSVersion.TLSv1_2
+            made.verify_mode = ssl.CERT_REQUIRED
+            try:
+                made.load_cert_chain(files.certificate, files.key)
+                made.load_verify_locations(cadata=pems.authority.decode())
+            except (ssl.SSLError, OSError, ValueError) as error:
+                raise WorldError(f"{files.certificate} cannot be used for HTTP: {error}") from error
+            self._context = self.generation, made
+        return self._context[1]
 
     def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
         """Why the caller may not speak as `name` of `role`; None if it may. Without TLS everybody may."""

@@ -118,14 +118,13 @@ def restore_backup(
     display.printer().result(result, _show_fields)
 
 
-PREFIX = "snapline_"
-"""Of every name: a prometheus server has metrics of many programs."""
-
 _BUCKET = re.compile(r'(.+)_bucket\{le="(.+)"\}')
 
 
 def metrics_text(result: Document) -> str:
-    """The counters in prometheus' text format: each family with its type, what has buckets as a histogram."""
+    """The counters in prometheus' text format: each family with its type, what has buckets as a histogram, a count before its sum as a summary."""
+    from snapline.channels.metrics import PREFIX
+
     found = result.get("metrics")
     metrics = {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
     buckets: dict[str, list[tuple[str, object]]] = {}
@@ -135,9 +134,14 @@ def metrics_text(result: Document) -> str:
             buckets.setdefault(match[1], []).append(("+Inf" if match[2] == "inf" else match[2], value))
     lines: list[str] = []
     for name, value in metrics.items():
-        if "{" not in name and name.removesuffix("_sum") not in buckets:
-            kind = "counter" if name.endswith(("_total", "_sum")) else "gauge"
-            lines += [f"# TYPE {PREFIX}{name} {kind}", f"{PREFIX}{name} {_number(value)}"]
+        family = name.removesuffix("_sum").removesuffix("_count")
+        if "{" in name or family in buckets:
+            continue
+        if family == name:
+            lines.append(f"# TYPE {PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}")
+        elif name.endswith("_count"):
+            lines.append(f"# TYPE {PREFIX}{family} summary")
+        lines.append(f"{PREFIX}{name} {_number(value)}")
     for family, counts in buckets.items():
         lines.append(f"# TYPE {PREFIX}{family} histogram")
         lines += [f'{PREFIX}{family}_bucket{{le="{bound}"}} {_number(value)}' for bound, value in counts]

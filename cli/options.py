@@ -37,6 +37,11 @@ FleetArguments = Annotated[
     list[str] | None, typer.Option("--arg", metavar="KEY=VALUE", help="For a FLEET that is a function; repeatable.")
 ]
 
+FleetMetrics = Annotated[
+    bool,
+    typer.Option("--metrics", help="Every process serves metrics, for Prometheus; DIR/metrics/*.json says where."),
+]
+
 
 @dataclass(frozen=True)
 class Display:

@@ -5,14 +5,19 @@ import gc
 import logging
 import secrets
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import FleetArguments, Trust, check_address, check_addresses, parse_arguments, parse_peers
+from snapline.errors import MisuseError
 from snapline.ids import check_id
+
+if TYPE_CHECKING:
+    from snapline.channels.metrics_door import MetricsPlace
 
 REJOIN_GRACE_S = 3.0
 """A process starts within it unless the machine is very busy. Launchers that restart hosts give more."""
@@ -54,6 +59,40 @@ Health = Annotated[
     ),
 ]
 
+
+@dataclass(frozen=True)
+class MetricsAt:
+    """Where a process says its metrics."""
+
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            envvar="SNAPLINE_METRICS",
+            show_envvar=False,
+            help="Serve metrics there, for Prometheus; port 0: any free one.",
+            show_default="nowhere",
+        ),
+    ] = ""
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics-file",
+            metavar="FILE",
+            help="Write there where the metrics are, as Prometheus' file_sd_configs read it.",
+        ),
+    ] = None
+
+    def place(self) -> "MetricsPlace":
+        """What the options mean."""
+        from snapline.channels.metrics_door import MetricsPlace
+
+        if self.metrics_file is not None and not self.metrics:
+            raise MisuseError("--metrics-file says where --metrics are: give that too")
+        return MetricsPlace(check_address(self.metrics, "--metrics") if self.metrics else "", self.metrics_file)
+
+
 GC_THRESHOLDS = (20_000, 20, 20)
 """Of the garbage collector; the first is 700 by default. A batch of turns makes thousands of short-lived lists."""
 
@@ -61,6 +100,7 @@ GC_THRESHOLDS = (20_000, 20, 20)
 @command
 def coordinator_run(
     trust: Trust,
+    metrics_at: MetricsAt,
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
     store: Store,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Hosts to wait for before starting.")],
@@ -118,6 +158,7 @@ def coordinator_run(
         store=store,
         security=trust.security(),
         health=check_address(health, "--health") if health else "",
+        metrics=metrics_at.place(),
         hosts_expected=hosts,
         rejoin_grace_s=rejoin_grace,
         keep_epochs=keep_epochs,
@@ -133,6 +174,7 @@ def coordinator_run(
 @command
 def host_run(
     trust: Trust,
+    metrics_at: MetricsAt,
     coordinator: Annotated[
         str,
         typer.Option(
@@ -175,6 +217,7 @@ def host_run(
         advertise=check_address(advertise, "--advertise") if advertise else "",
         security=trust.security(),
         health=check_address(health, "--health") if health else "",
+        metrics=metrics_at.place(),
         trace="" if trace is None else str(trace),
         trace_every=trace_every,
     )

@@ -14,12 +14,15 @@ import typer
 
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
-from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
+from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 
 if TYPE_CHECKING:
     from snapline.deploy.local import Ending
+
+
+METRICS_AT = "127.0.0.1:0"
 
 
 class OnFailure(StrEnum):
@@ -68,6 +71,7 @@ def run(
     trace: Annotated[
         bool, typer.Option("--trace", help="Trace every message into DIR/traces, for `snapline analyze DIR/traces`.")
     ] = False,
+    metrics: FleetMetrics = False,
     fail_on_dead_letters: Annotated[
         bool, typer.Option("--fail-on-dead-letters", help="Exit code 3 if a message could not be handled.")
     ] = False,
@@ -85,7 +89,9 @@ def run(
     progress = FleetProgress(display.printer())
     started_s = time.monotonic()
     try:
-        ending = asyncio.run(_run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, progress))
+        ending = asyncio.run(
+            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, progress)
+        )
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
     finally:
@@ -132,8 +138,10 @@ async def _run(
     arguments: Mapping[str, str],
     on_failure: OnFailure,
     is_traced: bool,
+    has_metrics: bool,
     progress: FleetProgress,
 ) -> "Ending":
+    from snapline.deploy.data_directory import METRICS_FOLDER
     from snapline.deploy.local import LocalFleet
     from snapline.deploy.scaling import follow
 
@@ -150,11 +158,14 @@ async def _run(
         on_failure=on_failure.value,
         trace_every=int(is_traced),
         store=store,
+        metrics=METRICS_AT if has_metrics else "",
         on_note=progress.note,
         on_status=progress.status,
     )
     async with local:
         progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
+        if has_metrics:
+            progress.note(f"metrics of each process are where {folder / METRICS_FOLDER}/*.json says")
         following = asyncio.create_task(follow(local, folder))
         try:
             return await local.wait()

@@ -11,7 +11,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.fleets import check_reference
-from snapline.cli.options import REPLICAS, Display, FleetArguments, FleetReference, parse_arguments
+from snapline.cli.options import REPLICAS, Display, FleetArguments, FleetMetrics, FleetReference, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.places import (
     end_in_background,
@@ -128,6 +128,7 @@ def up(
         bool,
         typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
     ] = False,
+    metrics: FleetMetrics = False,
     context: Context = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For the fleet to be all there.")
@@ -152,7 +153,8 @@ def up(
     flags |= {"machines": address, "sbatch": shlex.join(sbatch_option) if sbatch_option else None}
     found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
     place = _place_of(settings.get("on", on))
-    plan = _plan(settings, found, fleet, parse_arguments(arg), place, is_insecure=insecure)
+    arguments = parse_arguments(arg)
+    plan = _plan(settings, found, fleet, arguments, place, is_insecure=insecure, has_metrics=metrics)
     if dry_run:
         display.printer().result(_dry(plan, place, found["tls"]), _show)
         return
@@ -216,6 +218,7 @@ def _plan(
     place: Place,
     *,
     is_insecure: bool,
+    has_metrics: bool,
 ) -> "FleetPlan":
     from snapline.deploy.plan import FleetPlan
 
@@ -244,6 +247,7 @@ def _plan(
         on_failure="restart" if on_failure == "restart" else "move",
         is_insecure=is_insecure,
         domain=found["tls_domain"],
+        has_metrics=has_metrics,
     )
 
 
@@ -273,6 +277,7 @@ def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Do
     folder = Path(plan.data_dir)
     options = ["--hosts", str(plan.hosts), "--coordinators", str(plan.coordinators), "--data-dir", str(folder)]
     options += ["--on-failure", plan.on_failure, *(["--store", plan.store] if plan.store else [])]
+    options += ["--metrics"] if plan.has_metrics else []
     options += [part for key, value in plan.arguments.items() for part in ("--arg", f"{key}={value}")]
     started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder)
     progress.note(f"process {started.pid} keeps the fleet; everything is written to {folder}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER, TRACES_FOLDER
+from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER
 from snapline.deploy.launching import Kind
 
 MOVE_GRACE_S, RESTART_GRACE_S = 0.0, 10.0
@@ -42,9 +42,10 @@ class SnaplineCommands:
         trace_every: int = 0,
         store: str = "",
         listen: str = "127.0.0.1:0",
+        metrics: str = "",
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `trust`: `--tls-…` or `--insecure`."""
+        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `trust`: `--tls-…` or `--insecure`."""
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet
@@ -53,6 +54,7 @@ class SnaplineCommands:
         self._rejoin_grace_s = MOVE_GRACE_S if on_failure == "move" else RESTART_GRACE_S
         self._trace_every = trace_every
         self._listen = listen
+        self._metrics_at = metrics
         self._trust = trust
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
@@ -65,6 +67,7 @@ class SnaplineCommands:
             *(("--id", name, "--peers", peers) if members else ()),
             *("--store", self._store, "--hosts", str(self._hosts)),
             *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
+            *self._metrics(name),
             *self._trust("coordinator", name),
         ]
 
@@ -75,10 +78,16 @@ class SnaplineCommands:
             *(sys.executable, "-m", "snapline", "host", "run"),
             *("--coordinator", address, "--id", host, "--instance", instance, "--fleet", self._fleet),
             *("--store", self._store, "--listen", self._listen),
+            *self._metrics(host),
             *self._trust("host", host),
             *arguments,
             *self._trace(),
         ]
+
+    def _metrics(self, name: str) -> list[str]:
+        if not self._metrics_at:
+            return []
+        return ["--metrics", self._metrics_at, "--metrics-file", str(self._data_dir / METRICS_FOLDER / f"{name}.json")]
 
     def _trace(self) -> list[str]:
         if not self._trace_every:

@@ -4,6 +4,7 @@ DIR/store               snapshots
 DIR/coordinator         the coordinator's log; of several replicas DIR/coordinator/c1, c2 …
 DIR/coordinator.json    where the coordinator listens: one address, or those of c1, c2 … with commas between
 DIR/logs/*.log          what each process printed
+DIR/metrics/*.json      where each process serves its metrics, if it does
 DIR/launcher.lock       held while a launcher runs here: two fleets in one folder would be one fleet twice
 """
 
@@ -18,6 +19,7 @@ import msgspec
 from snapline.errors import MisuseError, WorldError
 
 STORE_FOLDER, COORDINATOR_FOLDER, LOGS_FOLDER, TRACES_FOLDER = "store", "coordinator", "logs", "traces"
+METRICS_FOLDER = "metrics"
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "launcher.lock"
 
 PORTS, PORT_ATTEMPTS_MAX = range(20_000, 32_000), 200

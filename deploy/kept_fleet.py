@@ -167,6 +167,7 @@ def commands_for(plan: KeptPlan) -> Commands:
         on_failure=what.on_failure,
         store=what.store,
         listen=f"{NODE}:0",
+        metrics=f"{NODE}:0" if what.has_metrics else "",
         trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
     )
 

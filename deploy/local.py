@@ -116,6 +116,7 @@ class LocalFleet(LaunchedFleet):
         on_failure: OnFailure = "restart",
         trace_every: int = 0,
         store: str = "",
+        metrics: str = "",
         environment: Mapping[str, str] | None = None,
         connect: Callable[[str], CoordinatorReader] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
@@ -133,6 +134,7 @@ class LocalFleet(LaunchedFleet):
             on_failure: what becomes of a dead host.
             trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
             store: URL or path of the checkpoint store; empty: `DIR/store`.
+            metrics: where each process serves metrics, with port 0; `DIR/metrics` says where that is. Empty: nowhere.
             environment: added to the children's environment.
             connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.
@@ -147,6 +149,7 @@ class LocalFleet(LaunchedFleet):
             on_failure=on_failure,
             trace_every=trace_every,
             store=store,
+            metrics=metrics,
         )
         super().__init__(
             LocalLauncher(data_dir, environment=environment),

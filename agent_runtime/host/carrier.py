@@ -371,6 +371,7 @@ class HostCarrier:
             self.feed(ev.CheckpointMeasured(command.agent, took))
 
     def _store_epoch(self, command: ev.StoreEpoch) -> None:
+        self._around.part_closed(command.epoch)
         writer = f"{self.host}-{self.core.start}"
         captures = self._captures.pop(command.epoch, {})
 

@@ -8,9 +8,13 @@ from collections.abc import Iterable
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent, Peer
+from snapline.conversation.effect_records import DONE, FAILED, LEFT, NOT_DONE
 
 ENDED_KEPT = 64
 """Ended epochs remembered, so that a late marker or word does not open one again; four are open at most."""
+
+
+UNDONE = "undone"
 
 
 class HostCounts:
@@ -21,11 +25,21 @@ class HostCounts:
         dead_letters: of agents here, and messages for agents that are gone.
         checkpoints, forced: taken by agents of a logged protocol; put_off: basic ones missed because the store was busy.
         piggybacked, piggyback_bytes: messages that left in a logged protocol, and what was added to them.
+        effects: what came of effects, as their agents have said; compensations that were done are "undone".
         plans, first_plan_ns: applied, and when the first one was: each after that is a failure of the fleet.
     """
 
     __slots__ = (
-        *("checkpoints", "dead_letters", "first_plan_ns", "forced", "piggyback_bytes", "piggybacked", "plans"),
+        *(
+            "checkpoints",
+            "dead_letters",
+            "effects",
+            "first_plan_ns",
+            "forced",
+            "piggyback_bytes",
+            "piggybacked",
+            "plans",
+        ),
         *("put_off", "turns"),
     )
 
@@ -34,6 +48,7 @@ class HostCounts:
         self.checkpoints = self.forced = self.put_off = 0
         self.piggybacked = self.piggyback_bytes = 0
         self.plans = self.first_plan_ns = 0
+        self.effects = dict.fromkeys((DONE, FAILED, LEFT, NOT_DONE, UNDONE), 0)
 
 
 class HostDesk:

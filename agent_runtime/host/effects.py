@@ -28,7 +28,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.agent_effects import AgentEffects, outside_key
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.desk import UNDONE, HostDesk
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
@@ -203,6 +203,12 @@ class Effects:
         )
 
     def _emit(self, agent: LocalAgent, record: EffectRecord, time_ns: int) -> None:
+        came_to, counts = (
+            UNDONE if record.undoes and record.stage == effect_records.DONE else record.stage,
+            self._desk.counts.effects,
+        )
+        if came_to in counts:
+            counts[came_to] += 1
         payload = encode_message(record)
         if self._desk.is_watched:
             self._desk.out.append(we.EffectTold(agent.id, payload))

@@ -20,12 +20,17 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.input_service import InputService
+from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.view_service import ViewService
+from snapline.channels.doors import HOST
+from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.health import READY, open_health_door, tell
+from snapline.channels.metrics import Readings
+from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.security import Security, is_loopback
 from snapline.channels.supervisor import supervised
 from snapline.conversation.input_wire import SERVICE as INPUTS
@@ -53,6 +58,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
     advertise: str = ""
     security: Security
     health: str = ""  # where health is served without certificates; "" = nowhere
+    metrics: MetricsPlace = MetricsPlace()
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # of each channel, trace every so manieth message
 
@@ -80,6 +86,7 @@ class Host:
         self._finished: asyncio.Future[int] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._heartbeat_ns = 500_000_000
+        self._metrics: HostMetrics | None = None
         self._address = ""
         self._people = AskedPeople(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
@@ -91,7 +98,6 @@ class Host:
             trace=self._trace,
             trace_every=options.trace_every,
         )
-        self.accepted = self._carrier.accepted
         self.opened = self._carrier.opened
         self.received = self._carrier.received
         self.next_frame = self._carrier.next_frame
@@ -123,6 +129,7 @@ class Host:
         try:
             async with contextlib.AsyncExitStack() as doors:
                 await open_health_door(doors, self._transport.healthy, self._options.health)
+                await open_metrics_door(doors, self._metrics_door, self._options.metrics, self._options.host)
                 await doors.enter_async_context(supervised())
                 return await self._finished
         finally:
@@ -263,18 +270,28 @@ class Host:
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
     def capturing(self, agent: str) -> None:
-        """Nobody looks on."""
+        if self._metrics is not None:
+            self._metrics.capturing()
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """Nobody looks on."""
+        if self._metrics is not None:
+            self._metrics.captured(command.epochs if isinstance(command, ev.CaptureState) else ())
+
+    def part_closed(self, epoch: int) -> None:
+        if self._metrics is not None:
+            self._metrics.closed(epoch)
 
     def send(self, message: HostMessage) -> None:
+        if self._metrics is not None:
+            self._metrics.said(message)
         self._session.send(message)
 
     def _hello(self) -> HostMessage:
         return self._carrier.hello(instance=self._options.instance, address=self._address)
 
     def _directive_received(self, directive: Directive) -> None:
+        if self._metrics is not None:
+            self._metrics.directive_received(directive)
         self._carrier.directive_received(directive)
 
     def welcomed(self, heartbeat_ns: int) -> None:
@@ -288,10 +305,29 @@ class Host:
         while True:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1
-            now_ns = time.monotonic_ns()
-            elapsed_ns = {agent: now_ns - since_ns for agent, since_ns in self._carrier.started.items()}
-            busy = tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
-            self._session.send(self._carrier.heartbeat(sequence, busy))
+            self._session.send(self._carrier.heartbeat(sequence, self._long_turns()))
+
+    def _long_turns(self) -> tuple[OpenTurn, ...]:
+        now_ns = time.monotonic_ns()
+        elapsed_ns = {agent: now_ns - since_ns for agent, since_ns in self._carrier.started.items()}
+        return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
+
+    # ---- metrics --------------------------------------------------------------------------------------------------
+
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
+        """May the stream of `peer` stand?"""
+        refused = self._carrier.accepted(peer, hello)
+        if refused is not None and self._metrics is not None:
+            self._metrics.refused()
+        return refused
+
+    def _metrics_door(self) -> MetricsDoor:
+        self._metrics = metrics = HostMetrics(self._carrier.core)
+
+        async def read() -> Readings:
+            return metrics.read(self._carrier.heartbeat(0, self._long_turns()))
+
+        return MetricsDoor(HOST, self._options.host, FAMILIES, read, self._options.security)
 
 
 async def run_host(options: HostOptions) -> int:

@@ -77,6 +77,9 @@ class Surroundings(Protocol):
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """An agent's image was taken for this command."""
 
+    def part_closed(self, epoch: int) -> None:
+        """Nothing of the epoch can arrive here any more: the host's part goes to the store."""
+
     def send(self, message: HostMessage) -> None:
         """Tell the coordinator; lost if there is no stream."""
 

@@ -235,6 +235,7 @@ class LeaderCore:
             concerns,
             parts.attendance.heartbeats(),
             parts.releases.is_settled,
+            0 if parts.lines.ledger is None else len(parts.lines.ledger.packs),
         )
 
     # ---- hosts ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ class LeaderStanding(msgspec.Struct, frozen=True):
     Attributes:
         triggers_skipped: since this leader's start.
         stored_log_bytes: of sender logs in the store, above the newest epoch.
+        stored_packs: of checkpoints that agents have taken on their own, and that a line might need.
         concerns: what the fleet waits for, or goes without: who does not reach or answer whom, since when.
         heartbeats: host → its last one, for hosts that have a stream.
         is_released: the outputs of all complete epochs are.
@@ -24,3 +25,4 @@ class LeaderStanding(msgspec.Struct, frozen=True):
     concerns: tuple[Concern, ...]
     heartbeats: dict[str, Heartbeat]
     is_released: bool = True
+    stored_packs: int = 0

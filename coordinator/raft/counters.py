@@ -1,7 +1,6 @@
 """What a replica counts: proposals, reads, ticks and how long commits take."""
 
-from bisect import bisect_left
-
+from snapline.channels.metrics import Distribution
 from snapline.coordinator.raft.outcomes import Committed, Outcome, Rejected, Unknown
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -9,7 +8,7 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 class Counters:
-    """What happened so far. `commits_s` counts commits by latency, in the buckets of `LATENCY_BUCKETS_S`."""
+    """What happened so far. `commits_s`: how long commits took."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0
@@ -18,15 +17,13 @@ class Counters:
         self.tick_s_max = 0.0
         """The longest one: mostly a dump, or a slow disk. Followers must not stand for election meanwhile."""
         self.leader_changes = 0
-        self.commit_latency_sum_s = 0.0
-        self.commits_s = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self.commits_s = Distribution(LATENCY_BUCKETS_S)
 
     def count_outcome(self, outcome: Outcome, took_s: float) -> None:
         match outcome:
             case Committed():
                 self.committed += 1
-                self.commit_latency_sum_s += took_s
-                self.commits_s[bisect_left(LATENCY_BUCKETS_S, took_s)] += 1
+                self.commits_s.observe(took_s)
             case Rejected():
                 self.rejected += 1
             case Unknown():

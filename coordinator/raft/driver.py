@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.configuration import TICK_S
-from snapline.coordinator.raft.counters import LATENCY_BUCKETS_S, Counters
+from snapline.coordinator.raft.counters import Counters
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.node import SafeSyncObj
@@ -248,21 +248,18 @@ class RaftDriver:
             "raft_reads_total": float(counters.reads),
             "raft_barriers_total": float(counters.barriers),
             "raft_ticks_total": float(counters.ticks),
-            "raft_tick_seconds_max": counters.tick_s_max,
+            "raft_tick_max_seconds": counters.tick_s_max,
             "raft_tick_errors_total": float(counters.tick_errors),
-            "raft_commit_seconds_sum": counters.commit_latency_sum_s,
+            "raft_commit_seconds_sum": counters.commits_s.sum,
         }
         if journal is not None:
             found["raft_log_entries"] = float(len(journal))
             found["raft_log_bytes"] = float(journal.size_bytes)
-            found["raft_syncs_total"] = float(journal.commits)
+            found["raft_sync_seconds_count"] = float(journal.commits)
             found["raft_sync_seconds_sum"] = journal.commit_s
-            found["raft_sync_seconds_max"] = journal.commit_s_max
-        so_far = 0
-        for bound, count in zip((*LATENCY_BUCKETS_S, float("inf")), counters.commits_s, strict=True):
-            so_far += count
-            found[f'raft_commit_seconds_bucket{{le="{bound}"}}'] = float(so_far)
-        return found
+            found["raft_sync_max_seconds"] = journal.commit_s_max
+        buckets = {f'raft_commit_seconds_bucket{{le="{bound}"}}': float(n) for bound, n in counters.commits_s.up_to()}
+        return found | buckets
 
     # ---- between the threads ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.standing import LeaderStanding
+from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
@@ -70,8 +71,9 @@ class Driver:
         on_ended: called then, unless it is over because of `stop`.
     """
 
-    def __init__(self, core: LeaderCore, log: ReplicatedLog, keeper: StoreKeeper) -> None:
+    def __init__(self, core: LeaderCore, log: ReplicatedLog, keeper: StoreKeeper, figures: LeaderFigures) -> None:
         self._core = core
+        self._figures = figures
         self._replicated_log = log
         self._keeper = keeper
         self._pool = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="coordinator-store")
@@ -168,6 +170,7 @@ class Driver:
     def hear(self, session: int, message: HostMessage) -> None:
         """A host has said something."""
         if session in self._outboxes:
+            self._figures.heard(message)
             self.feed(ev.MessageReceived(session, message))
 
     async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
@@ -264,6 +267,7 @@ class Driver:
         except MisuseError as error:
             _log.error("an operation that cannot be proposed: %s", error)
             outcome = Rejected(str(error))
+        self._figures.decided(command.kind, outcome)
         self.feed(ev.ProposalEnded(command.token, outcome))
 
     def _in_thread(self, call: Callable[[CommandT], ev.Event], command: CommandT) -> None:

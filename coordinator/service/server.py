@@ -16,8 +16,9 @@ import msgspec
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from snapline.channels.doors import DoorKeeper
+from snapline.channels.doors import COORDINATOR, DoorKeeper
 from snapline.channels.health import READY, begin, open_health_door, tell
+from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.options import server_options
 from snapline.channels.security import RELOAD_S, AddressError, Security
 from snapline.channels.supervisor import supervised
@@ -29,7 +30,9 @@ from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import WhoLeads
 from snapline.coordinator.service.fork_founding import found_fork
+from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
 from snapline.coordinator.service.people import FleetPeople
 from snapline.coordinator.service.people_servicer import PeopleServicer
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
@@ -80,6 +83,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         advertise: where others reach it; default: as it listens.
         security: certificates, or loopback only.
         health: where health is served without certificates (`channels/health.py`); empty: nowhere.
+        metrics: where metrics are (`channels/metrics_door.py`).
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs that a recovery may go back to, at least 2.
         retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
@@ -95,6 +99,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str = ""
     security: Security = msgspec.field(default_factory=Security.loopback)
     health: str = ""
+    metrics: MetricsPlace = MetricsPlace()
     rejoin_grace_s: float = 3.0
     keep_epochs: int = 10
     retention: Policy | None = None
@@ -122,7 +127,9 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         await begin(healthy)
         async with contextlib.AsyncExitStack() as doors:
             await open_health_door(doors, healthy, options.health)
-            return await _Process(options, store).run(healthy)
+            process = _Process(options, store)
+            await open_metrics_door(doors, process.metrics_door, options.metrics, options.node)
+            return await process.run(healthy)
 
 
 def _open_store(location: str) -> Store:
@@ -147,6 +154,7 @@ class _Process:
         self._members = options.members or {options.node: options.advertise or options.listen}
         self._is_alone = len(self._members) == 1
         self._leadership = Leadership(self._make_driver)
+        self._figures = LeaderFigures(self._machine.state)
         self._replica = Replica(
             ReplicaOptions(
                 node=options.node,
@@ -213,6 +221,17 @@ class _Process:
         if self._leadership.failure is not None:
             raise self._leadership.failure
         return self._leadership.exit_code
+
+    def metrics_door(self) -> MetricsDoor:
+        """For who asks how this process and, while it leads, the fleet stand."""
+        metrics = CoordinatorMetrics(
+            self._replica,
+            self._leadership,
+            self._machine.state,
+            self._figures,
+            hosts_expected=self._options.hosts_expected,
+        )
+        return MetricsDoor(COORDINATOR, self._options.node, FAMILIES, metrics.read, self._options.security)
 
     async def _start_replica(self) -> None:
         try:
@@ -288,7 +307,8 @@ class _Process:
             ),
         )
         retention = options.retention or Policy(keep_last=options.keep_epochs)
-        return Driver(core, self._log, StoreKeeper(self._store, state, retention=retention))
+        keeper = StoreKeeper(self._store, state, retention=retention, on_deleted=self._figures.deleted)
+        return Driver(core, self._log, keeper, self._figures)
 
 
 def _log_lost(lost: list[str], store: Store) -> LogError:

@@ -78,14 +78,17 @@ class StoreKeeper:
         state: FleetView,
         *,
         retention: Policy | None = None,
+        on_deleted: Callable[[int], None] = lambda files: None,
         wall_ns: Callable[[], int] = time.time_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`state` is read for the fleet's name, which does not change once it is defined, and for its agents' places in vectors.
 
-        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds.
+        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds. `on_deleted` is told how many
+        files are gone, on the thread that deletes.
         """
         self._store = store
+        self._on_deleted = on_deleted
         self._image = state.image
         self._wall_ns = wall_ns
         self._now_ns = now_ns
@@ -293,6 +296,7 @@ class StoreKeeper:
             removed = self._store.delete_unreferenced(
                 begun_below=command.begun + 1, open_epochs=command.undecided, open_writers=(WRITER,)
             )
+            self._on_deleted(len(removed))
             if removed:
                 _log.info("removed %d files of epochs that were aborted or forgotten", len(removed))
 
@@ -319,6 +323,7 @@ class StoreKeeper:
     def _delete_one(self, epoch: int) -> list[str]:
         removed: list[str] = []
         self._quietly(lambda: removed.extend(self._store.delete_epoch(epoch)), f"epoch {epoch} remains")
+        self._on_deleted(len(removed))
         return removed
 
     def _read_times(self) -> list[SnapshotTime]:
@@ -346,13 +351,16 @@ class StoreKeeper:
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
         """Delete checkpoint packs; what fails is found by the next sweep after a plan."""
-        self._quietly(lambda: self._store.delete_checkpoints(command.paths), "checkpoints remain")
+        self._quietly(
+            lambda: self._on_deleted(len(self._store.delete_checkpoints(command.paths))), "checkpoints remain"
+        )
 
     def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
         """Delete what earlier plans left behind."""
 
         def sweep() -> None:
             removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)
+            self._on_deleted(len(removed))
             if removed:
                 _log.info("removed %d files of checkpoints before plan %d", len(removed), command.plan)
 

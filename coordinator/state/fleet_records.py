@@ -183,6 +183,7 @@ class PlanRecord(msgspec.Struct):
         checkpoints_lost: durable checkpoints past the line, summed over the agents.
         restore: set if the fleet went back on purpose.
         drop_before: inputs beyond the line that stand in logs of plans below this one are dropped; 0: none.
+        lost_ns: work that it undid, up to the suspicion; 0 where nobody knows, since agents checkpoint on their own.
     """
 
     number: int
@@ -204,6 +205,7 @@ class PlanRecord(msgspec.Struct):
     checkpoints_lost: int = 0
     restore: RestoreRecord | None = None
     drop_before: int = 0
+    lost_ns: int = 0
 
 
 class LogRecord(msgspec.Struct, frozen=True):

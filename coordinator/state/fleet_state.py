@@ -231,6 +231,7 @@ class FleetState(FleetView):
         agents = self._restart_agents(number, kind.hosts, is_even=is_even)
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
+        lost_ns = 0 if self.is_autonomous or not image.plans else self.work_since_line_ns(need.suspected_ns)
         image.need = None
         for host in kind.hosts:
             image.hosts[host].spare = ""
@@ -253,6 +254,7 @@ class FleetState(FleetView):
                 checkpoints_lost=kind.checkpoints_lost,
                 restore=restore,
                 drop_before=record.drop_before,
+                lost_ns=lost_ns,
             )
         )
         if not used:

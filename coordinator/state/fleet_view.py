@@ -108,6 +108,19 @@ class FleetView:
                 return epoch
         return 0
 
+    def at_risk_ns(self, now_ns: int) -> int | None:
+        """Work that a failure of all hosts at this (wall-clock) time would undo; where agents checkpoint on their own at most. None: the fleet does not run."""
+        return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
+
+    def work_since_line_ns(self, now_ns: int) -> int:
+        """From the newest complete epoch to this time; from the end of the last recovery if that began with the same epoch: what was done before it is undone."""
+        plan, newest = self.plan, self.newest_complete()
+        if plan is None:
+            return 0
+        record, is_same = self.image.epochs.get(newest), plan.line_epoch == newest
+        began_ns = self.image.plans[0].committed_ns if record is None else record.begun_ns
+        return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
+
     def complete_epochs(self) -> list[int]:
         """Epochs that are complete, and neither condemned nor void, ascending."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]

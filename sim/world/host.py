@@ -458,6 +458,9 @@ class SimHost:
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         self.carrier.captured(command, known, image)
 
+    def part_closed(self, epoch: int) -> None:
+        """Nobody takes its time."""
+
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)
         self.session.send(message)

@@ -309,6 +309,7 @@ def test_counters_in_the_form_of_prometheus() -> None:
     found = {
         "raft_term": 3.0,
         "raft_commit_seconds_sum": 0.25,
+        "raft_sync_seconds_count": 4.0,
         "raft_sync_seconds_sum": 0.5,
         "raft_commits_total": 7.0,
         'raft_commit_seconds_bucket{le="0.1"}': 6.0,
@@ -319,7 +320,8 @@ def test_counters_in_the_form_of_prometheus() -> None:
         == """\
 # TYPE snapline_raft_term gauge
 snapline_raft_term 3
-# TYPE snapline_raft_sync_seconds_sum counter
+# TYPE snapline_raft_sync_seconds summary
+snapline_raft_sync_seconds_count 4
 snapline_raft_sync_seconds_sum 0.5
 # TYPE snapline_raft_commits_total counter
 snapline_raft_commits_total 7

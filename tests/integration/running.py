@@ -132,6 +132,7 @@ async def running(
     on_failure: OnFailure = "restart",
     coordinators: int = 1,
     store: str = "",
+    metrics: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """Run a fleet; `fleet` without a dot names a module of `tests/integration/fleets`."""
@@ -145,6 +146,7 @@ async def running(
         on_note=notes.append,
         coordinators=coordinators,
         store=store,
+        metrics=metrics,
         environment=environment,
     )
     async with local:

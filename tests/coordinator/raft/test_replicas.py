@@ -103,7 +103,7 @@ async def test_status_metrics_and_transfer(three: Cluster) -> None:
     assert status.applied == status.commit_index == status.last_index >= 6
     metrics = three.replicas[leader].metrics()
     assert metrics["raft_committed_total"] == 5 == metrics['raft_commit_seconds_bucket{le="inf"}']
-    assert metrics["raft_syncs_total"] > 0 and metrics["raft_sync_seconds_max"] > 0
+    assert metrics["raft_sync_seconds_count"] > 0 and metrics["raft_sync_max_seconds"] > 0
     assert metrics["raft_streams_opened_total"] >= 2 and metrics["raft_streams_refused_total"] == 0
     target = next(name for name in three.names if name != leader)
     began = time.monotonic()
@@ -493,7 +493,7 @@ async def test_a_state_at_its_limit_is_dumped_and_installed_without_an_election(
     assert await cluster.value(behind, "x") == 130
     assert (await cluster.replicas[behind].driver.status()).first_index >= first
     assert {replica.driver.standing.term for replica in cluster.replicas.values()} == {term}, "an election"
-    longest = max(replica.metrics()["raft_tick_seconds_max"] for replica in cluster.replicas.values())
+    longest = max(replica.metrics()["raft_tick_max_seconds"] for replica in cluster.replicas.values())
     assert 0 < longest < ELECTION_S_MIN, "followers would not have waited"
     await cluster.stop()
     assert cluster.alarms == []

@@ -1,0 +1,198 @@
+"""What a host's process says of itself (`channels/metrics.py`): what its core has counted, how its agents stand, and how long its part of
+epochs takes.
+
+The times of epochs are taken where the host's adapter passes anyway, once for each agent and epoch, and only if somebody has asked for
+metrics. Of an epoch they are, in this order:
+
+    heard      the coordinator's word, or the first record here, if a marker or a stamp came before it
+    recorded   of each agent: the start delay ends, and its capture is the pause that it feels
+    closed     nothing of the epoch can arrive here any more: each agent's recording ends, and the wait for markers after the last record
+    stored     the host's part is durable, and reported
+"""
+
+import time
+from collections.abc import Callable
+
+from snapline.agent_runtime.host.core import HostCore
+from snapline.channels.metrics import COUNTER, GAUGE, HISTOGRAM, Distribution, Family, Readings
+from snapline.conversation.messages import BeginEpoch, Directive, EndEpoch, EpochReport, Heartbeat, HostMessage
+
+FAMILIES = (
+    Family("turns_total", COUNTER, "turns that ended well", "numRecordsIn"),
+    Family("host_agents", GAUGE, "agents here", "tasks"),
+    Family("long_turns", GAUGE, "turns that have lasted for more than a second"),
+    Family(
+        "channel_in_transit_messages",
+        GAUGE,
+        "messages that have arrived here and no turn has consumed",
+        "buffers.inputQueueLength",
+    ),
+    Family("parked_messages", GAUGE, "messages that wait for their receiver to be found or made"),
+    Family("dead_letters_total", COUNTER, "messages that no turn could take"),
+    Family("inputs_waiting", GAUGE, "messages from outside that no turn has consumed"),
+    Family("outputs_waiting", GAUGE, "outputs that are not known to be released"),
+    Family("outputs_waiting_bytes", GAUGE, "the same in bytes"),
+    Family(
+        "agents_full",
+        GAUGE,
+        "agents that take nothing from outside until outputs of theirs are released",
+        "backpressure",
+    ),
+    Family(
+        "agent_start_delay_seconds",
+        HISTOGRAM,
+        "from the first word of an epoch to an agent's record",
+        "checkpointStartDelay",
+    ),
+    Family(
+        "agent_capture_seconds", HISTOGRAM, "the pause that an agent feels while its state is captured", "sync duration"
+    ),
+    Family(
+        "agent_recording_seconds",
+        HISTOGRAM,
+        "from an agent's record until its last channel is closed",
+        "alignment duration",
+    ),
+    Family("marker_latency_seconds", HISTOGRAM, "from the last record here until the last marker has come"),
+    Family(
+        "checkpoint_store_seconds",
+        HISTOGRAM,
+        "from then until this host's part of the epoch is durable",
+        "async duration",
+    ),
+    Family("checkpoint_part_bytes", GAUGE, "this host's part of its newest epoch, as written"),
+    Family("agent_checkpoints_total", COUNTER, "checkpoints that agents took on their own, or for a round"),
+    Family("forced_checkpoints_total", COUNTER, "of these: forced by the protocol"),
+    Family("put_off_checkpoints_total", COUNTER, "checkpoints by policy that were missed, since the store was busy"),
+    Family("piggybacked_messages_total", COUNTER, "messages that left with what the protocol puts on them"),
+    Family("piggyback_bytes_total", COUNTER, "what that was in bytes"),
+    Family("message_log_messages", GAUGE, "messages that are kept for receivers that may go back"),
+    Family("message_log_bytes", GAUGE, "the same in bytes"),
+    Family("effects_total", COUNTER, "effects by what came of them", "", ("outcome",)),
+    Family("effects_needing_people", GAUGE, "effects that may have been done, and wait for people to say so"),
+    Family("unreached_hosts", GAUGE, "other hosts of the fleet that no link reaches"),
+    Family(
+        "fenced_streams_total",
+        COUNTER,
+        "streams of hosts that were refused, since what they speak for was replaced, or is not known here yet",
+    ),
+    Family("plan", GAUGE, "number of the plan that is applied here"),
+)
+
+EPOCHS_KEPT = 64
+"""Whose times are known: a handful is open at once. What a plan ended is forgotten with the oldest."""
+
+
+class _EpochTimes:
+    """Of one epoch, monotonic."""
+
+    __slots__ = ("closed_ns", "heard_ns", "recorded_ns")
+
+    def __init__(self, heard_ns: int) -> None:
+        self.heard_ns = heard_ns
+        self.recorded_ns: list[int] = []
+        self.closed_ns = 0
+
+
+class HostMetrics:
+    """Takes the times, and reads everything."""
+
+    def __init__(self, core: HostCore, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._core = core
+        self._now_ns = now_ns
+        self._epochs: dict[int, _EpochTimes] = {}
+        self._capturing_ns = 0
+        self._start_delays, self._captures, self._recordings = Distribution(), Distribution(), Distribution()
+        self._marker_latencies, self._stores = Distribution(), Distribution()
+        self._part_bytes = 0
+        self._fenced = 0
+
+    # ---- what passes the adapter --------------------------------------------------------------------------------------
+
+    def directive_received(self, directive: Directive) -> None:
+        """The coordinator has said something."""
+        if isinstance(directive, BeginEpoch):
+            self._times_of(directive.epoch, self._now_ns())
+        elif isinstance(directive, EndEpoch):
+            self._epochs.pop(directive.epoch, None)
+
+    def capturing(self) -> None:
+        """An agent's image is about to be taken."""
+        self._capturing_ns = self._now_ns()
+
+    def captured(self, epochs: tuple[int, ...]) -> None:
+        """It was taken, for these epochs; none: the agent took a checkpoint on its own."""
+        self._captures.observe((self._now_ns() - self._capturing_ns) / 1e9)
+        for epoch in epochs:
+            times = self._times_of(epoch, self._capturing_ns)
+            times.recorded_ns.append(self._capturing_ns)
+            self._start_delays.observe(max(0, self._capturing_ns - times.heard_ns) / 1e9)
+
+    def closed(self, epoch: int) -> None:
+        """Nothing of the epoch can arrive here any more."""
+        now_ns = self._now_ns()
+        times = self._times_of(epoch, now_ns)
+        times.closed_ns = now_ns
+        for recorded_ns in times.recorded_ns:
+            self._recordings.observe((times.closed_ns - recorded_ns) / 1e9)
+        self._marker_latencies.observe((times.closed_ns - max(times.recorded_ns, default=times.heard_ns)) / 1e9)
+
+    def said(self, message: HostMessage) -> None:
+        """The host tells the coordinator something; a report of an epoch is said again on every new stream."""
+        if not isinstance(message, EpochReport):
+            return
+        times = self._epochs.pop(message.epoch, None)
+        if times is not None and times.closed_ns:
+            self._stores.observe((self._now_ns() - times.closed_ns) / 1e9)
+            self._part_bytes = message.pack.size_bytes
+
+    def refused(self) -> None:
+        """The stream of another host was refused."""
+        self._fenced += 1
+
+    def _times_of(self, epoch: int, now_ns: int) -> _EpochTimes:
+        times = self._epochs.get(epoch)
+        if times is None:
+            times = self._epochs[epoch] = _EpochTimes(now_ns)
+            while len(self._epochs) > EPOCHS_KEPT:
+                del self._epochs[next(iter(self._epochs))]
+        return times
+
+    # ---- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, now: Heartbeat) -> Readings:
+        """Everything; `now`: what the coordinator would be told now."""
+        core, counts = self._core, self._core.desk.counts
+        agents = core.agents.values()
+        return {
+            "turns_total": now.turns,
+            "host_agents": len(core.agents),
+            "long_turns": len(now.busy),
+            "channel_in_transit_messages": sum(len(each.mailbox) + len(each.deferred) for each in agents),
+            "parked_messages": now.parked,
+            "dead_letters_total": now.dead_letters,
+            "inputs_waiting": now.inputs_waiting,
+            "outputs_waiting": now.outputs_waiting,
+            "outputs_waiting_bytes": now.output_bytes_waiting,
+            "agents_full": now.agents_full,
+            "agent_start_delay_seconds": self._start_delays,
+            "agent_capture_seconds": self._captures,
+            "agent_recording_seconds": self._recordings,
+            "marker_latency_seconds": self._marker_latencies,
+            "checkpoint_store_seconds": self._stores,
+            "checkpoint_part_bytes": self._part_bytes,
+            "agent_checkpoints_total": now.checkpoints,
+            "forced_checkpoints_total": now.forced,
+            "put_off_checkpoints_total": now.put_off,
+            "piggybacked_messages_total": now.piggybacked,
+            "piggyback_bytes_total": now.piggyback_bytes,
+            "message_log_messages": now.log_messages,
+            "message_log_bytes": now.log_bytes,
+            "effects_total": {(outcome,): count for outcome, count in counts.effects.items()},
+            "effects_needing_people": sum(
+                1 for each in agents if each.effects is not None and each.effects.needs_people
+            ),
+            "unreached_hosts": len(now.unreached),
+            "fenced_streams_total": self._fenced,
+            "plan": now.plan,
+        }

@@ -1,0 +1,101 @@
+"""What a process counts and says of itself, for monitoring systems: families, and how often something took how long.
+
+Theory of operation. Cores know nothing of this. They count what they need themselves, and adapters see events: so a process has its
+figures anyway, and they are read when somebody asks (`metrics_door.py`). Nothing is done for them on the way of a message. Each kind of
+process declares its families in a table (`coordinator/service/metrics.py`, `agent_runtime/host/metrics.py`); docs/metrics.md shows these
+tables, and a test compares them.
+
+No family has a label that names an agent or a channel: a fleet may have 20,000 of them, and a monitoring system keeps a series for each
+for weeks. The labels are words of ours, a handful for each family.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+import msgspec
+
+PREFIX = "snapline_"
+"""Of every name: a monitoring system has metrics of many programs."""
+
+COUNTER, GAUGE, HISTOGRAM, SUMMARY = "counter", "gauge", "histogram", "summary"
+
+SECONDS = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Bounds for what takes from less than a millisecond to some minutes."""
+
+
+class Distribution:
+    """How many values were how large: `counts[i]` were at most `bounds[i]`, and more than the bound before; the last has no bound.
+
+    Attributes:
+        sum: of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    def up_to(self) -> list[tuple[float, int]]:
+        """Each bound, and how many values were not above it; the last bound is infinite."""
+        found, so_far = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            so_far += count
+            found.append((bound, so_far))
+        return found
+
+
+class Family(msgspec.Struct, frozen=True):
+    """Values of one meaning, each with its labels.
+
+    Attributes:
+        name: without `PREFIX`; units come last.
+        kind: "counter", "gauge", "histogram", or "summary": a count and a sum.
+        text: what a value says, in a sentence.
+        flink: what Apache Flink calls it; "": it has no such thing.
+        labels: names of its labels.
+    """
+
+    name: str
+    kind: str
+    text: str
+    flink: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def help(self) -> str:
+        """For the line HELP."""
+        return f"{self.text} (Flink: {self.flink})" if self.flink else self.text
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A summary's value: how many there were, and their sum."""
+
+    count: float
+    sum: float
+
+
+Value = float | Distribution | Total
+
+Readings = Mapping[str, Value | Mapping[tuple[str, ...], Value]]
+"""Family's name → its value, or values by labels. A family that is not in it has nothing to say now."""
+
+ABOUT = Family(
+    "process_info",
+    GAUGE,
+    "1; its labels say what runs here, and which release of snapline",
+    "",
+    ("role", "id", "version"),
+)
+"""Of every process."""

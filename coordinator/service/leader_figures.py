@@ -1,0 +1,86 @@
+"""How long epochs and recoveries take and how large they are, as this process has seen it while it led.
+
+The replicated state says what was decided and when; a report says how much its host has written. Both pass the leader's adapter
+(`adapter.py`), which shows them here. Nothing is decided from it, and a new leader begins anew: counters of monitoring systems may.
+"""
+
+from snapline.channels.metrics import Distribution
+from snapline.conversation.messages import CheckpointsStored, EpochReport, HostMessage, ReportedPack
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import COMPLETE, Committed, ProposalOutcome
+from snapline.coordinator.state.fleet_view import FleetView
+
+PACKS_KEPT = 4096
+"""Packs whose sizes are known, oldest first to go: those of the few epochs that are open. Hosts say twice what was not answered."""
+
+NS = 1e9
+
+
+class LeaderFigures:
+    """Of all leaders of one process.
+
+    Attributes:
+        durations_s: of complete epochs, from their begin to their decision.
+        plans_s: of recoveries, from the first suspicion until their plan was committed.
+        loads_s: of recoveries, from their plan until all hosts had applied it.
+        last: of the newest epoch that completed here: what it holds; None before there is one.
+        last_new_bytes: that were written for it.
+        reclaimed_files: deleted in the store; counted on the thread that deletes.
+    """
+
+    def __init__(self, state: FleetView) -> None:
+        self._state = state
+        self.durations_s = Distribution()
+        self.plans_s, self.loads_s = Distribution(), Distribution()
+        self.last: op.CompleteEpoch | None = None
+        self.last_new_bytes = self.reclaimed_files = 0
+        self._packs: dict[str, tuple[int, int]] = {}
+        """Path → epoch (0: of checkpoints that agents took on their own) and size, of what no complete epoch holds yet."""
+        self._plan_counted = 0
+
+    def heard(self, message: HostMessage) -> None:
+        """A host has said something."""
+        if isinstance(message, EpochReport):
+            self._keep(message.pack, message.epoch)
+        elif isinstance(message, CheckpointsStored):
+            self._keep(message.pack, 0)
+
+    def _keep(self, pack: ReportedPack, epoch: int) -> None:
+        if not pack.path:
+            return
+        self._packs[pack.path] = epoch, pack.size_bytes
+        while len(self._packs) > PACKS_KEPT:
+            del self._packs[next(iter(self._packs))]
+
+    def deleted(self, files: int) -> None:
+        """So many files that nothing needed are gone."""
+        self.reclaimed_files += files
+
+    def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
+        """A proposal has ended; the state has applied it."""
+        if not isinstance(outcome, Committed) or outcome.result.is_refused:
+            return
+        if isinstance(kind, op.CompleteEpoch):
+            self._count_epoch(kind)
+        elif isinstance(kind, op.AbortEpoch):
+            self._packs = {path: found for path, found in self._packs.items() if found[0] != kind.epoch}
+        elif isinstance(kind, op.ConfirmPlan | op.CommitPlan | op.Restore):
+            self._count_plan()
+
+    def _count_epoch(self, completed: op.CompleteEpoch) -> None:
+        record = self._state.image.epochs.get(completed.epoch)
+        if record is None or record.status != COMPLETE:
+            return
+        self.durations_s.observe((record.ended_ns - record.begun_ns) / NS)
+        own = {path: size for path, (epoch, size) in self._packs.items() if epoch in (0, completed.epoch)}
+        self.last, self.last_new_bytes = completed, sum(own.values())
+        self._packs = {path: found for path, found in self._packs.items() if path not in own}
+
+    def _count_plan(self) -> None:
+        """The current one, once, when all hosts have applied it."""
+        plan = self._state.plan
+        if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._plan_counted):
+            return
+        self._plan_counted = plan.number
+        self.plans_s.observe(max(0, plan.committed_ns - plan.suspected_ns) / NS)
+        self.loads_s.observe(max(0, plan.done_ns - plan.committed_ns) / NS)
