@@ -59,6 +59,13 @@ Health = Annotated[
     ),
 ]
 
+KeepEpochs = Annotated[
+    int,
+    typer.Option(
+        "--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs that a recovery may go back to."
+    ),
+]
+
 
 @dataclass(frozen=True)
 class MetricsAt:
@@ -121,12 +128,7 @@ def coordinator_run(
         float,
         typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
     ] = REJOIN_GRACE_S,
-    keep_epochs: Annotated[
-        int,
-        typer.Option(
-            "--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs that a recovery may go back to."
-        ),
-    ] = KEEP_EPOCHS,
+    keep_epochs: KeepEpochs = KEEP_EPOCHS,
     retention: Annotated[
         str,
         typer.Option(
