@@ -203,6 +203,18 @@ class Security:
         expected = None if name is None else server_name(role, name, self.domain)
         return grpc.aio.secure_channel(address, credentials, options=client_options(expected))
 
+    def client_context(self) -> "ssl.SSLContext":
+        """The same trust, as Python's own TLS has it; OSError: the files cannot be read, or do not belong together."""
+        import ssl
+
+        assert self._files is not None, "only with TLS"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # gRPC takes any certificate of the file as a root
+        context.load_verify_locations(self._files.authority)
+        context.load_cert_chain(self._files.certificate, self._files.key)
+        context.set_alpn_protocols(["h2"])
+        return context
+
     def identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
         """Who called, by its certificate; None without TLS, and where the certificate names nobody of this domain."""
         if not self.is_tls:

@@ -15,6 +15,7 @@ import grpc.aio
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
+from snapline.channels.trust import why_distrusted
 from snapline.conversation.answers import (
     BackupReply,
     LocateReply,
@@ -28,7 +29,7 @@ from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply,
 from snapline.conversation.people import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import decode_reply, encode_request, path_of
-from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
+from snapline.errors import CoordinatorUnavailableError, DistrustError, SnaplineError, UnknownOutcomeError
 
 TIMEOUT_S = 10.0
 """For calls that only read the coordinator's memory."""
@@ -67,8 +68,8 @@ class CoordinatorClient:
     does not lead names the leader; if one does not answer the next is tried, until the call's time is over. So a call may be
     made twice: what changes something is numbered by what it is about.
 
-    All raise CoordinatorUnavailableError if nobody answers, UnknownOutcomeError if no reply came in time, and otherwise the
-    error that the coordinator raised.
+    All raise CoordinatorUnavailableError if nobody answers (DistrustError, if it is the certificates that keep us apart),
+    UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
     """
 
     def __init__(
@@ -310,8 +311,10 @@ class CoordinatorClient:
             except grpc.aio.AioRpcError as error:
                 failure = self._failure(error, address, silent)
                 is_alone = len(self._addresses) == 1 and address in silent
-                if error.code() != grpc.StatusCode.UNAVAILABLE or left_s <= RETRY_S or is_alone:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise failure from error
+                if left_s <= RETRY_S or is_alone:
+                    raise await self._distrust() or failure from error
                 if loop.time() >= trouble_s:
                     trouble_s = math.inf
                     self._on_trouble(f"{failure}; trying on")
@@ -334,6 +337,19 @@ class CoordinatorClient:
         why = f"and it takes {quorum} to decide" if count - len(lost) < quorum else "and none of the others leads yet"
         return CoordinatorUnavailableError(
             f"{len(lost)} of {count} replicas of the coordinator do not answer ({', '.join(lost)}), {why}"
+        )
+
+    async def _distrust(self) -> DistrustError | None:
+        """If it is the certificates that keep us from every replica."""
+        last = ("", "")
+        for address in self._addresses:
+            why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
+            if why is None:
+                return None
+            last = address, why
+        return DistrustError(
+            f"the coordinator at {last[0]} and we do not trust each other ({last[1]}): "
+            f"have one authority sign both certificates, and give its certificate to both as --tls-ca"
         )
 
     def _after(self, address: str) -> str:

@@ -1,6 +1,6 @@
 """A host's stream to the coordinator: what comes in becomes events, commands for the coordinator go out.
 
-The stream is dialled again for as long as the host lives. Nothing is kept here while it is down: whatever the
+The stream is dialled again for as long as the host lives, unless nobody has ever trusted its certificate. Nothing is kept here while it is down: whatever the
 coordinator must still hear, the host core says again at the next Welcome.
 """
 
@@ -12,10 +12,11 @@ import grpc
 import grpc.aio
 
 from snapline.channels.security import Security
+from snapline.channels.trust import TRUST_WAIT_S, Distrust, why_distrusted
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
 from snapline.conversation.wire import ATTEND, decode_directive, encode_host_message, in_parts
-from snapline.errors import ProtocolError
+from snapline.errors import DistrustError, ProtocolError
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Failing calls return within a millisecond; with jitter, hosts do not come back all at once."""
@@ -49,6 +50,7 @@ class Session:
         self._warn = warn
         self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
+        self._distrust = Distrust(self._addresses)
 
     def send(self, message: HostMessage) -> None:
         """Queue a message; dropped while there is no stream."""
@@ -56,7 +58,11 @@ class Session:
             self._outgoing.put_nowait(message)
 
     async def run(self) -> None:
-        """Attend until cancelled."""
+        """Attend until cancelled.
+
+        Raises:
+            DistrustError: no coordinator ever trusted us, or we none of them, for as long as a rotation may need.
+        """
         warned = False
         while not self._is_closing:
             try:
@@ -68,9 +74,12 @@ class Session:
             except _STREAM_ENDED as error:
                 if _is_denied(error):
                     self._received(TurnedAway(_reason(error), True))
-                leads_elsewhere = self._turn_to_next(error)
-                if not warned and not leads_elsewhere and not self._is_closing:
-                    self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on{self._hint()}")
+                address, leads_elsewhere = self._address, self._turn_to_next(error)
+                is_silent = not leads_elsewhere and not self._is_closing
+                if is_silent and not (warned and self._distrust.is_proved):
+                    sentence = await self._why_silent(address, error)
+                    if not warned:
+                        self._warn(sentence)
                     warned = True
             finally:
                 self._outgoing = None
@@ -84,11 +93,24 @@ class Session:
         else:
             place = self._addresses.index(self._address) if self._address in self._addresses else -1
             self._address = self._addresses[(place + 1) % len(self._addresses)]
+        if LEADER_KEY in told:
+            self._distrust.answered()
         return LEADER_KEY in told
 
-    def _hint(self) -> str:
-        """A handshake that fails looks like a broken connection from here."""
-        return " (if it runs: does each side trust the other's certificate?)" if self._security.is_tls else ""
+    async def _why_silent(self, address: str, error: Exception) -> str:
+        """What keeps us from a coordinator, in a sentence; DistrustError: it will for good."""
+        why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
+        now_s = asyncio.get_running_loop().time()
+        is_final = self._distrust.failed(address, now_s, is_distrust=why is not None)
+        if why is None:
+            return f"no coordinator at {address}: {_reason(error)}; trying on"
+        sentence = f"the coordinator at {address} and this host do not trust each other ({why})"
+        if is_final:
+            raise DistrustError(
+                f"{sentence}, and have not for {TRUST_WAIT_S:g} s: "
+                f"have one authority sign both certificates, and give its certificate to both as --tls-ca"
+            )
+        return f"{sentence}; trying on, as certificates may be being renewed"
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
         call: _Call = channel.stream_stream(ATTEND)()
@@ -108,6 +130,7 @@ class Session:
                 writer.exception()
 
     def _take(self, data: bytes) -> None:
+        self._distrust.answered()
         try:
             directive = decode_directive(data)
         except ProtocolError as error:  # of a later version

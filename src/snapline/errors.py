@@ -19,6 +19,7 @@
         │   ├── StoreMissingError   there is no store at this place
         │   └── DamagedDataError    bytes that are not what was written (G11)
         ├── CoordinatorUnavailableError
+        │   └── DistrustError       somebody is there, and the certificates do not trust each other
         ├── UnknownOutcomeError     timed out: it may or may not have happened
         │   ├── InputUnknownError   an input that may have been taken
         │   └── AnswerMissingError  an input that was taken, and whose answer was not heard
@@ -139,6 +140,12 @@ class CoordinatorUnavailableError(WorldError):
     """No coordinator answers."""
 
     exit_code = 8
+
+
+class DistrustError(CoordinatorUnavailableError):
+    """Something answers where the coordinator should be, and one side's certificate is not of an authority that the other trusts."""
+
+    exit_code = 5
 
 
 class SnapshotAbortedError(WorldError):

@@ -27,6 +27,7 @@ NAMES = {
     *("SnaplineError", "MisuseError", "FleetDefinitionError", "EncodingError", "MessageTooLargeError", "NotFoundError"),
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
+    "DistrustError",
     *("UnknownOutcomeError", "LogError", "TraceError"),
     *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "Undone", "Effect"),
     *("LocatedAgent", "AgentState", "SettledLetter"),

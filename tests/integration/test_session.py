@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc.aio
 import pytest
+from tests.channels.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
 from snapline.channels.security import Security
-from snapline.conversation.messages import Leave
+from snapline.conversation.messages import Directive, Finish, Leave
+from snapline.conversation.wire import encode_directive
+from snapline.errors import DistrustError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 
@@ -53,3 +57,77 @@ async def test_a_stream_that_ends_while_much_is_said_is_opened_again(with_error:
         running.cancel()
         await asyncio.wait([running], timeout=20)
         await server.stop(None)
+
+
+class Finishing(coordinator_pb2_grpc.CoordinatorServicer):
+    """Says one word on each stream, and ends it."""
+
+    async def Attend(
+        self,
+        requests: AsyncIterator[pb.HostMessage],
+        context: "grpc.aio.ServicerContext[pb.HostMessage, pb.Directive]",
+    ) -> AsyncIterator[pb.Directive]:
+        await anext(requests)
+        yield pb.Directive.FromString(encode_directive(Finish(0, "stopped", "")))
+
+
+async def served(security: Security, port: int = 0) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Finishing(), server)  # type: ignore[no-untyped-call]  # generated
+    port = security.add_port(server, f"127.0.0.1:{port}")
+    await server.start()
+    return server, port
+
+
+def authorities(folder: Path) -> tuple[Security, Security, Security]:
+    """A coordinator's and a host's certificate of one authority, and a coordinator's of another."""
+    own, foreign = Authority(folder, "own"), Authority(folder, "foreign")
+    coordinator = own.issue("c", role="coordinator", name="coordinator.coordinator.snapline").security()
+    stranger = foreign.issue("x", role="coordinator", name="coordinator.coordinator.snapline").security()
+    return coordinator, own.issue("h1").security(), stranger
+
+
+@pytest.mark.timeout(60)
+async def test_a_host_that_nobody_ever_trusted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapline.channels.trust.TRUST_WAIT_S", 0.5)
+    _, host, stranger = authorities(tmp_path)
+    server, port = await served(stranger)
+    warned: list[str] = []
+    session = Session(f"127.0.0.1:{port}", host, Leave, lambda directive: None, warned.append)
+    with pytest.raises(
+        DistrustError, match=r"do not trust each other \(its certificate is not trusted here: .* --tls-ca"
+    ):
+        await session.run()
+    (said,) = warned
+    assert said.endswith("trying on, as certificates may be being renewed")
+    await server.stop(None)
+
+
+@pytest.mark.timeout(60)
+async def test_a_host_that_was_trusted_waits_for_the_end_of_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: its agents are there, and others wait for them."""
+    monkeypatch.setattr("snapline.channels.trust.TRUST_WAIT_S", 0.2)
+    coordinator, host, stranger = authorities(tmp_path)
+    server, port = await served(coordinator)
+    received: asyncio.Queue[Directive] = asyncio.Queue()
+    warned: asyncio.Queue[str] = asyncio.Queue()
+    session = Session(f"127.0.0.1:{port}", host, Leave, received.put_nowait, warned.put_nowait)
+    running = asyncio.create_task(session.run())
+    assert isinstance(await received.get(), Finish)
+    await server.stop(None)
+    server, _ = await served(stranger, port)
+    while "do not trust each other" not in await warned.get():
+        pass
+    await asyncio.sleep(1)  # five times what ends a stranger
+    assert not running.done(), running.exception()
+    await server.stop(None)
+    while not received.empty():
+        received.get_nowait()
+    server, _ = await served(coordinator, port)
+    assert isinstance(await received.get(), Finish)
+    session.expect_end()
+    running.cancel()
+    await asyncio.wait([running], timeout=20)
+    await server.stop(None)
