@@ -36,6 +36,22 @@ def _store_line(result: Document) -> str:
     return f"{line}{wait}, {store.get('skipped')} skipped: {place}"
 
 
+def _losses(result: Document) -> Document:
+    """What would be lost, what recoveries took and what the interval costs, each in one line."""
+    import msgspec
+
+    from snapline.view import loss
+    from snapline.view.facts import FleetFacts
+
+    facts = msgspec.convert({"fleet": "", **result}, FleetFacts)
+    return {
+        "loss": "",
+        "at_risk": loss.at_risk(facts),
+        "recoveries": loss.recoveries(facts.loss),
+        "interval": loss.interval(facts.interval),
+    }
+
+
 def _seconds(value: object) -> str:
     return f"{value:.1f} s" if isinstance(value, int | float) else "a while"
 
@@ -51,7 +67,7 @@ def _show(result: Document, tables: DocumentTables) -> None:
     fork = result.get("fork")
     if isinstance(fork, Mapping):
         shown["fork"] = describe(fork)
-    tables.fields({**shown, "store": _store_line(result)}.items())
+    tables.fields({**shown, "store": _store_line(result), **_losses(result)}.items())
     for concern in rows_of(result, "concerns"):
         tables.line(f"! {concern.get('text')}")
     if not hosts:

@@ -70,22 +70,36 @@ def _plain(answer: msgspec.Struct) -> Rows:
     return msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, object])
 
 
+IN_SECONDS = {"store": 3, "concerns": 3, "loss": 6, "interval": 6}
+"""What of a fleet's status tells times in seconds, for people → with how many digits: the pause of an agent is a matter of microseconds."""
+
+
 def _status(answer: FleetStatus) -> Rows:
-    """Times in seconds, for people."""
-    store = {_in_s(name): _seconds(name, value) for name, value in msgspec.structs.asdict(answer.store).items()}
-    concerns = [{_in_s(name): _seconds(name, value) for name, value in _plain(x).items()} for x in answer.concerns]
-    shown = _plain(answer) | {"store": store, "concerns": concerns}
+    shown = _plain(answer)
+    shown |= {name: _in_seconds(shown[name], digits) for name, digits in IN_SECONDS.items()}
     if answer.fork is None:
         del shown["fork"]
     return document("FleetStatus", **shown)
+
+
+def _in_seconds(value: object, digits: int) -> object:
+    """The same with its times in seconds, however deep they stand."""
+    match value:
+        case dict():
+            return {_in_s(name): _time(name, inner, digits) for name, inner in value.items()}
+        case list():
+            return [_in_seconds(inner, digits) for inner in value]
+    return value
 
 
 def _in_s(name: str) -> str:
     return name.removesuffix("_ns") + "_s" if name.endswith("_ns") else name
 
 
-def _seconds(name: str, value: object) -> object:
-    return round(value / 1e9, 3) if name.endswith("_ns") and isinstance(value, int) else value
+def _time(name: str, value: object, digits: int) -> object:
+    if name.endswith("_ns") and isinstance(value, int):
+        return round(value / 1e9, digits)
+    return _in_seconds(value, digits)
 
 
 def _list(answer: answers.SnapshotList) -> Rows:

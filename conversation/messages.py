@@ -137,6 +137,7 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     output_number: tuple[int, ...] = ()
     durable_of: tuple[int, ...] = ()
     durable_number: tuple[int, ...] = ()
+    captures_ns: int = 0
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):
@@ -242,6 +243,7 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
     log_bytes: int = 0
     state_bytes: int = 0
     capture_ns: int = 0
+    captures_ns: int = 0
 
 
 class AgentsFrozen(HostMessage, frozen=True, gc=False):

@@ -91,6 +91,68 @@ class ForkedFrom(msgspec.Struct, frozen=True):
     is_live: bool
 
 
+class RecoveryTime(msgspec.Struct, frozen=True):
+    """How long a recovery took that is over, and what it undid.
+
+    Attributes:
+        is_failure: a host or an agent had failed; otherwise agents moved, or the fleet went back on purpose.
+        plan_ns: from the first suspicion until its plan was committed.
+        load_ns: from there until all hosts had applied it.
+        rolled_back: agents, of `agents`, that did not keep their live state.
+        lost_ns: work; None: nobody knows, since agents checkpoint on their own.
+    """
+
+    plan: int
+    is_failure: bool
+    plan_ns: int
+    load_ns: int
+    agents: int
+    rolled_back: int
+    lost_ns: int | None = None
+
+
+class LossStatus(msgspec.Struct, frozen=True):
+    """What failures cost: what one now would, and what those of before have.
+
+    Attributes:
+        at_risk_ns: work that would be lost if all hosts failed now, at most where agents checkpoint on their own; None: the fleet does not run.
+        failures: in the last `observed_ns`, which go back to the oldest plan that is kept.
+        recoveries: the last ones that are over, oldest first.
+    """
+
+    at_risk_ns: int | None = None
+    failures: int = 0
+    observed_ns: int = 0
+    recoveries: tuple[RecoveryTime, ...] = ()
+
+
+class IntervalStatus(msgspec.Struct, frozen=True):
+    """What epochs cost. None: of the newest epoch that the process that leads has completed itself, where there is none yet.
+
+    Attributes:
+        period_ns: between two; 0: they are made by hand.
+        policy: when agents checkpoint on their own; "": they do not.
+        epochs: complete ones that are kept, of which the next three are.
+        duration_ns, duration_max_ns: from begin to decision; the mean, and the longest.
+        gap_ns: the mean time from one's begin to the next one's under the same plan; 0: not known.
+        pause_ns: that one agent waited at most.
+        capture_ns: that the agents of a host waited in all, one after another; of the host where it is longest.
+        new_bytes: written for it. state_bytes: states in it, as if written whole. channel_state_bytes: messages in it.
+    """
+
+    period_ns: int = 0
+    policy: str = ""
+    epochs: int = 0
+    duration_ns: int = 0
+    duration_max_ns: int = 0
+    gap_ns: int = 0
+    pause_ns: int | None = None
+    capture_ns: int | None = None
+    new_bytes: int | None = None
+    state_bytes: int | None = None
+    channel_state_bytes: int | None = None
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
     """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed"."""
 
@@ -123,6 +185,8 @@ class FleetStatus(msgspec.Struct, frozen=True):
     replicas: tuple[str, ...]
     concerns: tuple[Concern, ...]
     fork: ForkedFrom | None = None
+    loss: LossStatus = LossStatus()
+    interval: IntervalStatus = IntervalStatus()
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):

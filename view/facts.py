@@ -58,6 +58,58 @@ class ConcernFacts(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class RecoveryFacts(msgspec.Struct, frozen=True):
+    """A recovery that is over; times in seconds. `lost_s`: None: nobody knows."""
+
+    plan: int = 0
+    is_failure: bool = True
+    plan_s: float = 0.0
+    load_s: float = 0.0
+    agents: int = 0
+    rolled_back: int = 0
+    lost_s: float | None = None
+
+    @property
+    def took_s(self) -> float:
+        """From the first suspicion until all hosts had applied the plan."""
+        return self.plan_s + self.load_s
+
+
+class LossFacts(msgspec.Struct, frozen=True):
+    """What a failure would cost, and what those of before have; times in seconds."""
+
+    at_risk_s: float | None = None
+    failures: int = 0
+    observed_s: float = 0.0
+    recoveries: tuple[RecoveryFacts, ...] = ()
+
+
+class IntervalFacts(msgspec.Struct, frozen=True):
+    """What epochs cost; times in seconds."""
+
+    period_s: float = 0.0
+    policy: str = ""
+    epochs: int = 0
+    duration_s: float = 0.0
+    duration_max_s: float = 0.0
+    gap_s: float = 0.0
+    pause_s: float | None = None
+    capture_s: float | None = None
+    new_bytes: int | None = None
+    state_bytes: int | None = None
+    channel_state_bytes: int | None = None
+
+    @property
+    def every_s(self) -> float:
+        """From one epoch's begin to the next one's: as it was, else as it is meant to be; 0: nobody knows."""
+        return self.gap_s or self.period_s
+
+    @property
+    def share(self) -> float | None:
+        """Of the time, that agents wait for checkpoints; None: nobody knows."""
+        return self.capture_s / self.every_s if self.capture_s is not None and self.every_s else None
+
+
 class FleetFacts(msgspec.Struct, frozen=True):
     """The fleet, as `conversation/status.py` describes it."""
 
@@ -81,6 +133,8 @@ class FleetFacts(msgspec.Struct, frozen=True):
     replicas: tuple[str, ...] = ()
     store: StoreFacts = StoreFacts()
     concerns: tuple[ConcernFacts, ...] = ()
+    loss: LossFacts = LossFacts()
+    interval: IntervalFacts = IntervalFacts()
 
     def total(self, name: str) -> int:
         """The sum of a figure over the hosts."""

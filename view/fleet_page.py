@@ -6,6 +6,7 @@ from urllib.parse import quote
 import msgspec
 
 from snapline.conversation.answers import LocatedAgent
+from snapline.view import loss
 from snapline.view.facts import ConcernFacts, FleetFacts, Heard, HostFacts
 from snapline.view.figures import count, plural, rate, seconds, size
 from snapline.view.frame import section, table, trouble
@@ -148,7 +149,12 @@ def _figures(standing: Heard) -> Markup:
     tiles = [
         _figure("Agents", count(facts.agents), f"on {alive:,} of {plural(expected, 'host')}"),
         _figure("Turns per second", rate(standing.turns_per_s), sparkline(standing.course)),
-        _figure("Last complete epoch", count(facts.last_complete_epoch or None), epochs),
+        _figure(
+            "Last complete epoch",
+            count(facts.last_complete_epoch or None),
+            f"{epochs}; {loss.interval(facts.interval)}",
+        ),
+        _figure("Work at risk", loss.at_risk(facts), f"recoveries: {loss.recoveries(facts.loss)}"),
         _figure(
             "Inputs waiting",
             count(waiting),

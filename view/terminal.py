@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from snapline.view import loss
 from snapline.view.facts import FleetFacts, Heard, HostFacts
 from snapline.view.figures import count, plural, rate, seconds, size
 
@@ -20,7 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 COURSE_MAX = 40
 
 BUSY_MAX = 5
-HEAD_LINES = 8
+HEAD_LINES = 10
 """Of a screen, for what stands above and below the hosts."""
 
 COLUMNS = (
@@ -78,6 +79,8 @@ def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
         ),
         Text(f"turns/s {rate(heard.turns_per_s)} {bars(heard.course)}".rstrip()),
         Text(f"epochs: {epochs}; the last complete one is {count(facts.last_complete_epoch or None)}"),
+        Text(f"interval: {loss.interval(facts.interval)}"),
+        Text(f"work at risk: {loss.at_risk(facts)}  recoveries: {loss.recoveries(facts.loss)}"),
         last,
     ]
 

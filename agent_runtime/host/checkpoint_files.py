@@ -119,6 +119,7 @@ def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: 
         (x, places[sender], n) for x, command in enumerate(commands) for sender, n in command.changed_received.items()
     ]
     sizes = [size_of(command.log.values()) for command in commands]
+    pauses = [taken.capture_ns for taken in captures]
     return CheckpointsStored(
         host_start=0, plan=plan, sequence=0, pack=pack, names=tuple(places), agents=tuple(agents),
         numbers=tuple([command.control.number for command in commands]),
@@ -128,5 +129,5 @@ def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: 
         received_from=tuple([x for _, x, _ in received]), received_number=tuple([x for _, _, x in received]),
         turns=tuple([command.turns for command in commands]), log_messages=sum([count for count, _ in sizes]),
         log_bytes=sum([size for _, size in sizes]), state_bytes=sum([taken.image.size_bytes for taken in captures]),
-        capture_ns=max([taken.capture_ns for taken in captures], default=0),
+        capture_ns=max(pauses, default=0), captures_ns=sum(pauses),
     )  # fmt: skip

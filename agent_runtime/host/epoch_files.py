@@ -221,12 +221,13 @@ def _report_of(
     outputs = {agent: number for agent, control in controls.items() if (number := control.outputs.number)}
     durable = {agent: number for agent, control in controls.items() if (number := control.ended_turns)}
     payloads = [x.payload for _, record in members for messages in record.in_transit.values() for x in messages]
+    pauses = [x.capture_ns for x in captures.values()]
     return EpochReport(
         epoch=command.epoch, host_start=host_start, pack=pack, names=tuple(places),
         agents=tuple([me for me, _ in members]), unborn=tuple([agent not in captures for agent in command.records]),
         sent_from=tuple(sent_from), sent_to=tuple(sent_to), sent_number=tuple(sent_number),
         received_from=tuple(received_from), received_to=tuple(received_to), received_number=tuple(received_number),
-        recorded_count=tuple(recorded_count), capture_ns=max([x.capture_ns for x in captures.values()], default=0),
+        recorded_count=tuple(recorded_count), capture_ns=max(pauses, default=0), captures_ns=sum(pauses),
         input_of=tuple([places[agent] for agent in inputs]), input_number=tuple(inputs.values()),
         output_of=tuple([places[agent] for agent in outputs]), output_number=tuple(outputs.values()),
         durable_of=tuple([places[agent] for agent in durable]), durable_number=tuple(durable.values()),

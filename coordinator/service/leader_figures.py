@@ -1,11 +1,14 @@
-"""How long epochs and recoveries take and how large they are, as this process has seen it while it led.
+"""How long epochs and recoveries take, how large they are and what agents wait for them, as this process has seen it while it led.
 
 The replicated state says what was decided and when; a report says how much its host has written. Both pass the leader's adapter
 (`adapter.py`), which shows them here. Nothing is decided from it, and a new leader begins anew: counters of monitoring systems may.
 """
 
+from collections import Counter
+from typing import NamedTuple
+
 from snapline.channels.metrics import Distribution
-from snapline.conversation.messages import CheckpointsStored, EpochReport, HostMessage, ReportedPack
+from snapline.conversation.messages import CheckpointsStored, EpochReport, HostMessage
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
@@ -14,6 +17,16 @@ PACKS_KEPT = 4096
 """Packs whose sizes are known, oldest first to go: those of the few epochs that are open. Hosts say twice what was not answered."""
 
 NS = 1e9
+
+
+class ReportedPart(NamedTuple):
+    """What one pack says. `epoch`: 0: of checkpoints that agents took on their own; `pause_ns`: the longest of one agent; `pauses_ns`: of all."""
+
+    epoch: int
+    size_bytes: int
+    host_start: int
+    pause_ns: int
+    pauses_ns: int
 
 
 class LeaderFigures:
@@ -25,6 +38,7 @@ class LeaderFigures:
         loads_s: of recoveries, from their plan until all hosts had applied it.
         last: of the newest epoch that completed here: what it holds; None before there is one.
         last_new_bytes: that were written for it.
+        last_pause_ns: that one agent waited for it at most. last_capture_ns: that the agents of a host waited in all, where it is longest.
         reclaimed_files: deleted in the store; counted on the thread that deletes.
     """
 
@@ -33,22 +47,27 @@ class LeaderFigures:
         self.durations_s = Distribution()
         self.plans_s, self.loads_s = Distribution(), Distribution()
         self.last: op.CompleteEpoch | None = None
-        self.last_new_bytes = self.reclaimed_files = 0
-        self._packs: dict[str, tuple[int, int]] = {}
-        """Path → epoch (0: of checkpoints that agents took on their own) and size, of what no complete epoch holds yet."""
+        self.last_new_bytes = self.last_pause_ns = self.last_capture_ns = self.reclaimed_files = 0
+        self._packs: dict[str, ReportedPart] = {}
+        """Path → what it says, of what no complete epoch holds yet."""
         self._plan_counted = 0
 
     def heard(self, message: HostMessage) -> None:
         """A host has said something."""
-        if isinstance(message, EpochReport):
-            self._keep(message.pack, message.epoch)
-        elif isinstance(message, CheckpointsStored):
-            self._keep(message.pack, 0)
+        match message:
+            case EpochReport():
+                self._keep(message, message.epoch)
+            case CheckpointsStored():
+                self._keep(message, 0)
+            case _:
+                pass
 
-    def _keep(self, pack: ReportedPack, epoch: int) -> None:
+    def _keep(self, said: EpochReport | CheckpointsStored, epoch: int) -> None:
+        pack = said.pack
         if not pack.path:
             return
-        self._packs[pack.path] = epoch, pack.size_bytes
+        pauses = said.capture_ns, said.captures_ns
+        self._packs[pack.path] = ReportedPart(epoch, pack.size_bytes, said.host_start, *pauses)
         while len(self._packs) > PACKS_KEPT:
             del self._packs[next(iter(self._packs))]
 
@@ -63,7 +82,7 @@ class LeaderFigures:
         if isinstance(kind, op.CompleteEpoch):
             self._count_epoch(kind)
         elif isinstance(kind, op.AbortEpoch):
-            self._packs = {path: found for path, found in self._packs.items() if found[0] != kind.epoch}
+            self._packs = {path: found for path, found in self._packs.items() if found.epoch != kind.epoch}
         elif isinstance(kind, op.ConfirmPlan | op.CommitPlan | op.Restore):
             self._count_plan()
 
@@ -72,8 +91,13 @@ class LeaderFigures:
         if record is None or record.status != COMPLETE:
             return
         self.durations_s.observe((record.ended_ns - record.begun_ns) / NS)
-        own = {path: size for path, (epoch, size) in self._packs.items() if epoch in (0, completed.epoch)}
-        self.last, self.last_new_bytes = completed, sum(own.values())
+        own = {path: found for path, found in self._packs.items() if found.epoch in (0, completed.epoch)}
+        waited: Counter[int] = Counter()
+        for part in own.values():
+            waited[part.host_start] += part.pauses_ns
+        self.last, self.last_new_bytes = completed, sum([part.size_bytes for part in own.values()])
+        self.last_pause_ns = max([part.pause_ns for part in own.values()], default=0)
+        self.last_capture_ns = max(waited.values(), default=0)
         self._packs = {path: found for path, found in self._packs.items() if path not in own}
 
     def _count_plan(self) -> None:

@@ -190,6 +190,7 @@ class _Process:
             guard=guard,
             who_leads=who_leads,
             hosts_expected=self._options.hosts_expected,
+            figures=self._figures,
         )
         speaking = PeopleServicer(people, guard, who_leads)
         server, address = await _listen(self._options, (servicer, speaking), self._replica, guard, healthy)

@@ -52,7 +52,9 @@ from snapline.coordinator.service.fleet_answers import (
 )
 from snapline.coordinator.service.host_checks import check_end, check_forgetting, check_moves
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
+from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.loss_answers import interval_of, loss_of
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restoring import Restoring
 from snapline.coordinator.state.fleet_records import ALIVE, OPEN
@@ -97,6 +99,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         guard: DoorKeeper,
         who_leads: WhoLeads,
         hosts_expected: int,
+        figures: LeaderFigures,
     ) -> None:
         self.who_leads = who_leads
         self._leadership = leadership
@@ -107,6 +110,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._security = security
         self._guard = guard
         self._hosts_expected = hosts_expected
+        self._figures = figures
         self._run = secrets.token_hex(4)
         self._restoring = Restoring(state, store)
         self._outputs = OutputFeed(
@@ -230,6 +234,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             replicas=tuple(sorted(self._members)),
             concerns=() if leading is None else leading.concerns,
             fork=forked_from(state),
+            loss=loss_of(state, time.time_ns()),
+            interval=interval_of(state, None if driver is None else self._figures),
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 

@@ -207,6 +207,11 @@ class PlanRecord(msgspec.Struct):
     drop_before: int = 0
     lost_ns: int = 0
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether a host or an agent had failed: else nobody was suspected before, since agents moved or people wanted the fleet back."""
+        return self.restore is None and (bool(self.lost) or self.suspected_ns < self.committed_ns)
+
 
 class LogRecord(msgspec.Struct, frozen=True):
     """A host log that was opened, and that not all owners of a later plan are known to have sealed."""

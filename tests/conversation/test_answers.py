@@ -17,7 +17,16 @@ from snapline.conversation.answers import (
 )
 from snapline.conversation.documents import document_of
 from snapline.conversation.messages import OpenTurn
-from snapline.conversation.status import Concern, FleetStatus, ForkedFrom, HostStatus, StoreStatus
+from snapline.conversation.status import (
+    Concern,
+    FleetStatus,
+    ForkedFrom,
+    HostStatus,
+    IntervalStatus,
+    LossStatus,
+    RecoveryTime,
+    StoreStatus,
+)
 from snapline.storage.keeping.catalog import SnapshotSummary
 from snapline.storage.store.damage import Finding
 
@@ -74,13 +83,22 @@ def test_the_status_tells_times_in_seconds() -> None:
     figures = {name: 7 for name in FleetStatus.__struct_fields__}
     words = {"fleet": "f", "phase": "running", "protocol": "p", "reason": "", "mode": "m", "leader": "c1"}
     parts = {"hosts": (host,), "store": store, "replicas": ("c1",), "concerns": (concern,)}
+    recovery = RecoveryTime(2, True, 250_000_000, 1_500_000, agents=3, rolled_back=2)
+    costs = {"loss": LossStatus(1_500_000_000, 1, 9, (recovery,)), "interval": IntervalStatus(pause_ns=12_345)}
     fork = ForkedFrom("what-if", "ab", "f", 7, is_live=False)
-    fleet = msgspec.convert({**figures, **words, **parts, "fork": fork}, FleetStatus)
+    fleet = msgspec.convert({**figures, **words, **parts, **costs, "fork": fork}, FleetStatus)
     found = document_of(fleet)
     assert found["store"] == {
         "location": "file", "state": "degraded", "since_s": 2.0, "reason": "full", "next_try_s": 1.5, "skipped": 4
     }  # fmt: skip
     assert found["concerns"] == [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 1.235, "text": "a sentence"}]
+    assert found["loss"] == {
+        "at_risk_s": 1.5, "failures": 1, "observed_s": 0.0, "recoveries": [
+            {"plan": 2, "is_failure": True, "plan_s": 0.25, "load_s": 0.0015, "agents": 3, "rolled_back": 2, "lost_s": None}
+        ]
+    }  # fmt: skip
+    interval = found["interval"]
+    assert isinstance(interval, dict) and (interval["pause_s"], interval["capture_s"]) == (0.000012, None)
     assert list(found) == ["apiVersion", "kind", *FleetStatus.__struct_fields__]
     assert found["fork"] == {"name": "what-if", "parent": "ab", "parent_name": "f", "epoch": 7, "is_live": False}
     assert "fork" not in document_of(msgspec.structs.replace(fleet, fork=None))

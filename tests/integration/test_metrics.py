@@ -56,6 +56,11 @@ async def test_metrics_follow_a_fleet_whose_host_is_killed(data_dir: Path) -> No
     assert 0 < leader["snapline_lost_work_seconds",] < LIMIT_S
     assert 0 < leader["snapline_recovery_line_age_seconds",] < LIMIT_S
     assert leader["snapline_last_checkpoint_full_bytes",] > 0 and leader["snapline_raft_is_leader",] == 1
+    assert (status.loss.failures, [x.is_failure for x in status.loss.recoveries]) == (1, [True])
+    assert status.loss.recoveries[0].load_ns > 0 and status.loss.recoveries[0].rolled_back == 9
+    assert status.interval.epochs > 0 and status.interval.duration_ns <= status.interval.duration_max_ns
+    assert status.interval.capture_ns is not None and status.interval.pause_ns is not None
+    assert 0 < status.interval.pause_ns <= status.interval.capture_ns and status.interval.new_bytes
     hosts = [found[name] for name in ("h1", "h2", "h3")]
     assert sum(host["snapline_host_agents",] for host in hosts) == leader["snapline_agents",] == 9
     assert sum(host["snapline_turns_total",] for host in hosts) > 0

@@ -207,7 +207,7 @@ class ReportedPack(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
 
 class EpochReport(_message.Message):
-    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number")
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number", "captures_ns")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class EpochReport(_message.Message):
     OUTPUT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     DURABLE_OF_FIELD_NUMBER: _ClassVar[int]
     DURABLE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CAPTURES_NS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
     pack: ReportedPack
@@ -254,7 +255,8 @@ class EpochReport(_message.Message):
     output_number: _containers.RepeatedScalarFieldContainer[int]
     durable_of: _containers.RepeatedScalarFieldContainer[int]
     durable_number: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ...) -> None: ...
+    captures_ns: int
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ..., captures_ns: _Optional[int] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")
@@ -379,7 +381,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class CheckpointsStored(_message.Message):
-    __slots__ = ("host_start", "plan", "sequence", "pack", "names", "agents", "numbers", "bases", "epoch", "sent_of", "sent_to", "sent_number", "received_of", "received_from", "received_number", "turns", "log_messages", "log_bytes", "state_bytes", "capture_ns")
+    __slots__ = ("host_start", "plan", "sequence", "pack", "names", "agents", "numbers", "bases", "epoch", "sent_of", "sent_to", "sent_number", "received_of", "received_from", "received_number", "turns", "log_messages", "log_bytes", "state_bytes", "capture_ns", "captures_ns")
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +402,7 @@ class CheckpointsStored(_message.Message):
     LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_NS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURES_NS_FIELD_NUMBER: _ClassVar[int]
     host_start: int
     plan: int
     sequence: int
@@ -420,7 +423,8 @@ class CheckpointsStored(_message.Message):
     log_bytes: int
     state_bytes: int
     capture_ns: int
-    def __init__(self, host_start: _Optional[int] = ..., plan: _Optional[int] = ..., sequence: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., bases: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., sent_of: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., capture_ns: _Optional[int] = ...) -> None: ...
+    captures_ns: int
+    def __init__(self, host_start: _Optional[int] = ..., plan: _Optional[int] = ..., sequence: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., bases: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., sent_of: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., capture_ns: _Optional[int] = ..., captures_ns: _Optional[int] = ...) -> None: ...
 
 class AgentsFrozen(_message.Message):
     __slots__ = ("plan", "number", "host_start", "running")
@@ -819,7 +823,7 @@ class HostStatus(_message.Message):
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., is_drained: bool = ...) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork")
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork", "loss", "interval")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -849,6 +853,8 @@ class FleetStatus(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     CONCERNS_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     phase: str
     protocol: str
@@ -878,7 +884,65 @@ class FleetStatus(_message.Message):
     store: StoreStatus
     concerns: _containers.RepeatedCompositeFieldContainer[Concern]
     fork: ForkedFrom
-    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ...) -> None: ...
+    loss: LossStatus
+    interval: IntervalStatus
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ..., loss: _Optional[_Union[LossStatus, _Mapping]] = ..., interval: _Optional[_Union[IntervalStatus, _Mapping]] = ...) -> None: ...
+
+class LossStatus(_message.Message):
+    __slots__ = ("at_risk_ns", "failures", "observed_ns", "recoveries")
+    AT_RISK_NS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_NS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    at_risk_ns: int
+    failures: int
+    observed_ns: int
+    recoveries: _containers.RepeatedCompositeFieldContainer[RecoveryTime]
+    def __init__(self, at_risk_ns: _Optional[int] = ..., failures: _Optional[int] = ..., observed_ns: _Optional[int] = ..., recoveries: _Optional[_Iterable[_Union[RecoveryTime, _Mapping]]] = ...) -> None: ...
+
+class RecoveryTime(_message.Message):
+    __slots__ = ("plan", "is_failure", "plan_ns", "load_ns", "agents", "rolled_back", "lost_ns")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    IS_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_NS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    LOST_NS_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    is_failure: bool
+    plan_ns: int
+    load_ns: int
+    agents: int
+    rolled_back: int
+    lost_ns: int
+    def __init__(self, plan: _Optional[int] = ..., is_failure: bool = ..., plan_ns: _Optional[int] = ..., load_ns: _Optional[int] = ..., agents: _Optional[int] = ..., rolled_back: _Optional[int] = ..., lost_ns: _Optional[int] = ...) -> None: ...
+
+class IntervalStatus(_message.Message):
+    __slots__ = ("period_ns", "policy", "epochs", "duration_ns", "duration_max_ns", "gap_ns", "pause_ns", "capture_ns", "new_bytes", "state_bytes", "channel_state_bytes")
+    PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MAX_NS_FIELD_NUMBER: _ClassVar[int]
+    GAP_NS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_NS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_NS_FIELD_NUMBER: _ClassVar[int]
+    NEW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    period_ns: int
+    policy: str
+    epochs: int
+    duration_ns: int
+    duration_max_ns: int
+    gap_ns: int
+    pause_ns: int
+    capture_ns: int
+    new_bytes: int
+    state_bytes: int
+    channel_state_bytes: int
+    def __init__(self, period_ns: _Optional[int] = ..., policy: _Optional[str] = ..., epochs: _Optional[int] = ..., duration_ns: _Optional[int] = ..., duration_max_ns: _Optional[int] = ..., gap_ns: _Optional[int] = ..., pause_ns: _Optional[int] = ..., capture_ns: _Optional[int] = ..., new_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ...) -> None: ...
 
 class ForkedFrom(_message.Message):
     __slots__ = ("name", "parent", "parent_name", "epoch", "is_live")

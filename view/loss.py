@@ -1,0 +1,57 @@
+"""What would be lost now, how long recoveries took, and what the interval costs: the same words on a page, in a terminal and in `snapline status`."""
+
+from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
+from snapline.view.figures import NOTHING, plural, seconds, size
+
+RECOVERIES_SHOWN = 3
+
+COORDINATED = "coordinated"
+
+
+def at_risk(facts: FleetFacts) -> str:
+    """`1.2 s`, `at most 1.2 s`; a dash while the fleet does not run."""
+    at_risk_s = facts.loss.at_risk_s
+    if at_risk_s is None:
+        return NOTHING
+    return seconds(at_risk_s) if facts.mode in (COORDINATED, "") else f"at most {seconds(at_risk_s)}"
+
+
+def recoveries(loss: LossFacts) -> str:
+    """How long the last ones took, the newest first, and how many failures there were in how long."""
+    seen = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}" if loss.observed_s else ""
+    if not loss.recoveries:
+        return f"none yet; {seen}" if seen else "none yet"
+    shown = [_took(loss, place) for place in range(1, 1 + min(RECOVERIES_SHOWN, len(loss.recoveries)))]
+    return f"{', '.join(shown)}; {seen}"
+
+
+def _took(loss: LossFacts, place: int) -> str:
+    one = loss.recoveries[-place]
+    undid = "" if one.lost_s is None else f", which undid {seconds(one.lost_s)}"
+    return f"{seconds(one.took_s)} (plan {one.plan}{undid})"
+
+
+def interval(facts: IntervalFacts) -> str:
+    """How often, how long an epoch takes, and what it costs agents and store."""
+    every = f"every {seconds(facts.every_s)}" if facts.every_s else "by hand"
+    words = [f"{every}, {facts.policy}" if facts.policy else every]
+    if facts.epochs:
+        words.append(f"an epoch takes {seconds(facts.duration_s)} (at most {seconds(facts.duration_max_s)})")
+    if facts.capture_s is not None and facts.pause_s is not None:
+        share = "" if facts.share is None else f", {percent(facts.share)} of the time"
+        words.append(f"agents of a host wait {brief(facts.capture_s)}{share}, each at most {brief(facts.pause_s)}")
+    if facts.new_bytes is not None:
+        words.append(f"{size(facts.new_bytes)} written, of {size(facts.state_bytes)}")
+    return "; ".join(words)
+
+
+def brief(time_s: float) -> str:
+    """`0.35 ms`, `12 ms`, `1.20 s`."""
+    if time_s >= 1:
+        return seconds(time_s)
+    return f"{time_s * 1e3:.2f} ms" if time_s < 0.01 else f"{time_s * 1e3:.0f} ms"
+
+
+def percent(share: float) -> str:
+    """`0.012 %`, `3.4 %`: two digits that say something."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
