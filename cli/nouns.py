@@ -35,6 +35,7 @@ WORDS = {
     "unit": "unit",
     "status": "status",
     "top": "top",
+    "logs": "logs",
     "audit": "audit",
     "analyze": "analyze",
 }

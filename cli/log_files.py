@@ -1,0 +1,130 @@
+"""The log files of one folder: which there are, and their lines from the oldest to the newest, also as they come."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from snapline.cli.log_entries import EntryReader, LogEntry, first_time
+
+LINE_BYTES_MAX = 1 << 20
+"""A longer line is read in pieces, so that one without an end fits into memory. A piece that looks like a beginning is one."""
+
+FIRST_BYTES = 1 << 16
+"""Lines before the first time are few. If no time is found in so much, they are as old as the last write to their file."""
+
+_NAME = re.compile(r"(.+)\.log(?:\.(\d{1,9}))?", re.ASCII)
+_NUMBERS = re.compile(r"(\d+)", re.ASCII)
+
+
+class ProcessLog:
+    """The files of one process, read once from their beginning to their end, and on from there."""
+
+    def __init__(self, process: str, files: list[Path]) -> None:
+        """`files`: oldest first; the last one is that which is written to, and is put aside when it is large."""
+        self.process = process
+        self._live = files[-1]
+        self._waiting = list(files)
+        self._opened: BinaryIO | None = None
+        self._reader: EntryReader | None = None
+        self._torn = b""
+
+    def entries(self, *, is_last_look: bool) -> Iterator[LogEntry]:
+        """What is there and was not returned before.
+
+        What was begun, a line or an entry, waits for the next look; it is returned as it stands if this look is the last one, or (an
+        entry) if nothing has come since the look before.
+        """
+        has_come = False
+        for line in self._lines(is_last_look=is_last_look):
+            has_come = True
+            yield from self._fed(line)
+        if self._reader is not None and (is_last_look or not has_come):
+            ended = self._reader.end()
+            if ended is not None:
+                yield ended
+        if is_last_look:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _fed(self, line: str) -> Iterator[LogEntry]:
+        assert self._reader is not None
+        ended = self._reader.feed(line)
+        if ended is not None:
+            yield ended
+
+    def _lines(self, *, is_last_look: bool) -> Iterator[str]:
+        yield from self._pieces()
+        while self._has_next():
+            yield from self._pieces()  # what was written before the file was put aside
+            if self._torn:
+                yield self._take()
+            self._open_next()
+            yield from self._pieces()
+        if is_last_look and self._torn:
+            yield self._take()
+
+    def _pieces(self) -> Iterator[str]:
+        while self._opened is not None and (piece := self._opened.readline(LINE_BYTES_MAX)):
+            self._torn += piece
+            if self._torn.endswith(b"\n") or len(self._torn) >= LINE_BYTES_MAX:
+                yield self._take()
+
+    def _take(self) -> str:
+        line, self._torn = self._torn, b""
+        return line.decode(errors="replace").rstrip("\r\n")
+
+    def _has_next(self) -> bool:
+        """Is there another file, or was this one emptied?"""
+        if self._waiting:
+            return True
+        try:
+            now = self._live.stat()
+        except FileNotFoundError:
+            return False  # put aside this moment: a later look finds its successor
+        if self._opened is None:
+            return True
+        return not os.path.samestat(os.fstat(self._opened.fileno()), now) or now.st_size < self._opened.tell()
+
+    def _open_next(self) -> None:
+        path = self._waiting.pop(0) if self._waiting else self._live
+        try:
+            following = path.open("rb")
+        except FileNotFoundError:
+            return
+        self.close()
+        self._opened = following
+        if self._reader is None:
+            self._reader = EntryReader(self.process, _order_of_first(following))
+
+
+def find_logs(folder: Path) -> dict[str, ProcessLog]:
+    """The logs in a folder, by process; h2 before h10. Empty if there is none, or no such folder."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        name = _NAME.fullmatch(path.name)
+        if name is not None and path.is_file():
+            found.setdefault(name[1], []).append((int(name[2] or 0), path))
+    logs: dict[str, ProcessLog] = {}
+    for process in sorted(found, key=_natural):
+        files = [path for _, path in sorted(found[process], reverse=True)]
+        live = folder / f"{process}.log"
+        logs[process] = ProcessLog(process, files if files[-1] == live else [*files, live])
+    return logs
+
+
+def _order_of_first(opened: BinaryIO) -> int:
+    said = first_time(opened.read(FIRST_BYTES).decode(errors="replace").split("\n"))
+    opened.seek(0)
+    return os.fstat(opened.fileno()).st_mtime_ns if said is None else said
+
+
+def _natural(name: str) -> list[str | int]:
+    """Texts and numbers by turns."""
+    return [int(part) if index % 2 else part for index, part in enumerate(_NUMBERS.split(name))]
