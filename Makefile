@@ -14,7 +14,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-slurm test-s3 test-torch test-llm sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-llm sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,12 @@ test-systemd: $(STAMP)  ## the units for systemd, as it reads them: installs sys
 	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); command -v systemd-analyze >/dev/null || \
 	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends systemd; }
 	@$(BIN)/python -m pytest -q tests/deploy/test_systemd.py tests/channels/test_supervisor.py $(ARGS)
+
+test-prometheus: $(STAMP)  ## the alerts and dashboards, with Prometheus itself: takes Debian's prometheus, if there is none
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || test -x $(VENV)/prometheus/usr/bin/promtool || \
+	  (cd $(VENV) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb prometheus)
+	@PATH="$$PATH:$(CURDIR)/$(VENV)/prometheus/usr/bin" $(BIN)/python -m pytest -q -m prometheus \
+	  tests/deploy/test_promtool.py tests/integration/test_watched_fleets.py $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'

@@ -38,6 +38,19 @@ def test_every_command_and_option_is_described(run: Callable[..., Any], page: st
             assert option in page or option == "--help", f"{words}: {option}"
 
 
+def test_the_runbook_names_commands_that_there_are(run: Callable[..., Any]) -> None:
+    """Who reads it at night has no time for a command that was renamed."""
+    known = dict(commands(run))
+    text = (Path(__file__).resolve().parents[2] / "docs" / "runbook.md").read_text()
+    named = re.findall(r"`snapline ([^`]+)`", text)
+    assert len(named) > 20
+    for line in named:
+        (words,) = [words for words in known if f"{line} ".startswith(f"{' '.join(words)} ")] or [()]
+        assert words, f"no command: snapline {line}"
+        for option in re.findall(r"--[a-z-]+", line):
+            assert option in known[words], f"snapline {line}"
+
+
 def test_every_exit_code_is_described(page: str) -> None:
     table = page.partition("## Exit codes")[2]
     described = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}

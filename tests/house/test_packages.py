@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 NOT_PACKED = ("tests", "benchmarks", "docs")
-NOT_INSTALLED = "deploy/helm/"
-"""A chart is for clusters, and is taken from the repository."""
+NOT_INSTALLED = ("deploy/helm/", "deploy/grafana/", "deploy/prometheus/")
+"""What other programs read is taken from the repository."""
 
 PACKED_SUFFIXES = (".py", ".pyi", ".html", ".js", ".css", ".svg", ".json", ".service", ".conf", ".c")
 

@@ -1,0 +1,111 @@
+"""A real Prometheus watches two real fleets with the alerts and dashboards of deploy/, while a host of one of them is killed."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.deploy.observed import DASHBOARDS, asked, dashboard, rules, selectors
+from tests.deploy.test_alerts import RULES
+from tests.integration.processes import LIMIT_S
+from tests.integration.running import running
+from tests.integration.watching import PROGRAM, Watch, watching
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no prometheus: `make test-prometheus` brings it"),
+    pytest.mark.timeout(400),
+]
+
+SLACK_S = 30.0
+"""Beyond an alert's `for`: until Prometheus has looked, twice, on a busy machine."""
+
+EMPTY = ('snapline_raft_is_learner{fleet=~".*"} == 1',)
+"""Expressions that rightly come to nothing here: no replica has lost its log."""
+
+FLEETS = ("bank", "ledger")
+"""Labels of the fleets: the first takes epochs together, in the second agents checkpoint on their own."""
+
+
+def named() -> set[str]:
+    """Every metric of alerts and dashboards."""
+    exprs = [rule.expr for rule in rules()] + [expr for path in DASHBOARDS for expr in asked(dashboard(path))]
+    return {name for expr in exprs for name, _ in selectors(expr)}
+
+
+async def test_two_fleets_are_seen_and_the_alerts_of_a_killed_host_fire(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in FLEETS}
+    stop = tmp_path / "stop"
+    arguments = {"stop": str(stop), "period": "1"}
+    async with (
+        running(
+            folders["bank"], "paced_bank:fleet", arguments, on_failure="move", coordinators=3, metrics="127.0.0.1:0"
+        ) as bank,
+        running(
+            folders["ledger"], "paced_bank:fleet", {**arguments, "protocol": "hmnr"}, hosts=2, metrics="127.0.0.1:0"
+        ) as ledger,
+        watching(tmp_path / "prometheus", folders) as watch,
+    ):
+        await bank.until_epochs(1)
+        await ledger.until_epochs(1)
+        processes = {("bank", name) for name in ("c1", "c2", "c3", "h1", "h2", "h3")}
+        processes |= {("ledger", name) for name in ("c1", "h1", "h2")}
+        up = dict.fromkeys(processes, "up")
+        await watch.until(watch.targets, lambda found: found == up)
+        loaded = [rule["name"] for group in (await watch.ask("rules"))["groups"] for rule in group["rules"]]
+        assert sorted(loaded) == sorted(RULES)
+        assert await watch.firing() == set()
+
+        await bank.recovered_from("h2")
+        await ledger.recovered_from("h2")  # is started again
+        await bank.until_more_epochs()
+        for name in ("SnaplineHostLost", "SnaplineProcessDown"):
+            await fires(watch, name, "bank")
+        assert await watch.firing() == {("bank", "SnaplineHostLost"), ("bank", "SnaplineProcessDown")}
+        assert await watch.targets() == {**up, ("bank", "h2"): "down"}
+        await everything_is_said(watch)
+        stop.touch()
+        await asyncio.gather(bank.end(), ledger.end())
+
+
+async def fires(watch: Watch, name: str, fleet: str) -> None:
+    """Within its `for`."""
+    await watch.until(watch.firing, lambda found: (fleet, name) in found, RULES[name].for_s + SLACK_S)
+
+
+async def everything_is_said(watch: Watch) -> None:
+    """Each metric that is named is there, and each expression of a dashboard comes to something."""
+    await watch.until(lambda: silent(watch), lambda found: not found)
+    for path in DASHBOARDS:
+        for expr in asked(dashboard(path)):
+            found = await watch.series(expr)
+            assert found or expr in EMPTY, f"{path.stem}: {expr}"
+
+
+async def silent(watch: Watch) -> set[str]:
+    """Metrics that nobody says."""
+    present = set(await watch.ask("label/__name__/values"))
+    return named() - present
+
+
+async def test_what_processes_say_follows_prometheus_rules(data_dir: Path) -> None:
+    """`promtool check metrics` reads it as Prometheus does, and knows what names should look like."""
+    stop = data_dir.with_name("stop")
+    async with (
+        running(data_dir, "paced_bank:fleet", {"stop": str(stop)}, hosts=1, metrics="127.0.0.1:0") as fleet,
+        httpx.AsyncClient(timeout=LIMIT_S) as http,
+    ):
+        await fleet.until_epochs(1)
+        for file in sorted((data_dir / "metrics").glob("*.json")):
+            address = re.findall(r"127\.0\.0\.1:\d+", file.read_text())[0]
+            text = (await http.get(f"http://{address}/metrics")).text
+            checked = await asyncio.create_subprocess_exec(
+                *("promtool", "check", "metrics"), stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            _, err = await checked.communicate(text.encode())
+            words = [line for line in err.decode().splitlines() if line.startswith("snapline_")]
+            assert (checked.returncode in (0, 3), words) == (True, []), err.decode()
+        stop.touch()
+        await fleet.end()
