@@ -138,7 +138,8 @@ class Watch:
         if self.healed_ns:
             world.complete_fleet()
             self.pending = world.outlook.pending(self.healed_ns) + world.clients.pending()
-            self.pending += world.operator.pending() + world.owed()
+            self.pending += world.operator.pending()
+            self.pending = self.pending or world.owed()
             if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.outlook.work_owed()):
                 self.pending = [owed]
         is_late = self.healed_ns and now_ns > self.healed_ns + desk.scenario.liveness.within_ns
@@ -174,7 +175,13 @@ class Watch:
         if not violations and not self.pending and ended:
             states = world.outlook.states()
             images = {agent: encode_body(state) for agent, state in states.items()}
-            desk.judge.at_end(desk.kernel.now_ns, images, heard=world.outlook.heard(), is_quiet=world.outlook.is_idle())
+            desk.judge.at_end(
+                desk.kernel.now_ns,
+                images,
+                heard=world.outlook.heard(),
+                is_quiet=world.outlook.is_idle(),
+                is_released=world.is_released(),
+            )
             world.check_outputs()
             broken = desk.workload.check_end(states) if desk.workload.ends else None
             if broken:

@@ -93,12 +93,15 @@ class DurableTurns:
         if pause.entries:
             turn.waits = None  # the host log knew what came of it
         turn.is_logged = pause.is_logged
+        is_again = turn.waits is not None
         if turn.waits is None:
             turn.waits, turn.look = pause.waits, Look()
             if pause.timeout_ns is not None and pause.waits.kind not in OUTSIDE:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._desk.now
-        if turn.waits.kind == "step":
+        if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
+            self._unanswered(agent, turn, turn.waits)  # what was said of its callee came while it was run again
+        elif turn.waits.kind == "step":
             self._desk.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
@@ -235,10 +238,16 @@ class DurableTurns:
         waits = turn.waits if turn is not None and turn.is_live else None
         if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
             return
-        if not any(self._is_it(turn, waits, entry) for entry in agent.mailbox):
-            self._finish(agent, turn, waits, DONE, b"")
+        if self._unanswered(agent, turn, waits):
             self._mode.moved(agent)
             self._mailboxes.next_turn(agent)
+
+    def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
+        """The call is over, unless its reply is here already; returns whether it is."""
+        is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
+        if is_over:
+            self._finish(agent, turn, waits, DONE, b"")
+        return is_over
 
     def _finish(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, outcome: str, result: bytes, sender: str = ""

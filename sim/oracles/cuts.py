@@ -17,7 +17,7 @@ dead letters: such channels are not compared. To any other agent that is not in 
 another one than are inside the cut (Mattern 1989). Outboxes are not seen by them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.sim.oracles.book_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
@@ -223,3 +223,24 @@ def situations(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentChec
     channels = books.branch_of(cut.plan).channels
     if any(x.sent_at and x.sent_at[0] > cut.places.get(x.sender, NOWHERE).turns for x in channels.values()):
         yield "channel opened after a record"
+
+
+def situations_at_end(books: Books, initial: Container[str]) -> Iterator[str]:
+    """Names of the probes that a run hits which has ended; `initial`: the agents that it began with."""
+    letters, outputs, branch = books.letters, books.outputs, books.branches.get(books.newest_plan)
+    histories = branch.histories if branch is not None else {}
+    met: dict[str, object] = {
+        "zombie turn": books.zombie_turns,
+        "dead letter": books.buried,
+        "dead letter of its sender": books.voided,
+        **{
+            f"letter {effect}": letters.effects.get(effect) for effect in ("handled", "failed again", "dropped", "gone")
+        },
+        "input consumed": any(x.inputs for each in books.branches.values() for x in each.histories.values()),
+        "output emitted": outputs.emitted,
+        "output released": outputs.had,
+        "output undone": outputs.undone,
+        "agent spawned": any(x.turns for agent, x in histories.items() if agent not in initial),
+        "timer fired": any(turn.what == "timer" for x in histories.values() for turn in x.log),
+    }
+    return (name for name, what in met.items() if what)

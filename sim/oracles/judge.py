@@ -441,10 +441,20 @@ class Judge:
         """An invariant of a core of the product did not hold, or it raised."""
         self._report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
-    def at_end(self, t_ns: int, states: Mapping[str, bytes], *, heard: Sequence[str] = (), is_quiet: bool) -> None:
+    def at_end(
+        self,
+        t_ns: int,
+        states: Mapping[str, bytes],
+        *,
+        heard: Sequence[str] = (),
+        is_quiet: bool,
+        is_released: bool = True,
+    ) -> None:
         """The run is over. If it is quiet, `states` are compared, and the inputs of agents that have `heard` all; otherwise turns may be
-        running."""
-        self._probe_end(is_quiet=is_quiet)
+        running. `is_released`: the outputs of the newest complete epoch are."""
+        self.probes.sometimes(is_quiet, "fleet quiet at the end")
+        for name in cuts.situations_at_end(self.books, self._fleet.agents):
+            self.probes.hit(name)
         branch = self.books.branches.get(self._outcomes.plan or self.books.newest_plan)
         if branch is None or self.violations:
             return
@@ -452,9 +462,9 @@ class Judge:
             self.books.inputs.check_end(t_ns, branch.histories, heard, branch.plan)
             self.books.letters.check_end(t_ns, branch.histories, heard, self.books.inputs.drops, branch.plan)
             newest = self._outcomes.newest_complete
-            self.books.outputs.check_end(
-                t_ns, newest, self._cuts.get(newest), self.books.branch_of(self._plan_of(newest))
-            )
+            if is_released:
+                plan = self.books.branch_of(self._plan_of(newest))
+                self.books.outputs.check_end(t_ns, newest, self._cuts.get(newest), plan)
         report = check_branch(branch, self._terms.protocol)
         self._report_all(t_ns, report.findings)
         self.probes.sometimes(report.is_tracking_judged, "tracking judged")
@@ -467,27 +477,6 @@ class Judge:
             self.probes.hit("replay not possible" if different == NOT_POSSIBLE else "replayed")
             if different and different != NOT_POSSIBLE:
                 self._report("replay", "G3", t_ns, different)
-
-    def _probe_end(self, *, is_quiet: bool) -> None:
-        books, probes = self.books, self.probes
-        probes.sometimes(is_quiet, "fleet quiet at the end")
-        probes.sometimes(bool(books.zombie_turns), "zombie turn")
-        probes.sometimes(bool(books.buried), "dead letter")
-        probes.sometimes(bool(books.voided), "dead letter of its sender")
-        probes.sometimes(
-            any(x.inputs for branch in books.branches.values() for x in branch.histories.values()), "input consumed"
-        )
-        for effect in ("handled", "failed again", "dropped", "gone"):
-            probes.sometimes(bool(books.letters.effects.get(effect)), f"letter {effect}")
-        probes.sometimes(bool(books.outputs.emitted), "output emitted")
-        probes.sometimes(bool(books.outputs.had), "output released")
-        probes.sometimes(bool(books.outputs.undone), "output undone")
-        branch = books.branches.get(books.newest_plan)
-        histories = branch.histories if branch is not None else {}
-        initial = self._fleet.agents
-        probes.sometimes(any(x.turns for agent, x in histories.items() if agent not in initial), "agent spawned")
-        logs = [history.log for history in histories.values()]
-        probes.sometimes(any(turn.what == "timer" for log in logs for turn in log), "timer fired")
 
     # ---- saying ---------------------------------------------------------------------------------------------------
 

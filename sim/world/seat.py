@@ -161,10 +161,9 @@ class SimLeader:
         self._wakeup_ns = 0
         self.feed(ev.TimerFired())
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether it has released all that is complete."""
-        return self._core.parts.releases.is_settled
+    def has_released(self, epoch: int) -> bool:
+        """Whether it has released all that is complete up to this epoch."""
+        return not self._core.parts.releases.is_owed_up_to(epoch)
 
     def ask(self, number: int) -> None:
         """Somebody wants a snapshot."""

@@ -64,6 +64,7 @@ class World:
             on_committed=self._on_committed,
         )
         self._raft_messages = 0
+        self._release_awaited: int | None = None
         self.notes = WorldNotes(desk, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
         restorer = Restorer(desk, self.log, self._tell_leader, self._does_one_stand)
@@ -159,10 +160,20 @@ class World:
                 self.hosts.start(host)
 
     def owed(self) -> list[str]:
-        """What is complete, and whoever leads has not released yet: at its end a run is judged by its newest epoch."""
-        is_owing = not any(seat.leader is not None and seat.leader.is_settled for seat in self.seats.values())
+        """Nothing else is: what was complete when this was first asked, and whoever leads has not released yet. Where epochs come quickly
+        there is always a newer one."""
+        if self._release_awaited is None:
+            self._release_awaited = self.log.canonical.newest_complete()
+        return [] if self._has_released(self._release_awaited) else ["outputs are not released"]
+
+    def is_released(self) -> bool:
+        """Whether all that is complete now is: then the end of the run is judged by it."""
+        return self._has_released(self.log.canonical.newest_complete())
+
+    def _has_released(self, epoch: int) -> bool:
         is_over = bool(self.log.canonical.image.outcome)
-        return ["outputs are not released"] if is_owing and not is_over else []
+        leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
+        return is_over or any(leader.has_released(epoch) for leader in leaders)
 
     # ---- checks ---------------------------------------------------------------------------------------------------
 

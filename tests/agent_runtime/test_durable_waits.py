@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.agent_runtime.driving import MS, SECOND, Driver
+from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 from tests.agent_runtime.test_durable_turns import (
     CALL,
     GO,
@@ -27,7 +27,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import REPLIES_BYTES_MAX
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
 from snapline.conversation import messages as msg
-from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, ParkedMessage, SavedTimer, SavedTurn
 
 ID = b"01234567"
 REFUSED = durable.reply_payload(ID, b"")
@@ -175,6 +175,56 @@ def test_an_agent_that_is_gone_has_said_what_it_said() -> None:
     driver.core._durable.gone(agent, "z")
     agent.is_held = False
     driver.remote_sends("z", "a", OTHER)
+    assert driver.turns["a"].found == done(CALL, TOLD, sender="z")
+
+
+NOBODY = JournalEntry("call", "nobody", b"12345678")
+
+
+def called(waits: JournalEntry, **fields: object) -> Driver:
+    """The fleet has gone back to where `a` waited in a call; its handler runs again."""
+    turn = SavedTurn("message", "y", GO, SEED, "", [], waits)
+    image = msgspec.structs.replace(checkpoint("a", **fields), saved_turn=turn)
+    return Driver(here=("a",), checkpoints={"a": image})
+
+
+def called_nobody() -> Driver:
+    """And meanwhile the host has heard that there is no such agent."""
+    asking = ParkedMessage("nobody", call_payload(durable.call_id(SEED, 0), OTHER))
+    driver = called(NOBODY, outbox=[asking], timers=[SavedTimer(TURN_TIMER, SECOND, b"")])
+    asked = driver.last(msg.LocateAgents)
+    driver.feed(msg.AgentsLocated(asked.request, ("nobody",), ("",), (0,), (0,)))
+    assert len(driver.core.agents["a"].dead_letters) == 1
+    return driver
+
+
+def test_a_call_to_nobody_is_over_also_for_a_turn_that_is_being_run_again() -> None:
+    driver = called_nobody()
+    pause(driver, NOBODY)
+    assert driver.turns["a"].found == done(NOBODY) and not control(driver).timers
+
+
+def test_a_turn_that_fails_while_it_is_run_again_learns_it_all_the_same() -> None:
+    driver = called_nobody()
+    driver.fail("a", retries=5)
+    driver.feed(ev.TimerFired(), SECOND // 2)
+    pause(driver, NOBODY)
+    assert driver.turns["a"].found == done(NOBODY)
+
+
+def test_a_call_that_was_sent_is_waited_for_again() -> None:
+    driver = called(CALL, sent={"z": 1})
+    pause(driver, CALL)
+    assert "a" not in driver.turns
+    driver.remote_sends("z", "a", reply())
+    assert driver.turns["a"].found == done(CALL, TOLD, sender="z")
+
+
+def test_a_reply_that_is_here_counts_though_its_sender_is_gone() -> None:
+    driver = called(CALL, sent={"z": 1})
+    driver.remote_sends("z", "a", reply())
+    del driver.core.agents["a"].outlets["z"]
+    pause(driver, CALL)
     assert driver.turns["a"].found == done(CALL, TOLD, sender="z")
 
 

@@ -8,11 +8,23 @@ from tests.sim.test_found_bugs import SPAWN_PENDING
 
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.modes.freezing import HostFreeze
+from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.sim.mutants import mutated
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run
-from snapline.sim.scenario import FleetPart, PatternPart, Scenario, parse_scenario
+from snapline.sim.scenario import (
+    DelayPart,
+    FleetPart,
+    LivenessPart,
+    OutputsPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    StorePart,
+    TriggerPart,
+    parse_scenario,
+)
 from snapline.sim.workloads import Workload, make_workload
 
 CREATION = creation_payload("m:C", b"state")
@@ -96,3 +108,25 @@ def test_a_fleet_that_stays_frozen_is_undecided(monkeypatch: pytest.MonkeyPatch)
     found = frozen(monkeypatch, lambda self, event: None)
     assert found.verdict == "undecided", (found.verdict, found.violations)
     assert any("is held, for ever" in each for each in found.pending), found.pending
+
+
+QUICKLY = Scenario(
+    fleet=FleetPart(pattern=PatternPart(messages=0), trigger=TriggerPart(every="30ms")),
+    store=StorePart(delay=DelayPart(least="20ms")),
+    outputs=OutputsPart(one_in=3),
+    run=RunPart(until="1s"),
+    liveness=LivenessPart(within="2s"),
+)
+"""An epoch begins before the one before is released, always."""
+
+
+def test_a_fleet_whose_epochs_come_quickly_is_judged_by_what_was_complete_a_while_ago() -> None:
+    result = run(QUICKLY, 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.probes["output released"]
+
+
+def test_a_fleet_whose_outputs_stay_inside_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Releases, "_next", lambda self: 0)
+    found = run(QUICKLY, 1)
+    assert (found.verdict, found.pending) == ("undecided", ["outputs are not released"])
