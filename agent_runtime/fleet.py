@@ -40,6 +40,9 @@ LOG_BYTES_MAX = 256 * 1024 * 1024
 EPOCH_TIMEOUT_S = 60.0
 """An epoch that has not completed by then is aborted. Raise it for agents whose turns last longer."""
 
+OBJECTIVE_MOST_S = 1e9
+"""Longest `rpo_s` and `rto_s`, some thirty years: in nanoseconds it still fits 64 bits."""
+
 AgentSource = Agent | Callable[[], Agent]
 
 Stubs = Mapping[str, Callable[..., object]]
@@ -69,6 +72,9 @@ class Fleet:
             effect) is stopped for a moment for a cut that ends them.
         place: where agents belong: id of an agent, or the beginning of ids with an asterisk behind it → a host, or several. Of those that
             name an agent the first counts. They hold as long as one of these hosts is there; agents that are spawned begin where their parent is.
+        rpo_s: how much work a failure may undo at most, in seconds, and rto_s: how long a recovery may take, from the first suspicion until all hosts
+            have applied the plan. Nothing is decided from them: the coordinator says in `snapline status`, in the view and in its log when they
+            are missed. None: nothing is said.
         simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
             step's function; nobody else does. Or a function without arguments that makes these for each run, so that runs share nothing.
 
@@ -88,6 +94,8 @@ class Fleet:
         log_bytes_max: int = LOG_BYTES_MAX,
         place: Mapping[str, str | Iterable[str]] | None = None,
         simulate: Stubs | Callable[[], Stubs] | None = None,
+        rpo_s: float | None = None,
+        rto_s: float | None = None,
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
@@ -100,6 +108,8 @@ class Fleet:
         self.log_bytes_max = log_bytes_max
         self.place = places_of(place or {})
         self.simulate = simulate
+        self.rpo_s = rpo_s
+        self.rto_s = rto_s
         self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
         self._check()
 
@@ -123,10 +133,21 @@ class Fleet:
             raise FleetDefinitionError(f"log_bytes_max is a number of bytes above 0, not {self.log_bytes_max!r}")
         if not _is_duration(self.epoch_timeout_s):
             raise FleetDefinitionError(f"epoch_timeout_s must be above 0, it is {self.epoch_timeout_s!r}")
+        self._check_objectives()
         if self.stop_when is not None and not callable(self.stop_when):
             raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")
         if self.simulate is not None and not callable(self.simulate):
             check_stubs(self.simulate)
+
+    def _check_objectives(self) -> None:
+        for name, time_s in (("rpo_s", self.rpo_s), ("rto_s", self.rto_s)):
+            if time_s is not None and not _is_objective(time_s):
+                raise FleetDefinitionError(f"{name} is a time in seconds above 0, or None, not {time_s!r}")
+        if self.rpo_s is not None and self.period_ns >= self.rpo_s * 1e9:
+            raise FleetDefinitionError(
+                f"rpo_s={self.rpo_s:g} cannot be kept with an epoch every {self.period_ns / 1e9:g} s: "
+                "let epochs come more often, or allow more to be lost"
+            )
 
     def _check_triggers(self) -> None:
         for trigger in self.triggers:
@@ -214,8 +235,11 @@ class Fleet:
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
-        places = (tuple(self.place.items()),) if self.place else ()  # fleets of before, without any, are the same still
-        return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places))).digest()
+        # fleets of before, without any of these, are the same still
+        places = (tuple(self.place.items()),) if self.place else ()
+        said = {"rpo_s": self.rpo_s, "rto_s": self.rto_s}
+        objectives = tuple([(name, float(time_s)) for name, time_s in said.items() if time_s is not None])
+        return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
 
 def places_of(place: object) -> dict[str, tuple[str, ...]]:
@@ -267,6 +291,10 @@ def check_stubs(stubs: object) -> None:
 
 def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _is_objective(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= OBJECTIVE_MOST_S
 
 
 def clone(agent: Agent, image: bytes) -> Agent:

@@ -69,6 +69,8 @@ class FleetDefinition(HostMessage, frozen=True, gc=False):
     policy: str = ""
     log_bytes_max: int = 0
     places: tuple[PlaceRule, ...] = ()
+    rpo_ns: int = 0
+    rto_ns: int = 0
 
 
 class ProbeRead(HostMessage, frozen=True, gc=False):

@@ -62,7 +62,8 @@ class Concern(msgspec.Struct, frozen=True):
     Attributes:
         kind: "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
             whether the fleet may stop; "spare": a host gets no agents for now; "drained": an operator wants that; "memory": a host's agents stand still;
-            "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look.
+            "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look;
+            "rpo", "rto": a failure would undo more, or recovery takes longer, than the fleet's definition allows.
         hosts: whom it is about.
         since_ns: for how long.
         text: a sentence without its full stop.
@@ -118,12 +119,17 @@ class LossStatus(msgspec.Struct, frozen=True):
         at_risk_ns: work that would be lost if all hosts failed now, at most where agents checkpoint on their own; None: the fleet does not run.
         failures: in the last `observed_ns`, which go back to the oldest plan that is kept.
         recoveries: the last ones that are over, oldest first.
+        rpo_ns, rto_ns: what the fleet's definition allows; 0: nothing is said.
+        missed: "rpo", "rto"; only the leader knows.
     """
 
     at_risk_ns: int | None = None
     failures: int = 0
     observed_ns: int = 0
     recoveries: tuple[RecoveryTime, ...] = ()
+    rpo_ns: int = 0
+    rto_ns: int = 0
+    missed: tuple[str, ...] = ()
 
 
 class IntervalStatus(msgspec.Struct, frozen=True):

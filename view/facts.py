@@ -82,6 +82,9 @@ class LossFacts(msgspec.Struct, frozen=True):
     failures: int = 0
     observed_s: float = 0.0
     recoveries: tuple[RecoveryFacts, ...] = ()
+    rpo_s: float = 0.0
+    rto_s: float = 0.0
+    missed: tuple[str, ...] = ()
 
 
 class IntervalFacts(msgspec.Struct, frozen=True):

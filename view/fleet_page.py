@@ -154,7 +154,12 @@ def _figures(standing: Heard) -> Markup:
             count(facts.last_complete_epoch or None),
             f"{epochs}; {loss.interval(facts.interval)}",
         ),
-        _figure("Work at risk", loss.at_risk(facts), f"recoveries: {loss.recoveries(facts.loss)}"),
+        _figure(
+            "Work at risk",
+            loss.at_risk(facts),
+            f"recoveries: {loss.recoveries(facts.loss)}",
+            is_bad=bool(facts.loss.missed),
+        ),
         _figure(
             "Inputs waiting",
             count(waiting),

@@ -1,5 +1,7 @@
 """What would be lost now, how long recoveries took, and what the interval costs: the same words on a page, in a terminal and in `snapline status`."""
 
+from collections.abc import Collection
+
 from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
 from snapline.view.figures import NOTHING, plural, seconds, size
 
@@ -10,19 +12,26 @@ COORDINATED = "coordinated"
 
 def at_risk(facts: FleetFacts) -> str:
     """`1.2 s`, `at most 1.2 s`; a dash while the fleet does not run."""
-    at_risk_s = facts.loss.at_risk_s
-    if at_risk_s is None:
-        return NOTHING
-    return seconds(at_risk_s) if facts.mode in (COORDINATED, "") else f"at most {seconds(at_risk_s)}"
+    at_risk_s, most = facts.loss.at_risk_s, "" if facts.mode in (COORDINATED, "") else "at most "
+    words = NOTHING if at_risk_s is None else f"{most}{seconds(at_risk_s)}"
+    return f"{words}{_promised('RPO', facts.loss.rpo_s, facts.loss.missed)}"
+
+
+def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
+    """What the definition allows, and whether it is missed."""
+    if not time_s:
+        return ""
+    return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
 
 
 def recoveries(loss: LossFacts) -> str:
     """How long the last ones took, the newest first, and how many failures there were in how long."""
-    seen = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}" if loss.observed_s else ""
+    seen = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
+    promised = _promised("RTO", loss.rto_s, loss.missed)
     if not loss.recoveries:
-        return f"none yet; {seen}" if seen else "none yet"
+        return f"none yet{promised}"
     shown = [_took(loss, place) for place in range(1, 1 + min(RECOVERIES_SHOWN, len(loss.recoveries)))]
-    return f"{', '.join(shown)}; {seen}"
+    return f"{', '.join(shown)}; {seen}{promised}"
 
 
 def _took(loss: LossFacts, place: int) -> str:

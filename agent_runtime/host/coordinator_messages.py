@@ -22,6 +22,8 @@ def definition_of(fleet: Fleet) -> msg.FleetDefinition:
         policy=format_policy(fleet.policy),
         log_bytes_max=fleet.log_bytes_max,
         places=tuple([msg.PlaceRule(agents, hosts) for agents, hosts in fleet.place.items()]),
+        rpo_ns=round((fleet.rpo_s or 0) * 1e9),
+        rto_ns=round((fleet.rto_s or 0) * 1e9),
     )
 
 

@@ -213,6 +213,7 @@ class LeaderCore:
         parts.questions.evaluate()
         parts.stop_question.evaluate()
         parts.farewell.evaluate()
+        parts.objectives.evaluate()
 
     def standing(self) -> LeaderStanding:
         """What there is to say about the fleet now, beside what the state says."""
@@ -226,6 +227,7 @@ class LeaderCore:
             parts.restores,
             parts.rollbacks,
             parts.store,
+            parts.objectives,
         )
         concerns = () if self.state.image.outcome else tuple([x for part in speakers for x in part.concerns()])
         return LeaderStanding(

@@ -65,6 +65,8 @@ class Definition:
                     definition.policy,
                     definition.log_bytes_max,
                     definition.places,
+                    definition.rpo_ns,
+                    definition.rto_ns,
                 ),
             )
         else:

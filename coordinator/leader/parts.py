@@ -29,6 +29,7 @@ from snapline.coordinator.leader.modes.koo_toueg import KooToueg
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.objectives import Objectives
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
@@ -84,6 +85,7 @@ class Parts:
     questions: Questions
     stop_question: StopQuestion
     farewell: Farewell
+    objectives: Objectives
 
 
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
@@ -143,4 +145,5 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         questions=Questions(desk, attendance, lines),
         stop_question=stop_question,
         farewell=Farewell(desk, attendance, refs, releases, snapshots),
+        objectives=Objectives(desk),
     )

@@ -14,17 +14,20 @@ RECOVERIES_SHOWN = 8
 """More are in `snapline recovery history`."""
 
 
-def loss_of(state: FleetView, now_ns: int) -> LossStatus:
-    """At this wall-clock time."""
-    plans = state.image.plans
+def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> LossStatus:
+    """At this wall-clock time. `missed`: what the leader says is."""
+    image, plans = state.image, state.image.plans
     if not plans:
-        return LossStatus()
+        return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)
     over = [plan for plan in plans if plan.number > state.start_plan and plan.done_ns]
     return LossStatus(
         at_risk_ns=state.at_risk_ns(now_ns),
         failures=sum([plan.is_failure for plan in plans[1:]]),
         observed_ns=max(0, now_ns - plans[0].committed_ns),
         recoveries=tuple([_time_of(plan, state) for plan in over[-RECOVERIES_SHOWN:]]),
+        rpo_ns=image.rpo_ns,
+        rto_ns=image.rto_ns,
+        missed=missed,
     )
 
 
@@ -32,7 +35,7 @@ def _time_of(plan: PlanRecord, state: FleetView) -> RecoveryTime:
     return RecoveryTime(
         plan=plan.number,
         is_failure=plan.is_failure,
-        plan_ns=max(0, plan.committed_ns - plan.suspected_ns),
+        plan_ns=max(0, plan.committed_ns - state.recovery_began_ns(plan)),
         load_ns=max(0, plan.done_ns - plan.committed_ns),
         agents=plan.agents,
         rolled_back=plan.rolled_back,

@@ -26,7 +26,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 
-CONCERNS = ("cut", "plan", "stop", "spare", "drained", "memory", "restore", "rollback")
+CONCERNS = ("cut", "plan", "stop", "spare", "drained", "memory", "restore", "rollback", "rpo", "rto")
 """Kinds of `Concern`."""
 
 RAFT = (
@@ -100,6 +100,12 @@ FLEET = (
         GAUGE,
         "work that would be lost if all hosts failed now; where agents checkpoint on their own: at most",
     ),
+    Family(
+        "rpo_seconds",
+        GAUGE,
+        "work that a failure may undo at most, as the fleet's definition says; silent if it does not",
+    ),
+    Family("rto_seconds", GAUGE, "how long a recovery may take at most; silent if nothing is said"),
     Family("recoveries_total", COUNTER, "recoveries that this process has led to their end", "numRestarts"),
     Family(
         "recovery_duration_seconds",
@@ -185,6 +191,8 @@ class CoordinatorMetrics:
             "checkpoint_triggers_skipped_total": standing.triggers_skipped,
             **({} if newest is None else {"last_checkpoint_timestamp_seconds": newest.ended_ns / NS}),
             **({} if at_risk_ns is None else {"recovery_line_age_seconds": at_risk_ns / NS}),
+            **({"rpo_seconds": image.rpo_ns / NS} if image.rpo_ns else {}),
+            **({"rto_seconds": image.rto_ns / NS} if image.rto_ns else {}),
             **self._read_rollback(),
             "store_is_degraded": float(standing.store.state == DEGRADED),
             "concerns": {(kind,): kinds[kind] for kind in CONCERNS},

@@ -32,6 +32,7 @@ from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
 from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
+from snapline.coordinator.leader.objectives import objectives_missed
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
@@ -234,7 +235,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             replicas=tuple(sorted(self._members)),
             concerns=() if leading is None else leading.concerns,
             fork=forked_from(state),
-            loss=loss_of(state, time.time_ns()),
+            loss=loss_of(state, time.time_ns(), () if leading is None else objectives_missed(leading.concerns)),
             interval=interval_of(state, None if driver is None else self._figures),
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )

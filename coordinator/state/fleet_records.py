@@ -183,6 +183,7 @@ class PlanRecord(msgspec.Struct):
         checkpoints_lost: durable checkpoints past the line, summed over the agents.
         restore: set if the fleet went back on purpose.
         drop_before: inputs beyond the line that stand in logs of plans below this one are dropped; 0: none.
+        is_move: nothing had failed.
         lost_ns: work that it undid, up to the suspicion; 0 where nobody knows, since agents checkpoint on their own.
     """
 
@@ -206,11 +207,12 @@ class PlanRecord(msgspec.Struct):
     restore: RestoreRecord | None = None
     drop_before: int = 0
     lost_ns: int = 0
+    is_move: bool = False
 
     @property
     def is_failure(self) -> bool:
-        """Whether a host or an agent had failed: else nobody was suspected before, since agents moved or people wanted the fleet back."""
-        return self.restore is None and (bool(self.lost) or self.suspected_ns < self.committed_ns)
+        """Whether a host, an agent or a line had failed: else agents moved, or people wanted the fleet back."""
+        return self.restore is None and not self.is_move
 
 
 class LogRecord(msgspec.Struct, frozen=True):
@@ -317,6 +319,7 @@ class FleetImage(msgspec.Struct):
         outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
         requests: client → its last results; the client heard of last stands last.
         now_ns: largest time any operation bore.
+        rpo_ns: work that a failure may undo, rto_ns: how long a recovery may take; 0: nothing is said. Who misses them is told so.
         fork: what the fleet was forked from; None: it began with its initial states.
         tokens: name → a person's token.
         calls, refusals: the last calls of people that change something: those that were let in, and those that were not.
@@ -360,6 +363,8 @@ class FleetImage(msgspec.Struct):
     calls: list[CallRecord] = []
     refusals: list[CallRecord] = []
     calls_made: int = 0
+    rpo_ns: int = 0
+    rto_ns: int = 0
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)

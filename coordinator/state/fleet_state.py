@@ -232,6 +232,7 @@ class FleetState(FleetView):
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
         lost_ns = 0 if self.is_autonomous or not image.plans else self.work_since_line_ns(need.suspected_ns)
+        is_move = image.need is None and isinstance(kind, op.CommitPlan) and kind.is_move
         image.need = None
         for host in kind.hosts:
             image.hosts[host].spare = ""
@@ -255,6 +256,7 @@ class FleetState(FleetView):
                 restore=restore,
                 drop_before=record.drop_before,
                 lost_ns=lost_ns,
+                is_move=is_move,
             )
         )
         if not used:

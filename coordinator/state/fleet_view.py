@@ -121,6 +121,14 @@ class FleetView:
         began_ns = self.image.plans[0].committed_ns if record is None else record.begun_ns
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
+    def recovery_began_ns(self, plan: PlanRecord) -> int:
+        """When that recovery was first needed: plans before it that never were applied by all belong to it."""
+        plans = self.image.plans
+        place = plan.number - plans[0].number
+        while place > 0 and not plans[place - 1].done_ns and plans[place - 1].number > self.start_plan:
+            place -= 1
+        return plans[place].suspected_ns
+
     def complete_epochs(self) -> list[int]:
         """Epochs that are complete, and neither condemned nor void, ascending."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]

@@ -45,6 +45,8 @@ class DefineFleet(Kind, frozen=True, gc=False):
     policy: str = ""
     log_bytes_max: int = 0
     places: tuple[PlaceRule, ...] = ()
+    rpo_ns: int = 0
+    rto_ns: int = 0
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
@@ -104,7 +106,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
     `rolled_back` counts the agents that do not keep their live state, `checkpoints_lost` their durable checkpoints past the
     line; both are shown, and nothing is decided from them. `is_even`: hosts get equally many agents, though some must move that
-    need not.
+    need not. `is_move`: nothing has failed, agents are to move; shown as well.
     """
 
     expected_plan: int
@@ -114,6 +116,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
     rolled_back: int = 0
     checkpoints_lost: int = 0
     is_even: bool = False
+    is_move: bool = False
 
 
 class Restore(Kind, frozen=True, gc=False):

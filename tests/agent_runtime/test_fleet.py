@@ -74,6 +74,14 @@ def fleet(name: Any = "f", agents: Any = None, **options: Any) -> snapline.Fleet
         (lambda: fleet(epoch_timeout_s="60"), "epoch_timeout_s"),
         (lambda: fleet(epoch_timeout_s=float("inf")), "epoch_timeout_s"),
         (lambda: fleet(stop_when=True), "stop_when"),
+        (lambda: fleet(rpo_s=0), "rpo_s is a time in seconds above 0, or None, not 0"),
+        (lambda: fleet(rto_s=-1.0), "rto_s is a time"),
+        (lambda: fleet(rto_s="1m"), "rto_s is a time"),
+        (lambda: fleet(rto_s=True), "rto_s is a time"),
+        (lambda: fleet(rpo_s=float("inf")), "rpo_s is a time"),
+        (lambda: fleet(rpo_s=float("nan")), "rpo_s is a time"),
+        (lambda: fleet(rpo_s=5, triggers=[snapline.Every(10)]), "rpo_s=5 cannot be kept with an epoch every 10 s"),
+        (lambda: fleet(rpo_s=1, protocol="bcs"), "rpo_s=1 cannot be kept with an epoch every 1 s"),
     ],
 )
 def test_wrong_definitions_are_refused_in_one_sentence(wrong: Callable[[], object], names: str) -> None:
@@ -209,7 +217,11 @@ def test_other_definitions_have_other_digests() -> None:
         fleet(agents={"a": make_keeper}),
         fleet(triggers=[snapline.Every(seconds=1)]),
         fleet(epoch_timeout_s=5),
+        fleet(rpo_s=5),
+        fleet(rto_s=5),
+        fleet(rpo_s=5, rto_s=5),
     ]
+    assert fleet(rpo_s=5).definition_digest() == fleet(rpo_s=5.0).definition_digest()
     assert len({definition.definition_digest() for definition in definitions}) == len(definitions)
 
 

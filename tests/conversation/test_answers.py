@@ -84,7 +84,10 @@ def test_the_status_tells_times_in_seconds() -> None:
     words = {"fleet": "f", "phase": "running", "protocol": "p", "reason": "", "mode": "m", "leader": "c1"}
     parts = {"hosts": (host,), "store": store, "replicas": ("c1",), "concerns": (concern,)}
     recovery = RecoveryTime(2, True, 250_000_000, 1_500_000, agents=3, rolled_back=2)
-    costs = {"loss": LossStatus(1_500_000_000, 1, 9, (recovery,)), "interval": IntervalStatus(pause_ns=12_345)}
+    costs = {
+        "loss": LossStatus(1_500_000_000, 1, 9, (recovery,), 3_000_000_000, 0, ("rpo",)),
+        "interval": IntervalStatus(pause_ns=12_345),
+    }
     fork = ForkedFrom("what-if", "ab", "f", 7, is_live=False)
     fleet = msgspec.convert({**figures, **words, **parts, **costs, "fork": fork}, FleetStatus)
     found = document_of(fleet)
@@ -95,7 +98,7 @@ def test_the_status_tells_times_in_seconds() -> None:
     assert found["loss"] == {
         "at_risk_s": 1.5, "failures": 1, "observed_s": 0.0, "recoveries": [
             {"plan": 2, "is_failure": True, "plan_s": 0.25, "load_s": 0.0015, "agents": 3, "rolled_back": 2, "lost_s": None}
-        ]
+        ], "rpo_s": 3.0, "rto_s": 0.0, "missed": ["rpo"]
     }  # fmt: skip
     interval = found["interval"]
     assert isinstance(interval, dict) and (interval["pause_s"], interval["capture_s"]) == (0.000012, None)

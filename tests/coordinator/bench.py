@@ -25,6 +25,9 @@ class Bench:
         beats: host → what makes its heartbeats, where a plain one will not do.
     """
 
+    AHEAD_NS = 0
+    """How far the wall clock, which operations bear, is ahead of the monotonic one."""
+
     def __init__(
         self, hosts_expected: int = 2, *, agents: int = 4, period_ns: int = 0, keep_epochs: int = 3, timeout_ns: int = 0
     ) -> None:
@@ -140,7 +143,7 @@ class Bench:
         outcomes = self.outcomes.get(type(command.kind))
         if outcomes:
             return ev.ProposalEnded(command.token, outcomes.pop(0))
-        operation = op.Operation(self.now, command.client, command.sequence, command.kind)
+        operation = op.Operation(self.now + self.AHEAD_NS, command.client, command.sequence, command.kind)
         result = self.state.apply(op.decode_operation(op.encode_operation(operation)))
         self.log.append(command.kind)
         return ev.ProposalEnded(command.token, Committed(result))

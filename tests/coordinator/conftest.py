@@ -59,9 +59,10 @@ class Agreed:
         self.define(agents)
         self.plan(*hosts)
 
-    def plan(self, *hosts: str, line: int | None = None) -> None:
+    def plan(self, *hosts: str, line: int | None = None, is_move: bool = False) -> None:
         """A plan that all have applied."""
-        self.do(op.CommitPlan(self.state.plan_number, self.line if line is None else line, hosts, "test"))
+        line = self.line if line is None else line
+        self.do(op.CommitPlan(self.state.plan_number, line, hosts, "test", is_move=is_move))
         plan = self.state.plan
         assert plan is not None
         for host in plan.hosts:

@@ -68,7 +68,7 @@ def test_a_recovery_from_a_lost_host() -> None:
 def test_moving_agents_is_no_failure_and_neither_is_going_back_on_purpose() -> None:
     fleet = timed()
     epoch = fleet.epoch()
-    fleet.plan("h1", "h2")
+    fleet.plan("h1", "h2", is_move=True)
     fleet.do(op.Restore(2, epoch, ("h1", "h2"), "we want to", request="r"))
     for host in ("h1", "h2"):
         fleet.do(op.ConfirmPlan(3, host, 1))
@@ -83,12 +83,12 @@ def test_counts_and_times_fit_together(lives: list[str], late: int) -> None:
         if what == "epoch":
             fleet.epoch()
         elif what == "move":
-            fleet.plan("h1", "h2")
+            fleet.plan("h1", "h2", is_move=True)
         else:
             fleet.lose("h2")
             fleet.at += 5
             fleet.do(op.AdmitHost("h2", f"h2-{fleet.at}", "h2:1", fleet.state.image.hosts["h2"].start))
-            fleet.plan("h1", "h2")
+            fleet.plan("h1", "h2", is_move=True)  # as it was meant before the loss was known
             lost += 1
     found = loss_of(fleet.state, fleet.at + late)
     plans = 1 + lives.count("move") + lost

@@ -11,6 +11,9 @@ def test_work_at_risk() -> None:
     assert loss.at_risk(FleetFacts("f", mode="coordinated", loss=running)) == "1.23 s"
     assert loss.at_risk(FleetFacts("f", mode="uncoordinated", loss=running)) == "at most 1.23 s"
     assert loss.at_risk(FleetFacts("f")) == "–"
+    promised = LossFacts(at_risk_s=1.234, rpo_s=10.0, rto_s=60.0, missed=("rto",))
+    assert loss.at_risk(FleetFacts("f", loss=promised)) == "1.23 s (RPO 10.0 s)"
+    assert loss.recoveries(promised) == "none yet (RTO 60.0 s, missed)"
 
 
 def test_recoveries_the_newest_first() -> None:

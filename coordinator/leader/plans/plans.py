@@ -253,7 +253,7 @@ class Plans:
         losses = self._losses(line) if self._desk.state.plan is not None else Losses(0)
         what = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
-        kind: op.Kind = op.CommitPlan(*what, is_even=self._moves.is_even)
+        kind: op.Kind = op.CommitPlan(*what, is_even=self._moves.is_even, is_move=reason == self._moves.reason)
         if wanted is not None:
             kind = op.Restore(*what, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._desk.propose("plan", kind):

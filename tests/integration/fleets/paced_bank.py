@@ -102,6 +102,8 @@ def fleet(
     period: str = "0.2",
     nap: str = "0",
     protocol: str = "chandy-lamport",
+    rpo: str = "",
+    rto: str = "",
 ) -> snapline.Fleet:
     """`agents` with `tokens` each until there is a file `stop`; `nap` above 0 adds the sleeper; `period` 0: by hand."""
     names = [f"teller-{index}" for index in range(int(agents))]
@@ -114,5 +116,11 @@ def fleet(
         made["sleeper"] = Sleeper(Pillow(float(nap), stop))
     triggers = [snapline.Every(seconds=float(period))] if float(period) else []
     return snapline.Fleet(
-        "paced-bank", agents=made, protocol=protocol, triggers=triggers, stop_when=lambda cut: cut.is_quiet
+        "paced-bank",
+        agents=made,
+        protocol=protocol,
+        triggers=triggers,
+        stop_when=lambda cut: cut.is_quiet,
+        rpo_s=float(rpo) if rpo else None,
+        rto_s=float(rto) if rto else None,
     )

@@ -81,7 +81,7 @@ class Join(_message.Message):
     def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class FleetDefinition(_message.Message):
-    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max", "places")
+    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,8 @@ class FleetDefinition(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    RPO_NS_FIELD_NUMBER: _ClassVar[int]
+    RTO_NS_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: str
     period_ns: int
@@ -100,7 +102,9 @@ class FleetDefinition(_message.Message):
     policy: str
     log_bytes_max: int
     places: _containers.RepeatedCompositeFieldContainer[PlaceRule]
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRule, _Mapping]]] = ...) -> None: ...
+    rpo_ns: int
+    rto_ns: int
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRule, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ...) -> None: ...
 
 class PlaceRule(_message.Message):
     __slots__ = ("agents", "hosts")
@@ -889,16 +893,22 @@ class FleetStatus(_message.Message):
     def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ..., loss: _Optional[_Union[LossStatus, _Mapping]] = ..., interval: _Optional[_Union[IntervalStatus, _Mapping]] = ...) -> None: ...
 
 class LossStatus(_message.Message):
-    __slots__ = ("at_risk_ns", "failures", "observed_ns", "recoveries")
+    __slots__ = ("at_risk_ns", "failures", "observed_ns", "recoveries", "rpo_ns", "rto_ns", "missed")
     AT_RISK_NS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_NS_FIELD_NUMBER: _ClassVar[int]
     RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    RPO_NS_FIELD_NUMBER: _ClassVar[int]
+    RTO_NS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
     at_risk_ns: int
     failures: int
     observed_ns: int
     recoveries: _containers.RepeatedCompositeFieldContainer[RecoveryTime]
-    def __init__(self, at_risk_ns: _Optional[int] = ..., failures: _Optional[int] = ..., observed_ns: _Optional[int] = ..., recoveries: _Optional[_Iterable[_Union[RecoveryTime, _Mapping]]] = ...) -> None: ...
+    rpo_ns: int
+    rto_ns: int
+    missed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, at_risk_ns: _Optional[int] = ..., failures: _Optional[int] = ..., observed_ns: _Optional[int] = ..., recoveries: _Optional[_Iterable[_Union[RecoveryTime, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecoveryTime(_message.Message):
     __slots__ = ("plan", "is_failure", "plan_ns", "load_ns", "agents", "rolled_back", "lost_ns")

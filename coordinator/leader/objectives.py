@@ -1,0 +1,155 @@
+"""Whether the fleet keeps what its definition promises: how much work a failure may undo (RPO), how long a recovery may take (RTO).
+
+Nothing is decided from it; people are told, once when something is missed and once when it is kept again.
+
+*Time.* What counts are times of the replicated state, which are wall clock, and this core knows a monotonic clock alone. Each operation
+that is applied bears the time of its proposal, so the wall clock is known to a round of the log whenever one is, and goes on
+from there as the monotonic clock does. A new leader whose log has been silent is behind until the first operation comes.
+
+*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) is more than allowed. It rises between two epochs and falls with each, so it is kept again
+only when an epoch has come in time: else a fleet whose interval is a little too long would be warned of at each. While the fleet
+does not run nothing more is at risk than before.
+
+*RTO* is missed when a failure has kept the fleet from running for longer than allowed, and from then on until a later recovery is in time. Plans that people or
+moves have asked for do not count.
+"""
+
+from collections.abc import Iterable
+
+from snapline.conversation.status import Concern
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
+
+RPO, RTO = "rpo", "rto"
+"""Kinds of concerns."""
+
+
+def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
+    """Which of the two the concerns name."""
+    kinds = [concern.kind for concern in concerns]
+    return tuple([kind for kind in (RPO, RTO) if kind in kinds])
+
+
+class Objectives:
+    """Looks, and tells."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._offset_ns: int | None = None
+        """From the monotonic clock to that of the state; the largest seen, since operations are applied some time after they were proposed."""
+        self._line: tuple[int, int] | None = None
+        """Plan and newest complete epoch, which work was at risk since; None: the fleet has not run under this leader."""
+        self._line_ns = 0
+        """Since when, by the state's clock."""
+        self._peak_ns = 0
+        """The most that was at risk before the newest epoch completed; of the last time it was too much."""
+        self._since: dict[str, int] = {}
+        """What is missed → since when."""
+
+    # ---- looking ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """See what has changed, and have it logged."""
+        image = self._desk.state.image
+        if not (image.rpo_ns or image.rto_ns) or not image.plans or image.outcome:
+            return
+        offset_ns = image.now_ns - self._desk.now
+        self._offset_ns = offset_ns if self._offset_ns is None else max(self._offset_ns, offset_ns)
+        if image.rpo_ns:
+            self._look_at_work(image.rpo_ns)
+        if image.rto_ns:
+            self._look_at_recoveries(image.rto_ns)
+
+    @property
+    def _now_ns(self) -> int:
+        return self._desk.now + (self._offset_ns or 0)
+
+    def _look_at_work(self, rpo_ns: int) -> None:
+        state = self._desk.state
+        if state.phase != RUNNING:
+            return
+        at_risk_ns, before, line = self._at_risk_ns, self._line, (state.plan_number, state.newest_complete())
+        if before is not None and before[0] == line[0] and before[1] < line[1]:
+            peak_ns = self._now_ns - self._line_ns
+            if peak_ns > rpo_ns:
+                self._peak_ns = peak_ns
+                self._miss(RPO, self._work_said(peak_ns))
+            else:
+                self._keep(
+                    RPO, f"epoch {line[1]} came in time: {_s(peak_ns)} of work were at risk; rpo_s is {_s(rpo_ns)}"
+                )
+        self._line, self._line_ns = line, self._now_ns - at_risk_ns
+        if at_risk_ns > rpo_ns:
+            self._peak_ns = at_risk_ns
+            self._miss(RPO, self._work_said(at_risk_ns))
+
+    @property
+    def _at_risk_ns(self) -> int:
+        return self._desk.state.at_risk_ns(self._now_ns) or 0
+
+    def _look_at_recoveries(self, rto_ns: int) -> None:
+        state = self._desk.state
+        last = next((plan for plan in reversed(state.image.plans) if self._counts(plan) and plan.done_ns), None)
+        lasts_ns = self._recovering_ns()
+        if (lasts_ns is not None and lasts_ns > rto_ns) or (last is not None and self._took_ns(last) > rto_ns):
+            self._miss(RTO, self._recovery_said())
+        elif last is not None and lasts_ns is None:
+            self._keep(
+                RTO, f"the recovery with plan {last.number} took {_s(self._took_ns(last))}; rto_s is {_s(rto_ns)}"
+            )
+
+    def _counts(self, plan: PlanRecord) -> bool:
+        return plan.is_failure and plan.number > self._desk.state.start_plan
+
+    def _took_ns(self, plan: PlanRecord) -> int:
+        return plan.done_ns - self._desk.state.recovery_began_ns(plan)
+
+    def _recovering_ns(self) -> int | None:
+        """For how long a failure has kept the fleet from running; None: none does."""
+        state, plan = self._desk.state, self._desk.state.plan
+        began_ns = None
+        if plan is not None and not plan.done_ns and plan.number > state.start_plan:
+            began_ns = state.recovery_began_ns(plan) if plan.is_failure else None
+        need = state.image.need
+        if began_ns is None and need is not None and plan is not None:
+            began_ns = need.suspected_ns
+        return None if began_ns is None else max(0, self._now_ns - began_ns)
+
+    # ---- telling ----------------------------------------------------------------------------------------------------
+
+    def _miss(self, kind: str, text: str) -> None:
+        if kind not in self._since:
+            self._since[kind] = self._desk.now
+            self._desk.note("warning", text)
+
+    def _keep(self, kind: str, text: str) -> None:
+        if self._since.pop(kind, None) is not None:
+            self._desk.note("info", text)
+
+    def concerns(self) -> list[Concern]:
+        """What is missed."""
+        texts = {RPO: self._work_said(self._peak_ns), RTO: self._recovery_said()}
+        return [
+            Concern(kind, (), self._desk.now - self._since[kind], texts[kind]) for kind in texts if kind in self._since
+        ]
+
+    def _work_said(self, peak_ns: int) -> str:
+        state = self._desk.state
+        most = "at most " if state.is_autonomous else ""
+        rpo_s = _s(state.image.rpo_ns)
+        if state.phase == RUNNING and self._at_risk_ns > state.image.rpo_ns:
+            return f"a failure now would undo {most}{_s(self._at_risk_ns)} of work; rpo_s is {rpo_s}"
+        return f"a failure would have undone {most}{_s(peak_ns)} of work before the last epoch was complete; rpo_s is {rpo_s}"
+
+    def _recovery_said(self) -> str:
+        state, lasts_ns = self._desk.state, self._recovering_ns()
+        rto_s = _s(state.image.rto_ns)
+        if lasts_ns is not None and lasts_ns > state.image.rto_ns:
+            return f"a failure has kept the fleet from running for {_s(lasts_ns)}; rto_s is {rto_s}"
+        done = [plan for plan in state.image.plans if self._counts(plan) and plan.done_ns]
+        took = f"took {_s(self._took_ns(done[-1]))}" if done else "took longer"
+        return f"the last recovery from a failure {took}; rto_s is {rto_s}"
+
+
+def _s(time_ns: int) -> str:
+    return f"{time_ns / 1e9:.1f} s" if time_ns >= 1e9 else f"{time_ns / 1e9:.3g} s"
