@@ -20,6 +20,7 @@ Without TLS roles are unknown, and everybody who reaches the port may call every
 import asyncio
 import contextlib
 import inspect
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
@@ -29,6 +30,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from snapline.channels.log_lines import LogScope
 from snapline.channels.security import Identity, Security
 from snapline.channels.tokens import ALLOWED, FAILED, PEOPLE, REFUSED, borne_in, clipped
 from snapline.errors import MisuseError, ProtocolError, SnaplineError
@@ -324,8 +326,18 @@ class _Call:
         await self._check(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
 
-    async def answer(self, _requests: Any, context: Context) -> Any:
-        """A call with one request."""
+    async def answer(self, requests: Any, context: Context) -> Any:
+        """A call with one request. What is logged meanwhile bears its id. Streams have none: they are about everything that comes."""
+        if self._handler.response_streaming:
+            return await self._answer(requests, context)
+        scope = LogScope(request=secrets.token_hex(4), call=self._method.rpartition("/")[2])
+        scope.enter()
+        try:
+            return await self._answer(requests, context)
+        finally:
+            scope.close()
+
+    async def _answer(self, _requests: Any, context: Context) -> Any:
         await self._check(context)
         request = await self._read(context)
         if self._handler.response_streaming:

@@ -193,6 +193,8 @@ def _json_beginning(line: str) -> _Beginning | None:
     if at_ns is None:
         return None
     level, logger, message = (str(said.pop(name, "")) for name in ("level", "logger", "message"))
+    if isinstance(said.get("traceback"), str):
+        message += "\n" + said.pop("traceback")
     return _Beginning(at_ns, level.upper() if level.upper() in LEVELS else "", logger, message, said)
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -41,6 +42,48 @@ FleetMetrics = Annotated[
     bool,
     typer.Option("--metrics", help="Every process serves metrics, for Prometheus; DIR/metrics/*.json says where."),
 ]
+
+
+class LogFormat(StrEnum):
+    """What `--log-format` takes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """What `--log-level` takes."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """What a process, or those that a launcher starts, log."""
+
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            envvar="SNAPLINE_LOG_FORMAT",
+            show_envvar=False,
+            help="Lines of text, or JSON objects with the ids of what they are about.",
+        ),
+    ] = LogFormat.TEXT
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            "--log-level", envvar="SNAPLINE_LOG_LEVEL", show_envvar=False, help="Log what is as serious as that."
+        ),
+    ] = LogLevel.INFO
+
+    def arguments(self) -> tuple[str, ...]:
+        """The same for processes that we start."""
+        return ("--log-format", self.log_format.value, "--log-level", self.log_level.value)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 import asyncio
 import gc
-import logging
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import FleetArguments, Trust, check_address, check_addresses, parse_arguments, parse_peers
+from snapline.cli.options import (
+    FleetArguments,
+    LogLines,
+    Trust,
+    check_address,
+    check_addresses,
+    parse_arguments,
+    parse_peers,
+)
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
+    from snapline.channels.log_lines import BoundIds
     from snapline.channels.metrics_door import MetricsPlace
 
 REJOIN_GRACE_S = 3.0
@@ -107,6 +114,7 @@ GC_THRESHOLDS = (20_000, 20, 20)
 @command
 def coordinator_run(
     trust: Trust,
+    log_lines: LogLines,
     metrics_at: MetricsAt,
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
     store: Store,
@@ -152,7 +160,6 @@ def coordinator_run(
 
     members = parse_peers(peers, check_id(node, "replica"))
     listen = check_address(listen or members.get(node, LISTEN), "--listen")
-    _start_logging()
     options = CoordinatorOptions(
         data_dir=data_dir,
         listen=listen,
@@ -161,6 +168,7 @@ def coordinator_run(
         security=trust.security(),
         health=check_address(health, "--health") if health else "",
         metrics=metrics_at.place(),
+        log_ids=_start_logging(log_lines, replica=node),
         hosts_expected=hosts,
         rejoin_grace_s=rejoin_grace,
         keep_epochs=keep_epochs,
@@ -176,6 +184,7 @@ def coordinator_run(
 @command
 def host_run(
     trust: Trust,
+    log_lines: LogLines,
     metrics_at: MetricsAt,
     coordinator: Annotated[
         str,
@@ -208,11 +217,14 @@ def host_run(
     from snapline.cli.fleets import load
 
     check_address(listen, "--listen")
-    _start_logging()
+    log_ids = _start_logging(log_lines, host=check_id(host, "host"))
+    loaded = load(fleet, parse_arguments(arg))
+    log_ids.add(fleet=loaded.name)
     options = HostOptions(
-        host=check_id(host, "host"),
+        host=host,
         instance=instance or secrets.token_hex(8),
-        fleet=load(fleet, parse_arguments(arg)),
+        fleet=loaded,
+        log_ids=log_ids,
         coordinator=check_addresses(coordinator, "--coordinator"),
         store=store,
         listen=listen,
@@ -227,8 +239,13 @@ def host_run(
     _end(asyncio.run(run_host(options)))
 
 
-def _start_logging() -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
+    """From now on; every line bears these ids, and those that are bound later."""
+    from snapline.channels.log_lines import BoundIds, start_logging
+
+    bound = BoundIds(**ids)
+    start_logging(log_lines.log_format.value, log_lines.log_level.value, bound)
+    return bound
 
 
 def _calm_collector() -> None:

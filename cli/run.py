@@ -14,7 +14,7 @@ import typer
 
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
-from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, parse_arguments
+from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, LogLines, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 
@@ -35,6 +35,7 @@ class OnFailure(StrEnum):
 @command
 def run(
     display: Display,
+    log_lines: LogLines,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
     coordinators: Annotated[
@@ -90,7 +91,7 @@ def run(
     started_s = time.monotonic()
     try:
         ending = asyncio.run(
-            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, progress)
+            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log_lines, progress)
         )
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
@@ -139,6 +140,7 @@ async def _run(
     on_failure: OnFailure,
     is_traced: bool,
     has_metrics: bool,
+    log_lines: LogLines,
     progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.data_directory import METRICS_FOLDER
@@ -159,6 +161,7 @@ async def _run(
         trace_every=int(is_traced),
         store=store,
         metrics=METRICS_AT if has_metrics else "",
+        log=log_lines.arguments(),
         on_note=progress.note,
         on_status=progress.status,
     )

@@ -40,6 +40,8 @@ DEFAULTS = {
     "tls_domain": "snapline",
     "cpus": "1",
     "on_failure": "move",
+    "log_format": "text",
+    "log_level": "info",
 }
 """All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made. Of machines that ssh reaches: `ssh`, the
 program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module. Of a Slurm cluster:

@@ -11,7 +11,17 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.fleets import check_reference
-from snapline.cli.options import REPLICAS, Display, FleetArguments, FleetMetrics, FleetReference, parse_arguments
+from snapline.cli.options import (
+    REPLICAS,
+    Display,
+    FleetArguments,
+    FleetMetrics,
+    FleetReference,
+    LogFormat,
+    LogLevel,
+    LogLines,
+    parse_arguments,
+)
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.places import (
     end_in_background,
@@ -129,6 +139,12 @@ def up(
         typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
     ] = False,
     metrics: FleetMetrics = False,
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", help="Of each process's log.", show_default="text")
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option("--log-level", help="Of each process's log.", show_default="info")
+    ] = None,
     context: Context = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For the fleet to be all there.")
@@ -154,7 +170,8 @@ def up(
     found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
     place = _place_of(settings.get("on", on))
     arguments = parse_arguments(arg)
-    plan = _plan(settings, found, fleet, arguments, place, is_insecure=insecure, has_metrics=metrics)
+    log = _log_lines(settings.get("log_format", log_format), settings.get("log_level", log_level)).arguments()
+    plan = _plan(settings, found, fleet, arguments, place, log, is_insecure=insecure, has_metrics=metrics)
     if dry_run:
         display.printer().result(_dry(plan, place, found["tls"]), _show)
         return
@@ -203,6 +220,14 @@ def _place_of(setting: UserSetting) -> Place:
         raise MisuseError(f"{setting.origin}: on = {setting.value!r} is no place: {', '.join(Place)}") from None
 
 
+def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
+    if form.value not in list(LogFormat):
+        raise MisuseError(f"{form.origin}: log_format = {form.value!r} is none: {', '.join(LogFormat)}")
+    if level.value not in list(LogLevel):
+        raise MisuseError(f"{level.origin}: log_level = {level.value!r} is none: {', '.join(LogLevel)}")
+    return LogLines(LogFormat(form.value), LogLevel(level.value))
+
+
 def _number(settings: UserSettings, key: str, text: str) -> float:
     try:
         return float(text)
@@ -216,6 +241,7 @@ def _plan(
     fleet: str,
     arguments: dict[str, str],
     place: Place,
+    log: tuple[str, ...],
     *,
     is_insecure: bool,
     has_metrics: bool,
@@ -248,6 +274,7 @@ def _plan(
         is_insecure=is_insecure,
         domain=found["tls_domain"],
         has_metrics=has_metrics,
+        log=log,
     )
 
 
@@ -278,6 +305,7 @@ def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Do
     options = ["--hosts", str(plan.hosts), "--coordinators", str(plan.coordinators), "--data-dir", str(folder)]
     options += ["--on-failure", plan.on_failure, *(["--store", plan.store] if plan.store else [])]
     options += ["--metrics"] if plan.has_metrics else []
+    options += plan.log
     options += [part for key, value in plan.arguments.items() for part in ("--arg", f"{key}={value}")]
     started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder)
     progress.note(f"process {started.pid} keeps the fleet; everything is written to {folder}")

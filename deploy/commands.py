@@ -43,9 +43,10 @@ class SnaplineCommands:
         store: str = "",
         listen: str = "127.0.0.1:0",
         metrics: str = "",
+        log: Sequence[str] = (),
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `trust`: `--tls-…` or `--insecure`."""
+        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…`. `trust`: `--tls-…` or `--insecure`."""
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet
@@ -55,6 +56,7 @@ class SnaplineCommands:
         self._trace_every = trace_every
         self._listen = listen
         self._metrics_at = metrics
+        self._log = tuple(log)
         self._trust = trust
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
@@ -68,6 +70,7 @@ class SnaplineCommands:
             *("--store", self._store, "--hosts", str(self._hosts)),
             *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
             *self._metrics(name),
+            *self._log,
             *self._trust("coordinator", name),
         ]
 
@@ -79,6 +82,7 @@ class SnaplineCommands:
             *("--coordinator", address, "--id", host, "--instance", instance, "--fleet", self._fleet),
             *("--store", self._store, "--listen", self._listen),
             *self._metrics(host),
+            *self._log,
             *self._trust("host", host),
             *arguments,
             *self._trace(),

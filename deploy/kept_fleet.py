@@ -168,6 +168,7 @@ def commands_for(plan: KeptPlan) -> Commands:
         store=what.store,
         listen=f"{NODE}:0",
         metrics=f"{NODE}:0" if what.has_metrics else "",
+        log=what.log,
         trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
     )
 

@@ -117,6 +117,7 @@ class LocalFleet(LaunchedFleet):
         trace_every: int = 0,
         store: str = "",
         metrics: str = "",
+        log: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         connect: Callable[[str], CoordinatorReader] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
@@ -135,6 +136,7 @@ class LocalFleet(LaunchedFleet):
             trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
             store: URL or path of the checkpoint store; empty: `DIR/store`.
             metrics: where each process serves metrics, with port 0; `DIR/metrics` says where that is. Empty: nowhere.
+            log: `--log-format` and `--log-level` of each process; empty: as the environment says, else text and info.
             environment: added to the children's environment.
             connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.
@@ -150,6 +152,7 @@ class LocalFleet(LaunchedFleet):
             trace_every=trace_every,
             store=store,
             metrics=metrics,
+            log=log,
         )
         super().__init__(
             LocalLauncher(data_dir, environment=environment),

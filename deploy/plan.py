@@ -32,6 +32,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         on_failure: whether a lost host's agents move at once, or wait for it for a while; it comes back in both cases.
         is_insecure: plaintext between nodes: the user said so.
         domain: trust domain of the certificates.
+        log: options of each process that say what it logs.
         has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` says where.
     """
 
@@ -47,6 +48,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
     is_insecure: bool = False
     domain: str = "snapline"
     has_metrics: bool = False
+    log: tuple[str, ...] = ()
 
 
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
@@ -108,5 +110,6 @@ def commands_of(plan: FleetPlan, *, is_tls: bool) -> SnaplineCommands:
         store=plan.store,
         listen=f"{NODE}:0",
         metrics=f"{NODE}:0" if plan.has_metrics else "",
+        log=plan.log,
         trust=lambda kind, name: trust,
     )

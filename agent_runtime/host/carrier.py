@@ -75,6 +75,7 @@ class HostCarrier:
         plan: the plan confirmed last.
         offer, ask, view: messages from outside, who waits for answers, who wants to see an agent; see `Intake`.
         started: agent → since when (monotonic ns), of turns that wait for something.
+        at: whose turn, or step, is run or started just now: what is logged is about it.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class HostCarrier:
         )
         self.plan = 0
         self.started: dict[str, int] = {}
+        self.at: ev.StartTurn | de.RunStep | None = None
         self._around = around
         self._transport = transport
         self._trace = trace
@@ -130,8 +132,8 @@ class HostCarrier:
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
-            de.RunStep: self.turns.run_step,
-            de.RunEffect: self.turns.run_step,
+            de.RunStep: self._run_step,
+            de.RunEffect: self._run_step,
             ev.UndoTurn: lambda command: self.turns.undo(command.agent),
             ev.CaptureState: self._capture,
             ev.TakeCheckpoint: self._take_checkpoint,
@@ -184,7 +186,7 @@ class HostCarrier:
         for _ in range(min(len(queue), most)):
             if not queue:
                 break
-            turn = queue.popleft()
+            self.at = turn = queue.popleft()
             ended = run(turn)
             if ended is None:
                 self.started[turn.agent] = now_ns()
@@ -198,12 +200,18 @@ class HostCarrier:
                         carrier(command)
                     else:
                         self._tell_coordinator(command)
+        self.at = None
         self._carry(core.handle(now_ns(), ev.BatchEnded()))
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
         """A turn that had to wait has ended."""
         self.started.pop(event.agent, None)
         self.feed(event)
+
+    def _run_step(self, command: de.RunStep) -> None:
+        before, self.at = self.at, command
+        self.turns.run_step(command)
+        self.at = before
 
     def _carry(self, commands: list[ev.Said]) -> None:
         carriers = self._carriers

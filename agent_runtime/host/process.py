@@ -6,6 +6,7 @@ batches, so that frames, heartbeats and the coordinator's word are never kept wa
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import signal
 import time
@@ -29,6 +30,7 @@ from snapline.channels.doors import HOST
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.health import READY, open_health_door, tell
+from snapline.channels.log_lines import BoundIds, LogScope
 from snapline.channels.metrics import Readings
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.security import Security, is_loopback
@@ -59,6 +61,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
     security: Security
     health: str = ""  # where health is served without certificates; "" = nowhere
     metrics: MetricsPlace = MetricsPlace()
+    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # what its log lines bear
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # of each channel, trace every so manieth message
 
@@ -131,6 +134,7 @@ class Host:
                 await open_health_door(doors, self._transport.healthy, self._options.health)
                 await open_metrics_door(doors, self._metrics_door, self._options.metrics, self._options.host)
                 await doors.enter_async_context(supervised())
+                doors.enter_context(self._options.log_ids.reading(self._standing))
                 return await self._finished
         finally:
             await self._session.leave("host stops")
@@ -206,7 +210,15 @@ class Host:
         self._carrier.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> "asyncio.Task[None]":
-        return asyncio.get_running_loop().create_task(coroutine)
+        """Log lines of its task are about the agent that it is of."""
+        at = self._carrier.at
+        if at is None:
+            return asyncio.get_running_loop().create_task(coroutine)
+        scope, context = LogScope(agent=at.agent, incarnation=at.incarnation), contextvars.copy_context()
+        context.run(scope.enter)
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
+        task.add_done_callback(scope.close)
+        return task
 
     # ---- surroundings ---------------------------------------------------------------------------------------------
 
@@ -311,6 +323,12 @@ class Host:
         now_ns = time.monotonic_ns()
         elapsed_ns = {agent: now_ns - since_ns for agent, since_ns in self._carrier.started.items()}
         return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
+
+    def _standing(self) -> dict[str, object]:
+        """Read when something is logged."""
+        desk, at = self._carrier.core.desk, self._carrier.at
+        about = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
+        return {"host_start": desk.start, "plan": desk.plan, "epoch": desk.begun_epoch, **about}
 
     # ---- metrics --------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.doors import COORDINATOR, DoorKeeper
 from snapline.channels.health import READY, begin, open_health_door, tell
+from snapline.channels.log_lines import BoundIds
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.options import server_options
 from snapline.channels.security import RELOAD_S, AddressError, Security
@@ -84,6 +85,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         security: certificates, or loopback only.
         health: where health is served without certificates (`channels/health.py`); empty: nowhere.
         metrics: where metrics are (`channels/metrics_door.py`).
+        log_ids: what its log lines bear (`channels/log_lines.py`).
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs that a recovery may go back to, at least 2.
         retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
@@ -100,6 +102,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     security: Security = msgspec.field(default_factory=Security.loopback)
     health: str = ""
     metrics: MetricsPlace = MetricsPlace()
+    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)
     rejoin_grace_s: float = 3.0
     keep_epochs: int = 10
     retention: Policy | None = None
@@ -129,6 +132,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
             await open_health_door(doors, healthy, options.health)
             process = _Process(options, store)
             await open_metrics_door(doors, process.metrics_door, options.metrics, options.node)
+            doors.enter_context(options.log_ids.reading(process.standing))
             return await process.run(healthy)
 
 
@@ -222,6 +226,11 @@ class _Process:
         if self._leadership.failure is not None:
             raise self._leadership.failure
         return self._leadership.exit_code
+
+    def standing(self) -> dict[str, object]:
+        """Read when something is logged."""
+        state = self._machine.state
+        return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
     def metrics_door(self) -> MetricsDoor:
         """For who asks how this process and, while it leads, the fleet stand."""

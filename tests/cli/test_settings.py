@@ -134,6 +134,22 @@ def test_a_setting_from_the_file_that_is_no_number_is_named_with_its_place(run: 
     assert outcome.code == 2 and "snapline.toml [up]: hosts = 'three' is no number" in outcome.err
 
 
+def test_what_processes_log_is_a_setting(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*arguments: str) -> str:
+        plan = run("up", "snapline.examples.hello:fleet", *arguments, "--dry-run", "-o", "json").json
+        return " ".join(plan["command"].partition("--log-format ")[2].split()[:3])
+
+    assert told() == "text --log-level info"
+    Path("snapline.toml").write_text('[up]\nlog_format = "json"\nlog_level = "debug"\n')
+    assert told() == "json --log-level debug"
+    monkeypatch.setenv("SNAPLINE_LOG_LEVEL", "error")
+    assert told() == "json --log-level error"
+    assert told("--log-level", "warning", "--log-format", "text") == "text --log-level warning"
+    monkeypatch.setenv("SNAPLINE_LOG_FORMAT", "xml")
+    refused = run("up", "snapline.examples.hello:fleet", "--dry-run")
+    assert refused.code == 2 and "SNAPLINE_LOG_FORMAT: log_format = 'xml' is none: text, json" in refused.err
+
+
 def test_a_dry_run_says_what_would_run_and_leaves_nothing(run: Run, folder: Path) -> None:
     arguments = ["--on", "ray", "--data-dir", "/data", "--hosts", "4", "--store", "s3://bucket", "--insecure"]
     plan = run("up", "snapline.examples.hello:fleet", *arguments, "--dry-run", "-o", "json").json

@@ -52,3 +52,43 @@ async def test_the_logs_of_a_fleet_are_one(data_dir: Path) -> None:
         assert [line.partition(" | ")[2] for line in of_it] == log.read_text().splitlines()
     last = await snapline("logs", "--data-dir", data_dir, "-n", "3", "-o", "table")
     assert last.out.splitlines() == shown.out.splitlines()[-3:]
+
+
+async def test_json_says_whom_each_line_is_about(data_dir: Path) -> None:
+    """All processes of a fleet, as its launcher was told; agents that log as ever are named."""
+    done = await snapline(
+        *("run", "tests.integration.fleets.talking:fleet", "--hosts", "2", "--data-dir", data_dir),
+        *("--log-format", "json", "--log-level", "debug", "-o", "json"),
+    )
+    assert done.code == 0, done.err
+    lines = {log.stem: log.read_text().splitlines() for log in (data_dir / LOGS_FOLDER).iterdir()}
+    said = {name: [json.loads(line) for line in found] for name, found in lines.items()}
+    assert set(said) == {"coordinator", "h1", "h2"}
+    assert all(each["replica"] == "c1" for each in said["coordinator"])
+    assert all(each["host"] == name for name in ("h1", "h2") for each in said[name])
+    told = [each for name in ("h1", "h2") for each in said[name] if each["logger"] == "talking"]
+    assert {(each["message"], each["agent"], each["fleet"]) for each in told} == {
+        (f"{agent} {what}", agent, "talking") for agent in ("a", "b") for what in ("starts", "waits", "hears", "ends")
+    }
+    assert all(each["plan"] == each["host_start"] == each["incarnation"] == 1 for each in told)
+    planned = [each for each in said["coordinator"] if each.get("plan")]
+    assert planned and all(each["fleet"] == "talking" for each in planned)
+    shown = await snapline("logs", "--data-dir", data_dir, "-o", "json", "--level", "info")
+    entries = [json.loads(line) for line in shown.out.splitlines()]
+    assert [each["time"] for each in entries] == sorted(each["time"] for each in entries)
+    assert {each["fields"].get("agent") for each in entries} == {None, "a", "b"}
+
+
+async def test_what_a_call_sets_off_bears_its_id(data_dir: Path) -> None:
+    stop = data_dir.with_name("stop")
+    as_json = {"SNAPLINE_LOG_FORMAT": "json"}
+    async with running(data_dir, "paced_bank:fleet", {"stop": str(stop)}, environment=as_json) as fleet:
+        await fleet.until_epochs(1)
+        earlier = len(await fleet.recoveries())
+        await fleet.client.end_host("h2", LIMIT_S)
+        await fleet.until_recovered(earlier)
+        stop.touch()
+        await fleet.end()
+    said = [json.loads(line) for line in (data_dir / LOGS_FOLDER / "coordinator.log").read_text().splitlines()]
+    asked = [each for each in said if "request" in each]
+    assert {each["call"] for each in asked} == {"EndHost"}, asked
