@@ -34,6 +34,7 @@ GOOD: dict[str, Document] = {
         "hosts": {"resources": {"limits": {"memory": "1Gi"}}},
         "coordinators": {"storage": {"className": "fast"}, "resources": {"requests": {"cpu": "100m"}}},
         "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "shop"}}}]},
+        "metrics": {"enabled": True, "readers": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
     },
 }
 
@@ -143,6 +144,19 @@ def test_a_policy_lets_in_the_fleet_and_named_clients_to_one_port_each() -> None
         (rule,) = policy["ingress"]
         assert rule["from"] == [{"podSelector": {"matchLabels": own}}, *clients]
         assert rule["ports"] == [{"port": port, "protocol": "TCP"}]
+
+
+@pytest.mark.parametrize("part", SETS)
+def test_metrics_are_said_to_named_readers_and_only_if_somebody_wants_them(part: str) -> None:
+    readers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    quiet = container(one(render(VALUES), "StatefulSet", SETS[part]))
+    assert "--metrics" not in options(quiet) and "metrics" not in {port["name"] for port in quiet["ports"]}
+    objects = render(with_values({"metrics": {"enabled": True, "readers": readers}}))
+    made = container(one(objects, "StatefulSet", SETS[part]))
+    (port,) = [each["containerPort"] for each in made["ports"] if each["name"] == "metrics"]
+    assert options(made)["--metrics"] == f"0.0.0.0:{port}"
+    _, rule = one(objects, "NetworkPolicy", SETS[part])["spec"]["ingress"]
+    assert rule == {"from": readers, "ports": [{"port": port, "protocol": "TCP"}]}
 
 
 def options(made: dict[str, Any]) -> dict[str, str]:

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from tests.deploy.observed import DASHBOARDS, asked, dashboard, rules, selectors
 from tests.deploy.test_alerts import RULES
-from tests.integration.processes import LIMIT_S
+from tests.integration.processes import LIMIT_S, ended, snapline, start
 from tests.integration.running import running
-from tests.integration.watching import PROGRAM, Watch, watching
+from tests.integration.watching import PROGRAM, Watch, configuration, shown, watching
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -46,7 +46,7 @@ async def test_two_fleets_are_seen_and_the_alerts_of_a_killed_host_fire(tmp_path
         running(
             folders["ledger"], "paced_bank:fleet", {**arguments, "protocol": "hmnr"}, hosts=2, metrics="127.0.0.1:0"
         ) as ledger,
-        watching(tmp_path / "prometheus", folders) as watch,
+        watching(tmp_path / "prometheus", configuration(folders)) as watch,
     ):
         await bank.until_epochs(1)
         await ledger.until_epochs(1)
@@ -56,15 +56,16 @@ async def test_two_fleets_are_seen_and_the_alerts_of_a_killed_host_fire(tmp_path
         await watch.until(watch.targets, lambda found: found == up)
         loaded = [rule["name"] for group in (await watch.ask("rules"))["groups"] for rule in group["rules"]]
         assert sorted(loaded) == sorted(RULES)
-        assert await watch.firing() == set()
+        await watch.until(watch.firing, lambda found: not found)
 
         await bank.recovered_from("h2")
         await ledger.recovered_from("h2")  # is started again
         await bank.until_more_epochs()
         for name in ("SnaplineHostLost", "SnaplineProcessDown"):
             await fires(watch, name, "bank")
-        assert await watch.firing() == {("bank", "SnaplineHostLost"), ("bank", "SnaplineProcessDown")}
-        assert await watch.targets() == {**up, ("bank", "h2"): "down"}
+        expected = {("bank", "SnaplineHostLost"), ("bank", "SnaplineProcessDown")}
+        await watch.until(watch.firing, lambda found: found == expected)
+        await watch.until(watch.targets, lambda found: found == {**up, ("bank", "h2"): "down"})
         await everything_is_said(watch)
         stop.touch()
         await asyncio.gather(bank.end(), ledger.end())
@@ -88,6 +89,44 @@ async def silent(watch: Watch) -> set[str]:
     """Metrics that nobody says."""
     present = set(await watch.ask("label/__name__/values"))
     return named() - present
+
+
+async def test_a_process_with_certificates_tells_prometheus_if_that_shows_one(tmp_path: Path) -> None:
+    """With its name looked at, as docs/metrics.md says; and without, as docs/deploy.md says of pods."""
+    keys, store = tmp_path / "keys", tmp_path / "store"
+    assert (await snapline("auth", "init", keys)).code == 0
+    trust = [f"--tls-cert={keys}/coordinator-c1.crt", f"--tls-key={keys}/coordinator-c1.key", f"--tls-ca={keys}/ca.crt"]
+    place = ["--listen=127.0.0.1:0", "--metrics=127.0.0.1:0", f"--metrics-file={tmp_path / 'c1.json'}"]
+    where = [f"--data-dir={tmp_path / 'c1'}", f"--store={store}", "--hosts=1"]
+    own = {"cert_file": str(keys / "viewer-viewer.crt"), "key_file": str(keys / "viewer-viewer.key")}
+    looks: dict[str, dict[str, object]] = {
+        "named": {**own, "ca_file": str(keys / "ca.crt"), "server_name": "c1.coordinator.snapline"},
+        "misnamed": {**own, "ca_file": str(keys / "ca.crt"), "server_name": "h1.host.snapline"},
+        "unnamed": {**own, "insecure_skip_verify": True},
+        "nobody": {"insecure_skip_verify": True},
+    }
+    (pods,) = shown("deploy.md")["scrape_configs"]
+    assert pods["tls_config"] == {**looks["unnamed"], "cert_file": "viewer-viewer.crt", "key_file": "viewer-viewer.key"}
+    jobs = [
+        {
+            **{key: pods[key] for key in ("scheme", "scrape_interval")},
+            "job_name": name,
+            "tls_config": look,
+            "file_sd_configs": [{"files": [str(tmp_path / "c1.json")], "refresh_interval": "1s"}],
+            "relabel_configs": [{"target_label": "fleet", "replacement": name}],
+        }
+        for name, look in looks.items()
+    ]
+    process = await start("coordinator", "run", *place, *where, *trust)
+    try:
+        async with watching(tmp_path / "prometheus", {"scrape_configs": jobs}) as watch:
+            wanted = {"named": "up", "misnamed": "down", "unnamed": "up", "nobody": "down"}
+            await watch.until(watch.targets, lambda found: found == {(name, "c1"): up for name, up in wanted.items()})
+            series = await watch.series("snapline_raft_is_leader")
+            assert {one["metric"]["fleet"] for one in series} == {"named", "unnamed"}
+    finally:
+        process.terminate()
+        assert (await ended(process)).code in (0, 130, 143)
 
 
 async def test_what_processes_say_follows_prometheus_rules(data_dir: Path) -> None:

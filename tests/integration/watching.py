@@ -25,10 +25,15 @@ Answer = dict[str, Any]
 """Any: whatever JSON holds."""
 
 
-def configuration(fleets: Mapping[str, Path], page: str) -> Answer:
-    """That of the page, but for the paths, for several fleets, and with a glance each second."""
-    block = page.partition("```yaml\n")[2].partition("```")[0]
-    found = msgspec.yaml.decode(block, type=Answer)
+def shown(page: str) -> Answer:
+    """The configuration that a page of docs/ shows."""
+    text = (ROOT / "docs" / page).read_text().partition("```yaml\n")[2].partition("```")[0]
+    return msgspec.yaml.decode(text, type=Answer)
+
+
+def configuration(fleets: Mapping[str, Path]) -> Answer:
+    """That of the runbook, but for the paths, for several fleets (label → folder), and with a glance each second."""
+    found = shown("runbook.md")
     (job,) = found["scrape_configs"]
     jobs = []
     for name, data_dir in fleets.items():
@@ -95,13 +100,12 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watching(folder: Path, fleets: Mapping[str, Path]) -> AsyncIterator[Watch]:
-    """Prometheus, with its data in `folder`, watches these: a fleet's label → its folder."""
+async def watching(folder: Path, told: Answer) -> AsyncIterator[Watch]:
+    """Prometheus, with its data in `folder` and this configuration."""
     assert PROGRAM is not None
     folder.mkdir()
     file, log = folder / "prometheus.yaml", folder / "prometheus.log"
-    page = (ROOT / "docs" / "runbook.md").read_text()
-    file.write_bytes(msgspec.json.encode(configuration(fleets, page)))  # JSON is YAML
+    file.write_bytes(msgspec.json.encode(told))  # JSON is YAML
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"127.0.0.1:{port}"
