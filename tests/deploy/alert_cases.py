@@ -142,6 +142,12 @@ CASES = {
         ({of("recoveries_total", "c1"): jumping(2, 10)}, {of("recoveries_total", "c1"): steady(50)}),
         true_s=STEP_S,
     ),
+    "SnaplineRtoMissed": Case(
+        {of_kind("concerns", 'kind="rto"'): steady(1)},
+        {"kind": "rto", **C1},
+        "A failure has kept the fleet from running for longer than its rto_s allows",
+        ({of_kind("concerns", 'kind="rto"'): steady(0), of_kind("concerns", 'kind="rpo"'): steady(1)},),
+    ),
     "SnaplineHostCutOff": Case(
         {
             of_kind("concerns", 'kind="cut"'): passing(1, 30),
@@ -170,8 +176,17 @@ CASES = {
         {of("recovery_line_age_seconds", "c1"): growing(STEP_S, 150)},
         C1,
         "If all hosts failed now, the work of 5m 5s would be lost",
-        ({of("recovery_line_age_seconds", "c1"): "0+5x60 0+5x60 0+5x60"},),
+        (
+            {of("recovery_line_age_seconds", "c1"): "0+5x60 0+5x60 0+5x60"},
+            {of("recovery_line_age_seconds", "c1"): growing(STEP_S), of("rpo_seconds", "c1"): steady(3600)},
+        ),
         true_s=155,
+    ),
+    "SnaplineRpoMissed": Case(
+        {of_kind("concerns", 'kind="rpo"'): steady(1)},
+        {"kind": "rpo", **C1},
+        "A failure now would undo more work than the fleet's rpo_s allows",
+        ({of_kind("concerns", 'kind="rpo"'): steady(0), of_kind("concerns", 'kind="rto"'): steady(1)},),
     ),
     "SnaplineStoreDegraded": Case(
         {of("store_is_degraded", "c1"): steady(1)},
