@@ -37,6 +37,7 @@ WORDS = {
     "top": "top",
     "logs": "logs",
     "audit": "audit",
+    "advise": "advise",
     "analyze": "analyze",
 }
 """A command of one word → the module that has it as a function of that name. Two more are in `main.py`, which has all."""

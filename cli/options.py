@@ -322,6 +322,20 @@ def parse_peers(peers: str, node: str) -> dict[str, str]:
     return members
 
 
+def seconds_of(text: str, option: str) -> float:
+    """A duration above 0, such as `30m`.
+
+    Raises:
+        MisuseError: it is none; names the option.
+    """
+    from snapline.sim.scenario import duration_ns
+
+    found_s = duration_ns(text) / 1e9
+    if found_s <= 0:
+        raise MisuseError(f"{option} is {text!r}: give a duration above 0, such as 30m")
+    return found_s
+
+
 def allow_current_folder() -> None:
     """Make modules of the current folder importable, as `python -m` does and an installed script does not."""
     if "" not in sys.path and os.getcwd() not in sys.path:

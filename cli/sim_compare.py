@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Display, FleetArguments
+from snapline.cli.options import Display, FleetArguments, seconds_of
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, ScenarioWord, Seeds, is_reference, parse_list, parse_seeds
@@ -63,7 +63,7 @@ def compare(
     printer = display.printer()
     template = _comparable(scenario, arg, patterns)
     check_writable(svg)
-    mtbf_s = _seconds(mtbf, "--mtbf")
+    mtbf_s = seconds_of(mtbf, "--mtbf")
     told: list[RunProgress] = []
 
     def tell(done: int, total: int) -> None:
@@ -150,15 +150,6 @@ def _rate(text: str) -> float:
     if not 0 <= rate < math.inf:
         raise MisuseError(f"--failure-rates has {text!r}: give numbers of 0 or more, such as 0,0.5")
     return rate
-
-
-def _seconds(text: str, option: str) -> float:
-    from snapline.sim.scenario import duration_ns
-
-    found_s = duration_ns(text) / 1e9
-    if found_s <= 0:
-        raise MisuseError(f"{option} is {text!r}: give a duration above 0, such as 30m")
-    return found_s
 
 
 def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":

@@ -101,6 +101,7 @@ class RecoveryTime(msgspec.Struct, frozen=True):
         load_ns: from there until all hosts had applied it.
         rolled_back: agents, of `agents`, that did not keep their live state.
         lost_ns: work; None: nobody knows, since agents checkpoint on their own.
+        checkpoints_lost: durable ones past the line, summed over the agents.
     """
 
     plan: int
@@ -110,6 +111,7 @@ class RecoveryTime(msgspec.Struct, frozen=True):
     agents: int
     rolled_back: int
     lost_ns: int | None = None
+    checkpoints_lost: int = 0
 
 
 class LossStatus(msgspec.Struct, frozen=True):

@@ -17,7 +17,9 @@ CHANDY_LAMPORT = "chandy-lamport"
 KOO_TOUEG = "koo-toueg"
 UNCOORDINATED = "uncoordinated"
 
-CIC_PROTOCOLS = ("bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas")
+BCS = "bcs"
+
+CIC_PROTOCOLS = (BCS, "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 """Communication-induced; the last three are yardsticks."""
 
 PROTOCOLS = (CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, *CIC_PROTOCOLS)

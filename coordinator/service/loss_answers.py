@@ -40,6 +40,7 @@ def _time_of(plan: PlanRecord, state: FleetView) -> RecoveryTime:
         agents=plan.agents,
         rolled_back=plan.rolled_back,
         lost_ns=None if state.is_autonomous else plan.lost_ns,
+        checkpoints_lost=plan.checkpoints_lost,
     )
 
 

@@ -1,12 +1,7 @@
 """Which protocol, and how often: from measured cells, with words on how sure that is.
 
-The expected cost of an hour is
-
-    3600 s × (overhead without failures + loss per failure / mean time between failures)
-
-where the overhead is what checkpoints alone make the work longer, as a part, and the loss per failure all that one failure
-costs: work done again and the recovery. If runs say how many turns were lost, the loss is these turns at the bare pace plus
-the time in recoveries; else it is what failures made the same work longer, seed by seed, divided by their number.
+The expected cost of an hour, and which of equal protocols to take, are those of `protocols/costs.py`. If runs say how many
+turns were lost, the loss is these turns at the bare pace plus the time in recoveries; else it is what failures made the same work longer, seed by seed, divided by their number.
 
 The protocol with the least cost at its best measured interval wins, unless others cannot be told from it: then the simplest of
 those does (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced). Its interval is Daly's
@@ -21,15 +16,10 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.errors import MisuseError
+from snapline.protocols.costs import SIMPLEST_FIRST, hourly_cost_s, simplest
 from snapline.protocols.interval import daly
-from snapline.protocols.names import PROTOCOLS
 from snapline.sim.hunt.compare import Cell, Comparison, Setting
 from snapline.sim.hunt.statistics import Difference, draws, enclosed, mean_of
-
-HOUR_S = 3600.0
-
-SIMPLEST_FIRST = PROTOCOLS
-"""Coordinated first: its recovery is one known epoch. The order of the others is that of the page on protocols."""
 
 
 class Priced(msgspec.Struct, frozen=True):
@@ -70,7 +60,8 @@ def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
         raise MisuseError("no cell has enough runs that passed: compare more seeds, or look at those that failed")
     best_of = {protocol: _first(priced, protocol) for protocol in comparison.protocols}
     rivals = [one for one in best_of.values() if one is not None and not one.difference.is_clear]
-    chosen = min(rivals, key=lambda one: SIMPLEST_FIRST.index(one.protocol))
+    taken = simplest([one.protocol for one in rivals])
+    chosen = next(one for one in rivals if one.protocol == taken)
     interval_s, words = pricer.interval_of(chosen, [one for one in priced if one.protocol == chosen.protocol])
     why = [*_why(chosen, priced[0], rivals, best_of, mtbf_s), *words, _trust(comparison)]
     return Advice(chosen.protocol, interval_s, why, priced)
@@ -116,8 +107,8 @@ class Pricer:
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
         """Seconds per hour, from some of the seeds; NaN if they do not tell."""
-        lost = self.loss_s(protocol, interval_s, picked) / self._mtbf_s
-        return HOUR_S * (self.overhead(protocol, interval_s, picked) + lost)
+        overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
+        return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
     def overhead(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
         """Of cells without failures."""
@@ -167,7 +158,8 @@ class Pricer:
             low_s, high_s = measured[0].interval_s, measured[-1].interval_s
             outside = f"That is outside of what was measured, {low_s:g} to {high_s:g} s; compare intervals around it."
             return chosen.interval_s, [words, outside]
-        expected_s = HOUR_S * (price_s / formula_s + _between(measured, formula_s) / self._mtbf_s)
+        loss_s = _between(measured, formula_s)
+        expected_s = hourly_cost_s(price_s / formula_s, loss_s=loss_s, mtbf_s=self._mtbf_s)
         if expected_s <= chosen.cost_s:
             agrees = f"Between the measured cells it costs {expected_s:.3g} s an hour, no more than the best of them."
             return formula_s, [words, agrees]

@@ -97,7 +97,7 @@ def test_the_status_tells_times_in_seconds() -> None:
     assert found["concerns"] == [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 1.235, "text": "a sentence"}]
     assert found["loss"] == {
         "at_risk_s": 1.5, "failures": 1, "observed_s": 0.0, "recoveries": [
-            {"plan": 2, "is_failure": True, "plan_s": 0.25, "load_s": 0.0015, "agents": 3, "rolled_back": 2, "lost_s": None}
+            {"plan": 2, "is_failure": True, "plan_s": 0.25, "load_s": 0.0015, "agents": 3, "rolled_back": 2, "lost_s": None, "checkpoints_lost": 0}
         ], "rpo_s": 3.0, "rto_s": 0.0, "missed": ["rpo"]
     }  # fmt: skip
     interval = found["interval"]

@@ -911,7 +911,7 @@ class LossStatus(_message.Message):
     def __init__(self, at_risk_ns: _Optional[int] = ..., failures: _Optional[int] = ..., observed_ns: _Optional[int] = ..., recoveries: _Optional[_Iterable[_Union[RecoveryTime, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecoveryTime(_message.Message):
-    __slots__ = ("plan", "is_failure", "plan_ns", "load_ns", "agents", "rolled_back", "lost_ns")
+    __slots__ = ("plan", "is_failure", "plan_ns", "load_ns", "agents", "rolled_back", "lost_ns", "checkpoints_lost")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     IS_FAILURE_FIELD_NUMBER: _ClassVar[int]
     PLAN_NS_FIELD_NUMBER: _ClassVar[int]
@@ -919,6 +919,7 @@ class RecoveryTime(_message.Message):
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     LOST_NS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_LOST_FIELD_NUMBER: _ClassVar[int]
     plan: int
     is_failure: bool
     plan_ns: int
@@ -926,7 +927,8 @@ class RecoveryTime(_message.Message):
     agents: int
     rolled_back: int
     lost_ns: int
-    def __init__(self, plan: _Optional[int] = ..., is_failure: bool = ..., plan_ns: _Optional[int] = ..., load_ns: _Optional[int] = ..., agents: _Optional[int] = ..., rolled_back: _Optional[int] = ..., lost_ns: _Optional[int] = ...) -> None: ...
+    checkpoints_lost: int
+    def __init__(self, plan: _Optional[int] = ..., is_failure: bool = ..., plan_ns: _Optional[int] = ..., load_ns: _Optional[int] = ..., agents: _Optional[int] = ..., rolled_back: _Optional[int] = ..., lost_ns: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ...) -> None: ...
 
 class IntervalStatus(_message.Message):
     __slots__ = ("period_ns", "policy", "epochs", "duration_ns", "duration_max_ns", "gap_ns", "pause_ns", "capture_ns", "new_bytes", "state_bytes", "channel_state_bytes")

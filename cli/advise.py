@@ -1,0 +1,188 @@
+"""`snapline advise`: which protocol and interval suit a fleet that runs, from what it says of itself."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Connection, Display, seconds_of
+from snapline.cli.output import Document, DocumentTables, rows_of, size
+
+if TYPE_CHECKING:
+    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.conversation.status import FleetStatus
+    from snapline.protocols.advice import FleetAdvice, RunningFigures
+
+NS = 1e9
+
+
+@command
+def advise(
+    connection: Connection,
+    display: Display,
+    mtbf: Annotated[
+        str | None,
+        typer.Option("--mtbf", metavar="DURATION", help="Mean time between the fleet's failures; default: as seen."),
+    ] = None,
+    over: Annotated[
+        float, typer.Option("--over", min=0.2, max=3600, metavar="SECONDS", help="Watch the fleet so long, for rates.")
+    ] = 2.0,
+) -> None:
+    """Say which protocol and interval suit the fleet, and why."""
+    from snapline.protocols.advice import advise as advise_on
+    from snapline.protocols.costs import mtbf_said, mtbf_seen
+
+    said_s = None if mtbf is None else seconds_of(mtbf, "--mtbf")
+    printer = display.printer()
+    printer.progress(f"watching the fleet for {over:g} s")
+    before, after = connection.ask(lambda client: _watch(client, over, connection.timeout))
+    figures = figures_of(before, after, over)
+    loss = after.loss
+    found = mtbf_seen(loss.failures, loss.observed_ns / NS) if said_s is None else mtbf_said(said_s)
+    printer.result(_document(before, after, over, figures, advise_on(figures, found)), _show)
+
+
+async def _watch(client: "CoordinatorClient", over_s: float, timeout_s: float) -> "tuple[FleetStatus, FleetStatus]":
+    before = await client.status(timeout_s)
+    await asyncio.sleep(over_s)
+    return before, await client.status(timeout_s)
+
+
+def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> "RunningFigures":
+    """What two answers, so long apart, say of the fleet."""
+    from snapline.protocols.advice import RunningFigures
+
+    interval_s, price_s = _interval(before, after, passed_s)
+    interval, failed = after.interval, [each for each in after.loss.recoveries if each.is_failure]
+    moved = sum([each.rolled_back for each in failed])
+    return RunningFigures(
+        protocol=after.protocol,
+        interval_s=interval_s,
+        price_s=price_s,
+        duration_s=interval.duration_ns / NS if interval.epochs else None,
+        behind_s=None if after.loss.at_risk_ns is None else after.loss.at_risk_ns / NS,
+        recoveries_s=tuple([(each.plan_ns + each.load_ns) / NS for each in failed]),
+        moved=moved / sum([each.agents for each in failed]) if moved else None,
+        depth=sum([each.checkpoints_lost for each in failed]) / moved if moved else 0.0,
+        checkpoints=after.checkpoints,
+        forced=after.forced,
+        completed=after.epochs_completed,
+        aborted=after.epochs_aborted,
+        longest_turn_s=max([turn.elapsed_ns for host in after.hosts for turn in host.busy], default=0) / NS,
+        rpo_s=after.loss.rpo_ns / NS or None,
+        rto_s=after.loss.rto_ns / NS or None,
+    )
+
+
+def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> tuple[float | None, float | None]:
+    """From one checkpoint of an agent to its next, and what the agents of a host wait for these."""
+    from snapline.protocols.names import is_autonomous
+
+    interval = after.interval
+    epochs_s = (interval.gap_ns if interval.period_ns else 0) / NS or interval.period_ns / NS or None
+    price_s = None if interval.capture_ns is None else interval.capture_ns / NS
+    if not is_autonomous(after.protocol):
+        return epochs_s, price_s
+    taken = _more(before, after, "checkpoints")
+    own_s = after.agents * passed_s / taken if taken and after.agents else None
+    if own_s is None or price_s is None or epochs_s is None:
+        return own_s, price_s
+    return own_s, price_s * own_s / epochs_s
+
+
+def _more(before: "FleetStatus", after: "FleetStatus", name: str) -> int:
+    """What hosts that have not started anew meanwhile have counted."""
+    earlier = {(host.host, host.host_start): getattr(host, name) for host in before.hosts}
+    pairs = [(host, earlier.get((host.host, host.host_start))) for host in after.hosts]
+    return sum([max(0, getattr(host, name) - counted) for host, counted in pairs if counted is not None])
+
+
+def _document(
+    before: "FleetStatus", after: "FleetStatus", passed_s: float, figures: "RunningFigures", advice: "FleetAdvice"
+) -> Document:
+    import msgspec
+
+    from snapline.cli.sim_sweeps import finite
+    from snapline.conversation.documents import document
+
+    interval = after.interval
+    seen = {
+        "fleet": after.fleet,
+        "agents": after.agents,
+        "hosts": sum([host.state == "alive" for host in after.hosts]),
+        "turns_per_s": round(_more(before, after, "turns") / passed_s, 3),
+        "messages_per_s": round(_more(before, after, "piggybacked") / passed_s, 3) if after.piggybacked else None,
+        "state_bytes": interval.state_bytes,
+        "new_bytes": interval.new_bytes,
+        "policy": interval.policy,
+    }
+    evidence = {**seen, **msgspec.to_builtins(figures)}
+    return document("Advice", **finite(msgspec.to_builtins(advice)), evidence=finite(evidence))
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    tables.line(_verdict(result))
+    tables.line()
+    for words in _texts(result, "why"):
+        tables.line(f"  {words}")
+    for words in _texts(result, "missing"):
+        tables.line(f"? {words}")
+    intervals, costs = rows_of(result, "intervals"), rows_of(result, "costs")
+    if intervals:
+        tables.line()
+        rows = [[_time(row["mtbf_s"]), _time(row["every_s"]), _cost(row["cost_s"])] for row in intervals]
+        tables.table(("FAILURES APART", "CHECKPOINT EVERY", "SECONDS AN HOUR"), rows)
+    if costs:
+        tables.line()
+        rows = [[str(row["protocol"]), _cost(row["low_s"]), _cost(row["high_s"]), str(row["how"])] for row in costs]
+        tables.table(("PROTOCOL", "AT LEAST", "AT MOST S AN HOUR", "HOW"), rows)
+    evidence = result.get("evidence")
+    if isinstance(evidence, dict):
+        tables.line()
+        tables.fields((name, _shown(name, value)) for name, value in evidence.items() if value not in (None, 0, [], ""))
+
+
+def _verdict(result: Document) -> str:
+    interval, evidence = result.get("interval"), result.get("evidence")
+    own = evidence.get("protocol") if isinstance(evidence, dict) else ""
+    protocol = f"Run it with {result['protocol']} instead of {own}" if result["is_other_protocol"] else f"Keep {own}"
+    if not isinstance(interval, dict):
+        return f"{protocol}. Which interval suits it cannot be said yet."
+    if result["is_other_protocol"]:
+        return f"{protocol}."
+    if not result["is_other_interval"]:
+        return f"{protocol}, and its interval; the best would be {_time(interval['every_s'])}."
+    return f"{protocol}, with a checkpoint every {_time(interval['every_s'])}{_range(result)}."
+
+
+def _range(result: Document) -> str:
+    low, high = result.get("interval_low_s"), result.get("interval_high_s")
+    if not isinstance(low, float) or not isinstance(high, float) or low == high:
+        return ""
+    return f" ({_time(low)} to {_time(high)} by what is known of failures)"
+
+
+def _texts(result: Document, name: str) -> list[str]:
+    found = result.get(name)
+    return [str(words) for words in found] if isinstance(found, list) else []
+
+
+def _time(value: object) -> str:
+    from snapline.protocols.advice import time_text
+
+    return time_text(value) if isinstance(value, int | float) else "unknown"
+
+
+def _cost(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else "unknown"
+
+
+def _shown(name: str, value: object) -> object:
+    if name.endswith("_bytes"):
+        return size(value)
+    if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, float):
+        return _time(value)
+    if isinstance(value, list):
+        return ", ".join([_time(each) for each in value])
+    return round(value, 4) if isinstance(value, float) else value

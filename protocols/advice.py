@@ -1,0 +1,399 @@
+"""Which protocol and which interval suit a fleet that runs, from what it says of itself.
+
+Theory of operation
+-------------------
+What is measured: the *price* C of the checkpoints of one interval (the time that the agents of a host wait for them, one after another, on the host
+where that is most), the time D until an epoch is complete, the time R that recoveries took, and failures. From them
+
+- the mean time M between failures, with its limits, or what no failure so far says of it (`costs.py`);
+- the interval: Daly's for C and M (`interval.py`), not below D nor `LEAST_S`, and so that the oldest work that can be lost, interval + D, keeps within
+  the RPO. Daly's optimum is flat, so limits of M a factor apart make a factor's root for the interval;
+- what an hour costs (`costs.py`): overhead C/T, and for each failure T/2 + D of work done again, plus R. Under koo-toueg participants stand until the
+  round is decided, so C is D there.
+
+*Other protocols* are not running, so their costs are bounds. Where agents checkpoint on their own, a failure takes back a share s of them, each
+half its own interval: the optimum is Daly's for C and M/s. For `bcs` s is what the measured patterns of docs/protocols.md span; what sender logs
+cost nobody knows before they are written, so the upper bound is none, and such a protocol is advised only for what can be seen:
+
+- epochs take as long as their interval, or are aborted: the longest turn of any agent holds all up, and under `bcs` it holds up nobody else;
+- under `uncoordinated` the recovery line stays behind by intervals: the domino effect;
+- under a communication-induced protocol more checkpoints are forced for each basic one than `bcs` forced in any pattern.
+
+Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper; and the advice says what could be saved at
+most, and how to measure it: `snapline sim compare` runs the same agents under both.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from snapline.protocols.costs import Mtbf, hourly_cost_s, simplest
+from snapline.protocols.interval import daly
+from snapline.protocols.names import BCS, CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, is_autonomous
+from snapline.protocols.policy import COST_LEAST_S, LEAST_S
+
+MOVED = (0.22, 0.91)
+"""Share of the agents that one failure takes back under `bcs`: the least and the most of all patterns in docs/protocols.md."""
+
+FORCED_MOST = 4.1
+"""Forced checkpoints for each basic one under `bcs`, in the same table: the most."""
+
+WORTH_S = 1.0
+"""Seconds an hour: what saves less is not worth a change."""
+
+ASK_FOR_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
+"""Mean times between failures for which intervals are said where nobody knows it."""
+
+BEHIND = 3
+"""Intervals that a recovery line may be behind before that counts as a domino: one to be made, one to be stored, one by chance."""
+
+ABORTED_SHARE = 0.1
+"""Of epochs: more aborted ones than these are no accident."""
+
+
+class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet says of itself; times in seconds. None: it cannot say.
+
+    Attributes:
+        interval_s: from one checkpoint of an agent to its next one, forced ones too; None: by hand, or not seen yet.
+        price_s: what the agents of a host wait for the checkpoints of one interval.
+        duration_s: of an epoch, the mean; None: none is complete.
+        behind_s: age of the newest line.
+        recoveries_s: how long those after failures took. moved: share of the agents that they took back; depth: checkpoints that each of these lost.
+        checkpoints, forced: so far. aborted, completed: epochs.
+        rpo_s, rto_s: what the definition allows.
+    """
+
+    protocol: str
+    interval_s: float | None = None
+    price_s: float | None = None
+    duration_s: float | None = None
+    behind_s: float | None = None
+    recoveries_s: tuple[float, ...] = ()
+    moved: float | None = None
+    depth: float = 0.0
+    checkpoints: int = 0
+    forced: int = 0
+    completed: int = 0
+    aborted: int = 0
+    longest_turn_s: float = 0.0
+    rpo_s: float | None = None
+    rto_s: float | None = None
+
+    @property
+    def recovery_s(self) -> float:
+        """The mean; 0 if none was seen."""
+        return math.fsum(self.recoveries_s) / len(self.recoveries_s) if self.recoveries_s else 0.0
+
+    @property
+    def forced_ratio(self) -> float | None:
+        """Forced checkpoints for each other one."""
+        basic = self.checkpoints - self.forced
+        return self.forced / basic if basic > 0 else None
+
+
+class BestInterval(msgspec.Struct, frozen=True):
+    """For a mean time between failures, in seconds.
+
+    Attributes:
+        interval_s: from one checkpoint of an agent to its next one.
+        every_s: what the trigger says for that; more than the interval where messages force checkpoints between the trigger's.
+        formula_s: Daly's. bound: what kept the interval from being that: "", "duration", "least" or "rpo".
+        cost_s: of an hour.
+    """
+
+    mtbf_s: float
+    interval_s: float
+    every_s: float
+    formula_s: float
+    bound: str
+    cost_s: float
+
+
+class ProtocolCost(msgspec.Struct, frozen=True):
+    """What an hour costs at a protocol's best interval: between two bounds; `high_s` None: nobody can say. `how`: where the figures come from."""
+
+    protocol: str
+    low_s: float
+    high_s: float | None
+    how: str
+
+
+class FleetAdvice(msgspec.Struct, frozen=True):
+    """What to run.
+
+    Attributes:
+        protocol: that suits; the fleet's own unless the evidence is against it.
+        is_other_protocol, is_other_interval: a change is worth it.
+        interval: at the likeliest mean time between failures; None: nobody knows that, or the price.
+        cost_now_s: of an hour, as the fleet runs; None: not known.
+        interval_low_s, interval_high_s: the best for the limits of the mean time between failures.
+        intervals: the best for some mean times, where it is not known.
+        costs: of the protocols that were weighed.
+        why: sentences with the numbers. missing: what is not known, and how to know it.
+    """
+
+    protocol: str
+    is_other_protocol: bool
+    is_other_interval: bool
+    mtbf: Mtbf
+    interval: BestInterval | None = None
+    cost_now_s: float | None = None
+    interval_low_s: float | None = None
+    interval_high_s: float | None = None
+    intervals: list[BestInterval] = []
+    costs: list[ProtocolCost] = []
+    why: list[str] = []
+    missing: list[str] = []
+
+
+def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
+    """What suits the fleet with these figures."""
+    known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *ASK_FOR_S} - {0.0})
+    found = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
+    best = found[0] if found and mtbf.mean_s is not None else None
+    now_s = None if mtbf.mean_s is None else _cost_now_s(figures, mtbf.mean_s)
+    costs = [] if best is None else protocol_costs(figures, best)
+    held = evidence_against(figures)
+    protocol = _suitable(figures.protocol, costs, is_refuted=bool(held))
+    is_cheaper = best is not None and (now_s is None or now_s - best.cost_s >= WORTH_S)
+    why = [*held, *_of_protocols(figures, costs, protocol), *_of_interval(figures, best, now_s), *_of_recovery(figures)]
+    return FleetAdvice(
+        protocol,
+        is_other_protocol=protocol != figures.protocol,
+        is_other_interval=is_cheaper or (best is not None and breaks_rpo(figures)),
+        mtbf=mtbf,
+        interval=best,
+        cost_now_s=now_s,
+        interval_low_s=_interval_at(figures, mtbf.low_s) if best else None,
+        interval_high_s=_interval_at(figures, mtbf.high_s) if best else None,
+        intervals=found if best is None else [],
+        costs=costs,
+        why=why,
+        missing=_missing(figures, mtbf),
+    )
+
+
+# ---- the interval -----------------------------------------------------------------------------------------------------
+
+
+def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
+    """Of the fleet's own protocol; the price is known."""
+    price_s, share = _price_s(figures), _share(figures)
+    formula_s = daly(price_s, mtbf_s / share)
+    lowest, bound = max((LEAST_S, "least"), (figures.duration_s or 0.0, "duration"))
+    interval_s, kept = (lowest, bound) if formula_s < lowest else (formula_s, "")
+    highest = math.inf if figures.rpo_s is None else figures.rpo_s - (figures.duration_s or 0.0)
+    if interval_s > highest:
+        interval_s, kept = max(highest, lowest), "rpo"
+    every_s = interval_s * (1 + (figures.forced_ratio or 0.0))
+    return BestInterval(mtbf_s, interval_s, every_s, formula_s, kept, _cost_s(figures, interval_s, mtbf_s))
+
+
+def breaks_rpo(figures: RunningFigures) -> bool:
+    """Whether the interval as it is lets more be lost than the definition allows."""
+    if figures.rpo_s is None or figures.interval_s is None:
+        return False
+    return figures.interval_s + (figures.duration_s or 0.0) > figures.rpo_s
+
+
+def _interval_at(figures: RunningFigures, mtbf_s: float) -> float | None:
+    return best_interval(figures, mtbf_s).interval_s if 0 < mtbf_s < math.inf else None
+
+
+def _price_s(figures: RunningFigures) -> float:
+    """Under koo-toueg participants stand from their checkpoint until the round is decided."""
+    stands_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
+    return max(figures.price_s or 0.0, stands_s, COST_LEAST_S)
+
+
+def _share(figures: RunningFigures) -> float:
+    """Of the agents, that a failure takes back."""
+    return figures.moved if is_autonomous(figures.protocol) and figures.moved else 1.0
+
+
+def _cost_s(figures: RunningFigures, interval_s: float, mtbf_s: float) -> float:
+    again_s = (figures.depth + 0.5) * interval_s + (figures.duration_s or 0.0)
+    loss_s = _share(figures) * again_s + figures.recovery_s
+    return hourly_cost_s(_price_s(figures) / interval_s, loss_s=loss_s, mtbf_s=mtbf_s)
+
+
+def _cost_now_s(figures: RunningFigures, mtbf_s: float) -> float | None:
+    if not figures.interval_s or figures.price_s is None:
+        return None
+    return _cost_s(figures, figures.interval_s, mtbf_s)
+
+
+# ---- the protocol -----------------------------------------------------------------------------------------------------
+
+
+def protocol_costs(figures: RunningFigures, best: BestInterval) -> list[ProtocolCost]:
+    """Of the fleet's own protocol, and bounds for the usual others, the fleet's first."""
+    own = ProtocolCost(figures.protocol, best.cost_s, best.cost_s, "from the fleet's own figures")
+    others = [_other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol]
+    return [own, *others]
+
+
+def _other(figures: RunningFigures, best: BestInterval, protocol: str) -> ProtocolCost:
+    plain = msgspec.structs.replace(figures, protocol=protocol, depth=0.0, moved=None)
+    if protocol == CHANDY_LAMPORT:
+        low_s = best_interval(plain, best.mtbf_s).cost_s
+        if figures.protocol == KOO_TOUEG:
+            return ProtocolCost(
+                protocol, low_s, low_s, "the same checkpoints, but nobody stands until the round is decided"
+            )
+        how = "the same price for a checkpoint; how long long turns would hold up an epoch is not known"
+        return ProtocolCost(protocol, low_s, None, how)
+    low_s = best_interval(msgspec.structs.replace(plain, moved=MOVED[0]), best.mtbf_s).cost_s
+    how = (
+        f"if a failure takes back {MOVED[0]:.0%} of the agents, the least measured; what sender logs cost comes on top"
+    )
+    return ProtocolCost(protocol, low_s, None, how)
+
+
+def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> str:
+    if is_refuted:
+        return BCS
+    clearly = [one for one in costs[1:] if one.high_s is not None and one.high_s + WORTH_S <= costs[0].low_s]
+    return simplest([one.protocol for one in clearly]) if clearly else own
+
+
+def evidence_against(figures: RunningFigures) -> list[str]:
+    """What speaks against the fleet's own protocol whatever its costs."""
+    if not is_autonomous(figures.protocol):
+        return _held_up(figures)
+    ratio = figures.forced_ratio
+    if figures.protocol == UNCOORDINATED:
+        interval_s, behind_s = figures.interval_s, figures.behind_s
+        if interval_s and behind_s is not None and behind_s > BEHIND * max(interval_s, LEAST_S):
+            intervals = behind_s / interval_s
+            return [
+                (
+                    f"The recovery line is {time_text(behind_s)} behind, {intervals:.0f} intervals: checkpoints that nobody coordinates are "
+                    f"useless here (the domino effect), and {BCS} would make each of use."
+                )
+            ]
+    elif figures.protocol != BCS and ratio is not None and ratio > FORCED_MOST:
+        return [
+            (
+                f"{figures.protocol} has forced {ratio:.1f} checkpoints for each basic one; {BCS} forced at most {FORCED_MOST} "
+                "in any pattern that was measured (docs/protocols.md)."
+            )
+        ]
+    return []
+
+
+def _held_up(figures: RunningFigures) -> list[str]:
+    ended = figures.completed + figures.aborted
+    turn = (
+        f"; the longest turn just now has lasted {time_text(figures.longest_turn_s)}" if figures.longest_turn_s else ""
+    )
+    if ended and figures.aborted > ABORTED_SHARE * ended:
+        return [
+            (
+                f"{figures.aborted} of {ended} epochs were aborted{turn}. Where agents checkpoint on their own ({BCS}), each saves between "
+                "its own turns and waits for nobody; if failures of hosts or of the store were the reason, they remain one."
+            )
+        ]
+    if figures.duration_s and figures.interval_s and figures.duration_s > max(figures.interval_s, LEAST_S):
+        return [
+            (
+                f"An epoch takes {time_text(figures.duration_s)}, longer than the {time_text(figures.interval_s)} between two{turn}. Where agents checkpoint "
+                f"on their own ({BCS}), each saves between its own turns and waits for nobody."
+            )
+        ]
+    return []
+
+
+# ---- words ------------------------------------------------------------------------------------------------------------
+
+
+def _of_protocols(figures: RunningFigures, costs: Sequence[ProtocolCost], protocol: str) -> list[str]:
+    if not costs or protocol != figures.protocol:
+        own, other = (costs[0], next((x for x in costs if x.protocol == protocol), None)) if costs else (None, None)
+        if own is None or other is None or other.high_s is None:
+            return []
+        return [f"{protocol} costs {_cost(other.high_s)}, {figures.protocol} {_cost(own.low_s)}: {other.how}."]
+    least = min(costs[1:], key=lambda one: one.low_s)
+    saved_s = costs[0].low_s - least.low_s
+    if saved_s < WORTH_S:
+        return [f"No protocol that was weighed could save {_cost(WORTH_S)}: {figures.protocol} stays."]
+    return [
+        (
+            f"{least.protocol} could save {_cost(saved_s)} at most ({least.how}), which this fleet's figures cannot tell; "
+            f"`snapline sim compare MODULE:FLEET --protocols {figures.protocol},{least.protocol}` can."
+        )
+    ]
+
+
+def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: float | None) -> list[str]:
+    if best is None:
+        return []
+    price = "participants stand until a round is decided" if figures.protocol == KOO_TOUEG else "agents of a host wait"
+    words = [
+        f"For the checkpoints of one interval {price} {time_text(_price_s(figures))}; Daly's formula says {time_text(best.formula_s)}."
+    ]
+    lost_s = best.interval_s + (figures.duration_s or 0.0)
+    bounds = {
+        "least": f"Saving more often than each {LEAST_S:g} s is a load of its own.",
+        "duration": f"An interval is not shorter than the {time_text(figures.duration_s or 0.0)} that an epoch takes.",
+        "rpo": f"Its rpo_s of {time_text(figures.rpo_s or 0.0)} asks for a shorter one: with {time_text(best.interval_s)} at most {time_text(lost_s)} of work can be lost.",
+    }
+    words += [bounds[best.bound]] if best.bound else []
+    if figures.rpo_s is not None and lost_s > figures.rpo_s:
+        words.append(
+            f"Even so rpo_s={figures.rpo_s:g} cannot be kept: an epoch takes {time_text(figures.duration_s or 0.0)}."
+        )
+    if best.every_s > best.interval_s:
+        words.append(
+            f"For each basic checkpoint {figures.forced_ratio or 0:.1f} are forced, so a trigger every {time_text(best.every_s)} makes one every {time_text(best.interval_s)}."
+        )
+    words.append(f"That costs {_cost(best.cost_s)}" + (f"; now it is {_cost(now_s)}." if now_s is not None else "."))
+    return words
+
+
+def _of_recovery(figures: RunningFigures) -> list[str]:
+    if not figures.recoveries_s:
+        return []
+    longest = (
+        f"Recoveries took {time_text(figures.recovery_s)} on average and {time_text(max(figures.recoveries_s))} at most"
+    )
+    if figures.rto_s is None or max(figures.recoveries_s) <= figures.rto_s:
+        return [f"{longest}."]
+    return [
+        f"{longest}, more than rto_s={figures.rto_s:g}. No interval changes that: starting hosts and loading states takes it."
+    ]
+
+
+def _missing(figures: RunningFigures, mtbf: Mtbf) -> list[str]:
+    words = []
+    if mtbf.mean_s is None:
+        least = f": with 95 % confidence they are more than {time_text(mtbf.low_s)} apart" if mtbf.low_s else ""
+        words.append(
+            f"No failure in {time_text(mtbf.observed_s)}{least}. Say how far apart they are with --mtbf, such as --mtbf 24h; "
+            "the fleet's, which is that of one host divided by the number of hosts."
+        )
+    if figures.price_s is None:
+        words.append(
+            "What a checkpoint costs is not known: no epoch is complete under this leader. Take one with `snapline snapshot create`, and ask again."
+        )
+    if figures.interval_s is None:
+        words.append("How often checkpoints come is not known: they are made by hand, or too few have come yet.")
+    if not figures.recoveries_s:
+        words.append(
+            "How long a recovery takes is not known, so it is not in these costs; `snapline chaos run` makes one."
+        )
+    return words
+
+
+def _cost(time_s: float) -> str:
+    return f"{time_s:.3g} s an hour"
+
+
+def time_text(time_s: float) -> str:
+    """Three digits that say something."""
+    for unit_s, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min")):
+        if time_s >= 2 * unit_s:
+            return f"{time_s / unit_s:.3g} {unit}"
+    return f"{time_s:.3g} s" if time_s >= 0.1 or not time_s else f"{time_s * 1e3:.3g} ms"
