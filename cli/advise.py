@@ -11,7 +11,7 @@ from snapline.cli.output import Document, DocumentTables, rows_of, size
 
 if TYPE_CHECKING:
     from snapline.conversation.coordinator_client import CoordinatorClient
-    from snapline.conversation.status import FleetStatus
+    from snapline.conversation.status import FleetStatus, HostStatus
     from snapline.protocols.advice import FleetAdvice, RunningFigures
 
 NS = 1e9
@@ -85,17 +85,23 @@ def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> t
     if not is_autonomous(after.protocol):
         return epochs_s, price_s
     taken = _more(before, after, "checkpoints")
-    own_s = after.agents * passed_s / taken if taken and after.agents else None
+    agents = sum([now.agents for _, now in _same(before, after)])
+    own_s = agents * passed_s / taken if taken and agents else None
     if own_s is None or price_s is None or epochs_s is None:
         return own_s, price_s
     return own_s, price_s * own_s / epochs_s
 
 
 def _more(before: "FleetStatus", after: "FleetStatus", name: str) -> int:
-    """What hosts that have not started anew meanwhile have counted."""
-    earlier = {(host.host, host.host_start): getattr(host, name) for host in before.hosts}
-    pairs = [(host, earlier.get((host.host, host.host_start))) for host in after.hosts]
-    return sum([max(0, getattr(host, name) - counted) for host, counted in pairs if counted is not None])
+    """What the same runs of hosts have counted meanwhile."""
+    return sum([max(0, getattr(now, name) - getattr(then, name)) for then, now in _same(before, after)])
+
+
+def _same(before: "FleetStatus", after: "FleetStatus") -> "list[tuple[HostStatus, HostStatus]]":
+    """Hosts that have not started anew meanwhile, then and now."""
+    earlier = {(host.host, host.host_start): host for host in before.hosts}
+    found = [(earlier.get((host.host, host.host_start)), host) for host in after.hosts]
+    return [(then, now) for then, now in found if then is not None]
 
 
 def _document(
@@ -152,7 +158,10 @@ def _verdict(result: Document) -> str:
     if result["is_other_protocol"]:
         return f"{protocol}."
     if not result["is_other_interval"]:
-        return f"{protocol}, and its interval; the best would be {_time(interval['every_s'])}."
+        now_s = result.get("cost_now_s")
+        is_best = isinstance(now_s, float) and now_s <= interval["cost_s"]
+        best = "" if is_best else f"; the best would be {_time(interval['every_s'])}"
+        return f"{protocol}, and its interval{best}."
     return f"{protocol}, with a checkpoint every {_time(interval['every_s'])}{_range(result)}."
 
 
