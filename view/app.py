@@ -1,6 +1,6 @@
 """The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
 
-    GET  /, /agents/{agent}                  pages
+    GET  /, /agents/{agent}, /epochs/{epoch} pages
     GET  /events/fleet                       server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
@@ -23,8 +23,10 @@ from starlette.routing import Route
 
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
 from snapline.view.agent_page import agent_body
+from snapline.view.cut_facts import CutFacts, cut_of
+from snapline.view.cut_page import CutSearch, cut_body, cut_found
 from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions
-from snapline.view.facts import FleetCalls
+from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.frame import PageHead, page
 from snapline.view.markup import Markup, join, tag
@@ -43,6 +45,7 @@ DESCRIBE_S = 5.0
 """For a host to say how an agent stands: somebody waits for the page."""
 
 FORM_BYTES_MAX = 4096
+CUTS_KEPT = 2
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -50,11 +53,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 class View:
     """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look."""
 
-    def __init__(self, calls: FleetCalls, *, token: str = "", watch: FleetWatch | None = None) -> None:
+    def __init__(self, calls: ViewCalls, *, token: str = "", watch: FleetWatch | None = None) -> None:
         self._calls = calls
         self._sessions = Sessions(token)
         self._watch = watch or FleetWatch(calls)
         self._fleet = FleetScreen()
+        self._cuts: dict[str, CutFacts] = {}
         self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
 
     def app(self) -> Starlette:
@@ -62,6 +66,7 @@ class View:
         routes = [
             Route("/", self._guarded(self._show_fleet)),
             Route("/agents/{agent}", self._guarded(self._show_agent)),
+            Route("/epochs/{epoch}", self._guarded(self._show_cut)),
             Route("/events/fleet", self._guarded(self._fleet_events)),
             Route("/static/{file}", self._give_file),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
@@ -134,6 +139,26 @@ class View:
     async def _show_agent(self, request: Request) -> Response:
         agent = request.path_params["agent"]
         return self._page("fleet", agent, agent_body(await self._calls.describe(agent, DESCRIBE_S)))
+
+    async def _show_cut(self, request: Request) -> Response:
+        query = request.query_params
+        search = CutSearch(query.get("q", "").strip(), query.get("to", "").strip())
+        cut = await self._cut(request.path_params["epoch"])
+        other = await self._cut(search.to) if search.to else None
+        if query.get("part") == "found":
+            return _html(cut_found(cut, search, other))
+        return self._page("epochs", f"Epoch {cut.epoch}", cut_body(cut, search, other))
+
+    async def _cut(self, snapshot: str) -> CutFacts:
+        """Who types into a search asks for the same ones again and again."""
+        if snapshot not in self._cuts:
+            cut = cut_of(await self._calls.snapshot_at(snapshot))
+            while len(self._cuts) >= CUTS_KEPT:
+                del self._cuts[next(iter(self._cuts))]
+            if snapshot != str(cut.epoch):
+                return cut  # a tag may move
+            self._cuts[snapshot] = cut
+        return self._cuts[snapshot]
 
     def _page(self, screen: str, title: str, body: Markup, *, events: str = "", status: int = 200) -> Response:
         facts = self._watch.last.facts

@@ -152,6 +152,12 @@ class FleetCalls(Protocol):
     async def describe(self, agent: str, timeout_s: float = ...) -> dict[str, object]: ...
 
 
+class ViewCalls(FleetCalls, Protocol):
+    """And what its other screens ask."""
+
+    async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
+
+
 class Heard(msgspec.Struct, frozen=True):
     """How the fleet stands, as far as the view has heard.
 

@@ -2,8 +2,10 @@
 
 from snapline.channels.security import Security
 from snapline.client.client import open_client
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.gateway.serving import serve_app
 from snapline.view.app import View
+from snapline.view.questions import FleetQuestions
 
 CLIENT_NAME = "view"
 
@@ -16,8 +18,10 @@ async def serve(address: str, security: Security, listen: tuple[str, int], *, to
         CoordinatorUnavailableError: nobody answers there.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
-        view = View(client, token=token)
+        coordinator = CoordinatorClient(address, security)
+        view = View(FleetQuestions(client, coordinator), token=token)
         try:
             await serve_app(view.app(), listen)
         finally:
             await view.close()
+            await coordinator.close()

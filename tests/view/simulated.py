@@ -3,7 +3,7 @@
 from typing import Any
 
 from snapline.conversation.answers import LocatedAgent
-from snapline.errors import AgentMissingError, SnaplineError
+from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
 
 
 class SimulatedFleet:
@@ -16,6 +16,7 @@ class SimulatedFleet:
         self.owners = {f"teller-{number}": self.names[number % hosts] for number in range(agents)}
         self.more: dict[str, Any] = {}
         self.turns = 0
+        self.note = "as usual"
         self.error: SnaplineError | None = None
         self.asked: list[str] = []
 
@@ -52,6 +53,46 @@ class SimulatedFleet:
             raise AgentMissingError(f"agent {agent!r} is not in this fleet")
         about = {"agent": agent, "agent_kind": "bank:Teller", "host": self.owners[agent], "incarnation": 1}
         return {"apiVersion": "snapline/v1", "kind": "Agent", **about, "life": "running", **self.more}
+
+    async def snapshot_at(self, snapshot: str) -> dict[str, object]:
+        """Two epochs that are alike but for a balance and what is in transit: 6 and 7, which is also "latest"."""
+        self._answer(f"snapshot {snapshot}")
+        if snapshot not in ("6", "7", "latest"):
+            raise NotFoundError(f"there is no snapshot {snapshot!r}: `snapshot list` lists them")
+        epoch = 6 if snapshot == "6" else 7
+        agents: list[dict[str, Any]] = [
+            {"agent": agent, "kind": "bank:Teller", "host": host, "state": {"balance": 100}}
+            for agent, host in sorted(self.owners.items())
+        ]
+        agents[0]["state"] = {"balance": 10 * epoch, "note": self.note}
+        turn = {"message": {"type": "Plan", "fields": {}}, "sender": "teller-1", "entries": 3, "waits_for": "step look"}
+        agents[1] |= {"durable_turn": turn, "timers": [{"name": "due", "remaining_s": 1.5, "message": self.note}]}
+        moved = {
+            "number": epoch,
+            "stamp": 0,
+            "message": {"type": "Tokens", "fields": {"amount": epoch, "note": self.note}},
+        }
+        channels = [
+            {"sender": "teller-0", "receiver": "teller-1", "in_transit": [moved]},
+            {"sender": "teller-1", "receiver": "teller-0", "in_transit": []},
+        ]
+        about = {
+            "epoch": epoch,
+            "root": "ab" * 32,
+            "created": "2026-01-01T00:00:00.000Z",
+            "trigger": "period",
+            "plan": 1,
+        }
+        sizes = {"agent_count": len(agents), "state_bytes": 60, "channel_state_messages": 1, "channel_state_bytes": 8}
+        return {
+            "apiVersion": "snapline/v1",
+            "kind": "Snapshot",
+            **about,
+            **sizes,
+            "hosts": self.names,
+            "agents": agents,
+            "channels": channels,
+        }
 
     def _answer(self, call: str) -> None:
         self.asked.append(call)

@@ -1,0 +1,235 @@
+"""The screen *Cut*: one snapshot: what every agent held, what was in transit between them, and how it differs from another one."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare
+from snapline.view.cut_facts import CutAgent, CutChannel, CutFacts, CutMessage
+from snapline.view.cut_picture import cut_picture
+from snapline.view.figures import count, plural, size
+from snapline.view.frame import section, table
+from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.tree import leaf, tree
+
+ROWS_MAX = 100
+"""Agents, and messages, shown at once: who searches finds the others."""
+
+CHANGES_MAX = 200
+"""Places in which two snapshots differ."""
+
+AGENT_NODES_MAX = 400
+"""Values of one agent's state: the page of a hundred agents stays one that a browser can hold."""
+
+MESSAGE_COLUMNS = (("From", ""), ("To", ""), ("Number", "number"), ("Message", "wide"))
+CHANGE_COLUMNS = (("Where", ""), ("Before", "wide"), ("After", "wide"))
+
+
+class CutSearch(msgspec.Struct, frozen=True):
+    """What of a snapshot somebody wants to see. `text`: in a name, a state or a message; `to`: the snapshot to compare with."""
+
+    text: str = ""
+    to: str = ""
+
+    def finds(self, *values: object) -> bool:
+        """Whether one of these holds the text, however deep."""
+        text = self.text.casefold()
+        return not text or any(text in _said(value).casefold() for value in values)
+
+
+def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
+    """The whole screen; `other`: what it is compared with, which is earlier."""
+    return join([_title(cut), _figures(cut), _form(cut, search), cut_found(cut, search, other)])
+
+
+def cut_found(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
+    """What is searched for."""
+    difference = _difference(other, cut, search) if other is not None else None
+    return tag("div", difference, _in_transit(cut, search), _agents(cut, search), id="found")
+
+
+def _said(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# -- above ---------------------------------------------------------------------------------------------------------------
+
+
+def _title(cut: CutFacts) -> Markup:
+    about = [cut.created, cut.trigger, cut.protocol, f"plan {cut.plan}", f"root {cut.root[:12]}"]
+    return tag("div", tag("h1", f"Epoch {cut.epoch}"), tag("p", " · ".join(about), class_="quiet"), class_="title")
+
+
+def _figures(cut: CutFacts) -> Markup:
+    timers, letters = (sum([len(getattr(each, name)) for each in cut.agents]) for name in ("timers", "dead_letters"))
+    turns = sum([each.durable_turn is not None for each in cut.agents])
+    unborn = sum([each.is_unborn for each in cut.agents])
+    busy = sum([bool(each.in_transit) for each in cut.channels])
+    figures = (
+        ("Agents", count(len(cut.agents)), f"on {plural(len(cut.hosts), 'host')}; {unborn:,} not born yet"),
+        ("States", size(cut.state_bytes), "encoded"),
+        (
+            "In transit",
+            count(cut.channel_state_messages),
+            f"in {plural(busy, 'channel')}; {size(cut.channel_state_bytes)}",
+        ),
+        ("Timers", count(timers), "that had not fired"),
+        ("Durable turns", count(turns), "in their middle"),
+        ("Dead letters", count(letters), "the newest of each agent"),
+    )
+    tiles = [
+        tag("div", tag("dt", name), tag("dd", value), tag("dd", more, class_="more")) for name, value, more in figures
+    ]
+    return tag("dl", tiles, class_="figures")
+
+
+def _form(cut: CutFacts, search: CutSearch) -> Markup:
+    text = tag(
+        "input",
+        type="search",
+        name="q",
+        value=search.text,
+        placeholder="In names, states, messages",
+        aria_label="Search",
+    )
+    to = tag("input", name="to", value=search.to, placeholder="Compare with: epoch or tag", aria_label="Compare with")
+    where = {"method": "get", "action": f"/epochs/{cut.epoch}", "data_live": "found"}
+    return tag("form", text, to, tag("button", "Search"), class_="search", **where)
+
+
+# -- what was in transit ---------------------------------------------------------------------------------------------------
+
+
+def _in_transit(cut: CutFacts, search: CutSearch) -> Markup:
+    found = [
+        (channel, message)
+        for channel, message in cut.messages()
+        if search.finds(channel.sender, channel.receiver, message.message)
+    ]
+    if not found:
+        told = "Nothing was in transit." if not search.text else "No message is found."
+        return section("transit", "In transit", tag("p", told, class_="quiet"))
+    rows = [_message(channel, message) for channel, message in found[:ROWS_MAX]]
+    counts = Counter((channel.sender, channel.receiver) for channel, _ in found)
+    body = table(MESSAGE_COLUMNS, rows, label="Messages in transit")
+    aside = tag("span", _told(len(found), cut.channel_state_messages, "message"), class_="quiet", role="status")
+    return section("transit", "In transit", cut_picture(counts), body, aside=aside)
+
+
+def _message(channel: CutChannel, message: CutMessage) -> Markup:
+    return tag(
+        "tr",
+        tag("th", _agent_link(channel.sender), scope="row"),
+        tag("td", _agent_link(channel.receiver)),
+        tag("td", count(message.number), class_="number"),
+        tag("td", _value(_in_words(message.message)), class_="wide"),
+    )
+
+
+def _agent_link(agent: str) -> Markup:
+    return tag("a", agent, href=f"#agent-{quote(agent)}")
+
+
+def _in_words(message: object) -> object:
+    """`{"Mass": {"amount": 3}}` for the usual message."""
+    match message:
+        case {"type": str() as name, "fields": fields, **rest} if not rest:
+            return {name: fields}
+    return message
+
+
+def _value(value: object) -> Child:
+    return tree(value, nodes_max=AGENT_NODES_MAX) if isinstance(value, dict | list | tuple) and value else leaf(value)
+
+
+def _told(found: int, total: int, what: str) -> str:
+    told = plural(total, what) if found == total else f"{found:,} of {plural(total, what)}"
+    return told if found <= ROWS_MAX else f"{told}, the first {ROWS_MAX} are shown"
+
+
+# -- agents --------------------------------------------------------------------------------------------------------------
+
+
+def _agents(cut: CutFacts, search: CutSearch) -> Markup:
+    found = [
+        each
+        for each in cut.agents
+        if search.finds(each.agent, each.kind, each.host, each.state, *dict(each.rest()).values())
+    ]
+    aside = tag("span", _told(len(found), len(cut.agents), "agent"), class_="quiet", role="status")
+    cards = [_card(each, is_open=len(found) <= 8) for each in found[:ROWS_MAX]]
+    return section("agents", "Agents", cards or tag("p", "No agent is found.", class_="quiet"), aside=aside)
+
+
+def _card(agent: CutAgent, *, is_open: bool) -> Markup:
+    more = [
+        tag("span", f"{name}: {len(value)}" if isinstance(value, tuple) else name, class_="pill warn")
+        for name, value in agent.rest()
+    ]
+    about = f"{agent.kind} on {agent.host}, incarnation {agent.incarnation}"
+    state: Child = _value(agent.state) if not agent.is_unborn else tag("span", "not born yet", class_="quiet")
+    rows = [("state", state), *[(name, _value(value)) for name, value in agent.rest()]]
+    facts = tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows], class_="facts")
+    head = tag("summary", tag("b", agent.agent), tag("span", about, class_="quiet"), *more)
+    return tag("details", head, facts, class_="card", id=f"agent-{agent.agent}", open=is_open)
+
+
+# -- differences ---------------------------------------------------------------------------------------------------------
+
+
+def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
+    """What changed from one to the other, by agent."""
+    changes = StateChanges(CHANGES_MAX)
+    compare(_comparable(before.agents), _comparable(after.agents), changes)
+    _compare_messages(before, after, changes)
+    found = [each for each in changes.shown if search.finds(each)]
+    rows = [
+        tag(
+            "tr",
+            tag("th", tag("code", str(each["path"])), scope="row"),
+            tag("td", _value(each["before"]) if "before" in each else None, class_="wide"),
+            tag("td", _value(each["after"]) if "after" in each else _what(each), class_="wide"),
+        )
+        for each in found
+    ]
+    told = plural(len(found) + changes.more, "change")
+    aside = tag("span", f"{told}, the first {CHANGES_MAX} are looked at" if changes.more else told, class_="quiet")
+    body: Child = (
+        table(CHANGE_COLUMNS, rows, label="Changes") if rows else tag("p", "They are the same.", class_="quiet")
+    )
+    return section("changes", f"From epoch {before.epoch} to {after.epoch}", body, aside=aside)
+
+
+def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
+    """By agent what a person compares; not the numbers of checkpoints, which always differ."""
+    return {
+        each.agent: {"host": each.host, "incarnation": each.incarnation, "state": each.state, **dict(each.rest())}
+        for each in agents
+    }
+
+
+def _compare_messages(before: CutFacts, after: CutFacts, changes: StateChanges) -> None:
+    old, new = ({(c.sender, c.receiver, m.number): m.message for c, m in cut.messages()} for cut in (before, after))
+    for gone in sorted(old.keys() - new.keys()):
+        changes.add(_place(gone), "removed", before=old[gone])
+    for come in sorted(new.keys() - old.keys()):
+        changes.add(_place(come), "added", after=new[come])
+
+
+def _place(message: tuple[str, str, int]) -> str:
+    return f"{message[0]} → {message[1]}, message {message[2]}"
+
+
+def _what(change: dict[str, object]) -> Child:
+    """Of a change that is neither a value that came nor one that went: what it says beside its place."""
+    rest = {name: value for name, value in change.items() if name not in ("path", "change", "before")}
+    return _value(rest) if rest else None
+
+
+def neighbours(epochs: Sequence[int], epoch: int) -> tuple[int | None, int | None]:
+    """The kept epochs before and after this one."""
+    lower = [each for each in epochs if each < epoch]
+    higher = [each for each in epochs if each > epoch]
+    return max(lower, default=None), min(higher, default=None)

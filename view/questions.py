@@ -1,0 +1,29 @@
+"""The view's questions to a running fleet: those of `snapline.Client`, and those that only the coordinator's own client has."""
+
+from snapline.client.client import TIMEOUT_S, Client
+from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+
+
+class FleetQuestions:
+    """Asks; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
+
+    def __init__(self, client: Client, coordinator: CoordinatorClient) -> None:
+        self._client = client
+        self._coordinator = coordinator
+
+    async def status(self) -> dict[str, object]:
+        """As `snapline status`."""
+        return await self._client.status()
+
+    async def agents(self) -> list[LocatedAgent]:
+        """Where the agents live."""
+        return await self._client.agents()
+
+    async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """As `snapline agent describe`."""
+        return await self._client.describe(agent, timeout_s)
+
+    async def snapshot_at(self, snapshot: str) -> dict[str, object]:
+        """As `snapline snapshot show`."""
+        return await patiently(lambda: self._coordinator.read_snapshots("show", snapshot))
