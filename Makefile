@@ -7,6 +7,7 @@ PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
 FOLDOC := /usr/share/dictd/foldoc.dict.dz
 PODMAN := podman buildah runc catatonit debootstrap netavark aardvark-dns iptables
+LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langgraph-checkpoint-conformance==0.0.2
 # Tests that run beside each other, in so many processes.
 JOBS ?= 2
 SEEDS  ?= 0:10000
@@ -14,7 +15,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-llm sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-llm test-langgraph bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +118,14 @@ test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/capture/test_torch.py tests/storage/capture/test_torch_values.py \
 	  tests/integration/test_torch_fleet.py $(ARGS)
+
+test-langgraph: $(STAMP)  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/shelf tests/adapters/langgraph $(ARGS)
+
+bench-langgraph: $(STAMP)  ## what saving costs a step of a graph, beside LangGraph's own savers: installs LangGraph
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)
+	@$(BIN)/python benchmarks/adapters.py $(ARGS)
 
 test-llm: $(STAMP)  ## the research team with a small language model on the CPU (127 MB) and Debian's dict-foldoc
 	@test -d $(VENV)/foldoc || (cd $(VENV) && apt-get download -qq dict-foldoc && dpkg -x dict-foldoc_*.deb foldoc)

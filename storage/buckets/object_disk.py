@@ -90,11 +90,13 @@ class Abilities(msgspec.Struct, frozen=True):
         creates_only: a second PUT of one name is refused if asked for. Without, two racing writers may both succeed.
         reads_ranges: a part of an object can be read. Without, each read fetches the whole object.
         may_write: the key is allowed to. Without, `link` refuses.
+        appends: a file that has its name may still grow. No object may.
     """
 
     creates_only: bool = True
     reads_ranges: bool = True
     may_write: bool = True
+    appends: bool = False
 
 
 class _Unnamed:

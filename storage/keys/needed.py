@@ -5,11 +5,12 @@ from snapline.storage.log.reading import keys_of_batches
 from snapline.storage.outputs.reading import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.pack_files import key_of_pack
+from snapline.storage.shelf.segments import keys_of_shelves
 from snapline.storage.store.disk import Disk
 
 
 def needed_keys(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that packs, batches and outputs name; DamagedDataError, StoreError if one cannot be read."""
+    """Return the ids of the keys that packs, batches, outputs and shelves name; DamagedDataError, StoreError if one cannot be read."""
     paths = [*retention.pack_paths(disk), *checkpoint_packs.find(disk)]
     packs = {key_of_pack(disk, path, store_id) for path in paths}
-    return packs | keys_of_batches(disk, store_id) | keys_of_outputs(disk, store_id)
+    return packs | keys_of_batches(disk, store_id) | keys_of_outputs(disk, store_id) | keys_of_shelves(disk, store_id)

@@ -41,6 +41,7 @@ from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARI
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.log.reading import holds_batches
 from snapline.storage.outputs.reading import holds_outputs
+from snapline.storage.shelf.segments import list_segments, list_shelves
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.record import Buffer, digest_of
@@ -264,18 +265,18 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
     if listed:  # Someone made the first key just now, and then the first pack.
         return listed
     raise StoreError(
-        f"the store {disk.location} holds packs, batches or outputs, but no keys: it was made without encryption, or its folder "
+        f"the store {disk.location} holds packs, batches, outputs or a shelf, but no keys: it was made without encryption, or its folder "
         f"{layout.KEYS} is lost; unset {STORE_KEY_VARIABLE} to use it as it is, or make a new store"
     )
 
 
 def _holds_packs(disk: Disk) -> bool:
-    """Is there a file in a writer's folder, a batch, or an output? A folder without any may be left by a writer that died early."""
+    """Is there a file in a writer's folder, a batch, an output, or a segment? A folder without any may be left by a writer that died early."""
     for folder in (layout.PACKS, layout.CHECKPOINTS):
         for entry in _list(disk, folder):
             if entry.is_directory and any(not found.is_directory for found in _list(disk, f"{folder}/{entry.name}")):
                 return True
-    return holds_batches(disk) or holds_outputs(disk)
+    return holds_batches(disk) or holds_outputs(disk) or any(list_segments(disk, shelf) for shelf in list_shelves(disk))
 
 
 def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:

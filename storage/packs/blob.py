@@ -134,7 +134,7 @@ def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = OPEN) -> tupl
     if size_bytes > BLOB_BYTES_MAX:
         raise MisuseError(f"the blob {blob.name!r} has {size_bytes} bytes, at most {BLOB_BYTES_MAX} fit a pack")
     digest = blob.digest or keyring.digest(blob.data)
-    codec, stored = _compress(blob.data, blob.compress)
+    codec, stored = compress(blob.data, blob.compress)
     if keyring.cipher is not None:
         codec |= CODEC_ENCRYPTED
         context = keyring.context(blob.kind, codec, offset=offset, size_bytes=size_bytes, digest=digest)
@@ -250,8 +250,8 @@ def _find_damage(data: Buffer, entry: BlobEntry) -> str:
     return ""
 
 
-def _compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
-    """Return codec and stored bytes: lz4 where a probe shows that it pays."""
+def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
+    """Return codec and stored bytes: lz4 where a probe shows that it pays; `wanted` False: never."""
     if not plain or wanted is False or len(plain) > LZ4_BYTES_MAX:
         return CODEC_PLAIN, plain
     if wanted is None and not compresses(plain):

@@ -21,6 +21,7 @@ All methods raise OSError, and nothing else.
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -214,6 +215,19 @@ class LocalDisk:
             os.close(handle)
         return found
 
+    def lock(self, path: str) -> int:
+        """Lock a file, made if it is missing, until the descriptor is closed or the process ends.
+
+        BlockingIOError: it is locked.
+        """
+        handle = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(self._full(path)) as entries:
             found = [DirectoryEntry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -267,6 +281,11 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
 def creates_only(disk: Disk) -> bool:
     """Does the disk give a name once? An object store may be told to overwrite."""
     return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
+
+
+def appends(disk: Disk) -> bool:
+    """May a file that has its name still grow? An object may not."""
+    return bool(getattr(getattr(disk, "abilities", None), "appends", True))
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:

@@ -9,11 +9,12 @@
     pins/…, tags/…, deleting/…              who holds an epoch, and which are being deleted (`pins.py`)
     log/<plan>/<host>-<start>/<n>           what a host has taken from outside, and seals (`storage/log/`)
     outputs/…                               what agents gave to the outside, and who has read it (`storage/outputs/`)
+    shelves/<shelf>/<n>                     entries by name and objects by digest, of programs on the store (`storage/shelf/`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     replicas/<replica>.<number>             which logs the coordinator's replicas have had (`log_marks.py`)
     probes/<random>                         shows that two processes see the same store
     temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…,
-                                            of host logs log-<plan>-…, of outputs output-<epoch>-…
+                                            of host logs log-<plan>-…, of outputs output-<epoch>-…, of shelves shelf-<n>-…
 
 Paths are relative to the store, with `/`. Names that come from elsewhere (a host's report) are checked here before they
 are opened. Inside a checkpoint pack a checkpoint is called `<number>.<agent>`, since one agent may have several there.
@@ -39,6 +40,7 @@ PROBES = "probes"
 REPLICAS = "replicas"
 LOG = "log"
 OUTPUTS = "outputs"
+SHELVES = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
@@ -48,7 +50,21 @@ HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
 
 ROOT_DIRECTORIES = frozenset(
-    {PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, REPLICAS, LOG, OUTPUTS, TEMPORARY, KEYS, *HOLDS, "lost+found"}
+    {
+        PACKS,
+        CHECKPOINTS,
+        MANIFESTS,
+        REFS,
+        PROBES,
+        REPLICAS,
+        LOG,
+        OUTPUTS,
+        SHELVES,
+        TEMPORARY,
+        KEYS,
+        *HOLDS,
+        "lost+found",
+    }
 )
 """What may lie beside the identity; the last one where the store is a file system of its own."""
 
@@ -60,8 +76,8 @@ _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([
 _MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.(0|[1-9][0-9]{0,8})")
 _REF = re.compile(rf"refs/epochs/{_EPOCH}")
 _PROBE = re.compile(r"probes/[0-9a-f]{32}")
-_TEMPORARY = re.compile(rf"temporary/(plan-|log-|output-)?{_EPOCH}-[0-9a-f]{{32}}")
-_TEMPORARY_FOLDERS = {"": PACKS, "plan-": CHECKPOINTS, "log-": LOG, "output-": OUTPUTS}
+_TEMPORARY = re.compile(rf"temporary/(plan-|log-|output-|shelf-)?{_EPOCH}-[0-9a-f]{{32}}")
+_TEMPORARY_FOLDERS = {"": PACKS, "plan-": CHECKPOINTS, "log-": LOG, "output-": OUTPUTS, "shelf-": SHELVES}
 _ROOT = re.compile(r"[0-9a-f]{64}")
 _CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
 

@@ -19,7 +19,7 @@ RECORD_VERSION = 1
 
 DIGEST_BYTES = 32
 
-_MAGIC = b"SNAPLINE"
+MAGIC = b"SNAPLINE"
 _HEAD = struct.Struct("<8s4sIQ")
 HEAD_BYTES = _HEAD.size
 OVERHEAD_BYTES = HEAD_BYTES + DIGEST_BYTES
@@ -38,7 +38,7 @@ def digest_of(data: Buffer) -> bytes:
 
 def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
     """Return the record of `kind` (4 letters) around `body`."""
-    head = _HEAD.pack(_MAGIC, kind, version, len(body)) + body
+    head = _HEAD.pack(MAGIC, kind, version, len(body)) + body
     return head + digest_of(head)
 
 
@@ -56,7 +56,7 @@ def unseal(
     if len(data) < OVERHEAD_BYTES:
         raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
     magic, found_kind, version, length = _HEAD.unpack_from(data)
-    if magic != _MAGIC:
+    if magic != MAGIC:
         raise damaged(path, "it does not begin with SNAPLINE", epoch=epoch)
     _check_length(len(data), length + OVERHEAD_BYTES, path=path, epoch=epoch)
     if digest_of(memoryview(data)[:-DIGEST_BYTES]) != data[-DIGEST_BYTES:]:
@@ -68,6 +68,14 @@ def unseal(
             f"{path} has format version {version}, this snapline reads up to {versions[-1]}: use a newer snapline"
         )
     return data[HEAD_BYTES:-DIGEST_BYTES]
+
+
+def record_bytes(head: bytes) -> int | None:
+    """Return the length of the record that begins with these `HEAD_BYTES`, as far as can be seen; None: none begins so."""
+    if len(head) < HEAD_BYTES:
+        return None
+    magic, _, _, length = _HEAD.unpack_from(head)
+    return int(length) + OVERHEAD_BYTES if magic == MAGIC else None
 
 
 def _check_length(found: int, expected: int, *, path: str, epoch: int | None) -> None:

@@ -8,6 +8,7 @@ What is demanded:
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
 - batches and seals of host logs: whole records of this store under the right name; batches open under their keys;
 - outputs: whole parts, which open under their keys, and of each release all that its first part names; places of consumers;
+- shelves: segments whose commits follow each other without a gap, each object under its digest; the end of the newest may be torn;
 - pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
 - nothing else lies in the store.
 
@@ -38,6 +39,8 @@ from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyrin
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.packs.pack_files import difference_in_size, keyring_of
+from snapline.storage.shelf.records import LOCK_NAME, parse_segment_name
+from snapline.storage.shelf.segments import check_segment, read_header
 from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
 from snapline.storage.store.disk import DirectoryEntry, Disk
@@ -146,6 +149,8 @@ class _Verifier:
                 for path in self._files(directory):
                     self._check_entry(path)
         self._check_outputs()
+        for directory in self._entries_if_there(layout.SHELVES, is_directory=True):
+            self._check_shelf(directory)
         for path in self._files_if_there(layout.REPLICAS):
             self._check_mark(path)
         for directory in layout.HOLDS:
@@ -322,6 +327,32 @@ class _Verifier:
             with self._noting(path, None):
                 self._note_checked(path, None)
                 check_place(self._disk, path, store_id=self._store_id)
+
+    def _check_shelf(self, directory: str) -> None:
+        """What the newest segment does not count is garbage: it was written again, or never acknowledged."""
+        numbers = []
+        for path in self._files(directory):
+            name = path.rpartition("/")[2]
+            number = parse_segment_name(name)
+            if number is not None:
+                numbers.append(number)
+            elif name != LOCK_NAME:
+                self._note_unknown(path)
+        ends: dict[int, int | None] = {}
+        for number in sorted(numbers, reverse=True):
+            path = f"{directory}/{number}"
+            with self._noting(path, None):
+                self._note_checked(path, None)
+                if not ends:
+                    ends = {number: None, **dict(read_header(self._disk, path, store_id=self._store_id).alive)}
+                if number in ends:
+                    check_segment(self._disk, path, store_id=self._store_id, guard=self._guard, end=ends[number])
+                else:
+                    self.verification.unreferenced.append(path)
+        for number in sorted(ends.keys() - set(numbers)):
+            self.verification.findings.append(
+                Finding(f"{directory}/{number}", None, "it is missing; a later segment counts it")
+            )
 
     def _check_mark(self, path: str) -> None:
         if log_marks.parse_mark_path(path) is None:

@@ -242,7 +242,8 @@ def _data_variants(nodes: dict[str, Node]) -> Iterator[SimulatedDisk]:
         elif node.data == node.durable:
             fates.append([node.data])
         else:
-            torn = node.data[: len(node.data) // 2]
+            synced = len(node.durable)  # A file may grow after it was synced; what was synced stays.
+            torn = node.data[: synced + (len(node.data) - synced) // 2]
             zeroed = torn + bytes(len(node.data) - len(torn))
             fates.append([node.durable, torn, zeroed, node.data])
     for fate in itertools.product(*fates):

@@ -285,7 +285,7 @@ def test_a_plain_store_is_refused_with_a_key(folder: str) -> None:
     disk.nodes[f"{folder}/h1.1"] = None
     load(disk)
     put_file(disk, f"{folder}/h1.1/7.{PACK}", b"pack")
-    with pytest.raises(StoreError, match="holds packs, batches or outputs, but no keys"):
+    with pytest.raises(StoreError, match="holds packs, batches, outputs or a shelf, but no keys"):
         load(disk)
     assert not load(disk, NO_KEYS).encrypts
 

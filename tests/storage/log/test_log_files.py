@@ -312,7 +312,7 @@ def test_a_plain_log_is_refused_with_a_key_and_a_seal_is_not() -> None:
     store.seal_log(OTHER)
     assert reopen(disk, OLD).read_batch(OTHER, 1) is None
     append(store, 1)
-    with pytest.raises(StoreError, match="batches or outputs, but no keys"):
+    with pytest.raises(StoreError, match="batches, outputs or a shelf, but no keys"):
         reopen(disk, OLD)
 
 

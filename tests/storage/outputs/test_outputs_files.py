@@ -331,7 +331,7 @@ def test_kinds_of_stores_are_kept_apart() -> None:
     with pytest.raises(StoreError, match="SNAPLINE_STORE_KEY"):
         reopen(disk).read_release(1)
     plain, _ = make_released()
-    with pytest.raises(StoreError, match="holds packs, batches or outputs, but no keys"):
+    with pytest.raises(StoreError, match="holds packs, batches, outputs or a shelf, but no keys"):
         reopen(plain, OLD)
     forged = changed(disk, "outputs/1.0", seal(b"OUTP", read_plain(plain, disk)))
     with pytest.raises(StoreError, match="not encrypted, and there is a key"):

@@ -1,0 +1,124 @@
+"""Deleting checkpoints, and never one that another one that stays is made of.
+
+Checkpoints hold their values, so any of them may go. The exception are graphs with a `DeltaChannel`: it has no value in most checkpoints, and is
+made of the writes of its ancestors up to the nearest one with a value. Those stay.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+from langgraph.checkpoint.base import CheckpointMetadata
+
+from snapline.adapters.langgraph.checkpoints import DELTA_COUNTERS, Channels, CheckpointPlace, delta_channels
+from snapline.errors import MisuseError, NotFoundError
+from snapline.storage.shelf.shelf import Change, Shelf
+
+Path = tuple[str, ...]
+
+
+class MetadataReader(Protocol):
+    """Reads checkpoints without their values."""
+
+    def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
+        """Return metadata, parent and channels of the checkpoint that this object holds; NotFoundError: it is gone."""
+
+
+def forget_thread(shelf: Shelf, change: Change, thread: str) -> None:
+    """Delete everything of a thread."""
+    for path in shelf.paths(thread):
+        _forget_names(change, path, shelf.entries(path))
+
+
+def forget(shelf: Shelf, change: Change, path: Path, kept: Collection[str]) -> None:
+    """Delete the checkpoints of a namespace that are not kept, with their writes; and writes of older ones that never came."""
+    names = shelf.entries(path)
+    gone = [name for name in names if name not in kept]
+    _forget_names(change, path, gone)
+    for name in gone:
+        _forget_names(change, (*path, name), shelf.entries((*path, name)))
+
+
+def keep_latest(reader: MetadataReader, shelf: Shelf, change: Change, thread: str) -> None:
+    """Delete all but the latest checkpoint of each namespace, and what that is made of."""
+    for path in shelf.paths(thread):
+        if len(path) == 2:
+            names = shelf.entries(path)
+            kept = {max(names)} if names else set()
+            forget(shelf, change, path, kept | _ancestors(reader, names, kept))
+    _forget_orphans(shelf, change, thread)
+
+
+def newest(
+    reader: MetadataReader,
+    shelf: Shelf,
+    place: CheckpointPlace,
+    added: str,
+    metadata: CheckpointMetadata,
+    channels: Channels,
+    keep_last: int,
+) -> set[str]:
+    """Return which checkpoints stay when one is `added`: so many, and what they are made of."""
+    names = shelf.entries(place.path)
+    kept = {added, *sorted((name for name in names if name != added), reverse=True)[: keep_last - 1]}
+    if not metadata.get(DELTA_COUNTERS):
+        return kept
+    needed = delta_channels(metadata, channels)
+    return kept | set(_walk(reader, names, place.checkpoint, needed)) | _ancestors(reader, names, kept - {added})
+
+
+def forget_runs(reader: MetadataReader, shelf: Shelf, change: Change, runs: Collection[str]) -> None:
+    """Delete the checkpoints of these runs; MisuseError: one that stays is made of them."""
+    for thread in shelf.first_words():
+        for path in shelf.paths(thread):
+            if len(path) == 2:
+                _forget_runs_in(reader, shelf, change, path, runs)
+
+
+def _forget_runs_in(reader: MetadataReader, shelf: Shelf, change: Change, path: Path, runs: Collection[str]) -> None:
+    names = shelf.entries(path)
+    gone = set()
+    for name, digest in names.items():
+        try:
+            if reader.read_metadata(digest)[0].get("run_id") in runs:
+                gone.add(name)
+        except NotFoundError:
+            continue  # Deleted meanwhile.
+    if gone:
+        needed = _ancestors(reader, names, names.keys() - gone) & gone
+        if needed:
+            raise MisuseError(
+                f"thread {path[0]!r} has a DeltaChannel whose value is made of {len(needed)} checkpoints of these runs: "
+                "delete the thread, or all of its runs"
+            )
+        forget(shelf, change, path, names.keys() - gone)
+
+
+def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
+    for name in names:
+        change.name(path, name, None)
+
+
+def _forget_orphans(shelf: Shelf, change: Change, thread: str) -> None:
+    """Delete writes for checkpoints below the newest that are not there: they were lost in a crash, or deleted."""
+    for path in shelf.paths(thread):
+        if len(path) == 3:
+            names = shelf.entries(path[:2])
+            if path[2] not in names and path[2] < max(names, default=""):
+                _forget_names(change, path, shelf.entries(path))
+
+
+def _ancestors(reader: MetadataReader, names: dict[str, bytes], kept: Collection[str]) -> set[str]:
+    """Return the checkpoints that those that are kept are made of."""
+    found: set[str] = set()
+    for name in kept:
+        metadata, parent, channels = reader.read_metadata(names[name])
+        found.update(_walk(reader, names, parent, delta_channels(metadata, channels)))
+    return found
+
+
+def _walk(reader: MetadataReader, names: dict[str, bytes], checkpoint: str | None, needed: set[str]) -> Iterator[str]:
+    """Yield ancestors, from this one on, until each of these channels has had a value."""
+    while needed and checkpoint is not None and checkpoint in names:
+        yield checkpoint
+        _, checkpoint, channels = reader.read_metadata(names[checkpoint])
+        needed = {name for name in needed if channels.get(name, (None, None))[1] is None}

@@ -1,0 +1,248 @@
+"""What the files of a shelf hold: a header, then commits, one after the other, each whole or absent.
+
+    shelves/<shelf>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
+    shelves/<shelf>/lock    for the one process that has it open
+
+Header and commits are records (`storage/store/record.py`) of the kinds `SHSG` and `SHCO`. After a commit's record stand the bytes of
+its objects, in the order in which its contents list them; the record says how many bytes they are in all.
+
+**Objects** are bytes and the digests of other objects that they refer to. An object is called by its digest: the same object is
+there once. The digest is over references and bytes, keyed where the store is encrypted; its last bit says whether there are references, so
+that no bytes can pass for bytes with references. **Entries** give an object a name: a path of words, and a word in it.
+
+A header says which earlier segments count, and how long each is (`alive`): what stands behind that was never acknowledged, and other
+segments are garbage. So a byte that is missing in the middle of a shelf is damage, and only the end of the newest segment may be torn; and a
+segment takes the place of others the moment it has its name.
+
+Where the store is encrypted, each segment has a key of its own, derived from its random id as a pack's is. Contents of commits, which hold the
+names, and objects are sealed under it, numbered by their offset and bound to their place.
+"""
+
+import lz4.block
+import msgspec
+
+from snapline.ids import check_id
+from snapline.storage.packs.blob import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
+from snapline.storage.store.guarded_data import open_data
+from snapline.storage.store.layout import SHELVES
+from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of, seal, unseal
+
+HEADER_KIND = b"SHSG"
+COMMIT_KIND = b"SHCO"
+
+LOCK_NAME = "lock"
+"""Empty, beside the segments: locked while a process on this file system has the shelf open."""
+
+COMPRESSED_BYTES_MIN = 128
+"""Below, lz4 saves next to nothing."""
+
+OBJECT_BYTES_MAX = 2**31 - 1 - CIPHER_OVERHEAD_BYTES
+"""What can be encrypted in one call."""
+
+_NUMBER_DIGITS_MAX = 18
+
+
+class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of a segment's first record; `key` is the id of the key, empty where nothing is encrypted."""
+
+    alive: list[tuple[int, int]]
+    key: str
+    number: int
+    segment: str
+    shelf: str
+    store: str
+
+    @property
+    def path(self) -> str:
+        """Where it belongs."""
+        return segment_path(self.shelf, self.number)
+
+    def context(self, purpose: str, offset: int, *more: object) -> bytes:
+        """Return what encryption binds the bytes at `offset` to."""
+        return canonical.encode((f"snapline shelf {purpose} 1", self.store, self.shelf, self.segment, offset, *more))
+
+
+class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An object as a commit lists it; `references` are digests, one after the other."""
+
+    digest: bytes
+    codec: int
+    stored_bytes: int
+    size_bytes: int
+    references: bytes
+
+
+class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """From now on `name` in `path` is the object `digest`; None: it is nothing any more."""
+
+    path: tuple[str, ...]
+    name: str
+    digest: bytes | None
+
+
+class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What one commit says; entries count in their order."""
+
+    objects: list[ObjectLine]
+    entries: list[EntryLine]
+
+
+class CommitBody(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Body of a commit's record: the length of what follows the record, and `Contents`, sealed where there is a key."""
+
+    data_bytes: int
+    contents: bytes
+
+
+_header_decoder = msgspec.msgpack.Decoder(SegmentHeader)
+_commit_decoder = msgspec.msgpack.Decoder(CommitBody)
+_contents_decoder = msgspec.msgpack.Decoder(Contents)
+
+
+def check_shelf(shelf: str) -> str:
+    """Return `shelf` if it is an id; MisuseError otherwise."""
+    return check_id(shelf, "shelf")
+
+
+def segment_path(shelf: str, number: int) -> str:
+    """Return where a segment lies."""
+    return f"{SHELVES}/{shelf}/{number}"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """Return the number of the segment that is called so; None if none is."""
+    is_number = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX and not name.startswith("0")
+    return int(name) if is_number else None
+
+
+def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> bytes:
+    """Return the name of an object."""
+    if references:
+        data = (len(references) // DIGEST_BYTES).to_bytes(8, "little") + references + bytes(data)
+    found = guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
+    return found[:-1] + bytes((found[-1] & 0xFE | bool(references),))
+
+
+def references_of(joined: bytes) -> list[bytes]:
+    """Return the digests in `joined`."""
+    return [joined[place : place + DIGEST_BYTES] for place in range(0, len(joined), DIGEST_BYTES)]
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """Return the record that a segment begins with."""
+    return seal(HEADER_KIND, canonical.encode(header))
+
+
+def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentHeader:
+    """Return what a segment's first record says.
+
+    Raises:
+        DamagedDataError: damaged, or of another place or store.
+        StoreError: of a later version.
+    """
+    body = unseal(HEADER_KIND, record, path=path, epoch=None)
+    with files.decoding(path):
+        header = _header_decoder.decode(body)
+    if header.path != path:
+        raise damaged(path, f"it is the file {header.path}")
+    if store_id is not None and header.store != store_id:
+        raise damaged(path, f"it belongs to store {header.store}, this is {store_id}")
+    return header
+
+
+def encode_commit(
+    header: SegmentHeader,
+    cipher: Cipher | None,
+    offset: int,
+    objects: list[tuple[bytes, bytes, Buffer]],
+    entries: list[EntryLine],
+) -> tuple[Contents, list[Buffer]]:
+    """Return what a commit at `offset` says, and its bytes; an object is its digest, its references and its plain bytes."""
+    lines, compressed = [], []
+    for digest, references, data in objects:
+        codec, stored = compress(data, None) if len(data) >= COMPRESSED_BYTES_MIN else (CODEC_PLAIN, data)
+        stored_bytes = len(stored) + (CIPHER_OVERHEAD_BYTES if cipher is not None else 0)
+        lines.append(ObjectLine(digest, codec, stored_bytes, len(data), references))
+        compressed.append(stored)
+    contents = Contents(lines, entries)
+    plain = canonical.encode(contents)
+    if cipher is not None:
+        plain = cipher.seal(offset, header.context("commit", offset), plain)
+    record = seal(COMMIT_KIND, canonical.encode(CommitBody(sum(line.stored_bytes for line in lines), plain)))
+    pieces: list[Buffer] = [record]
+    offset += len(record)
+    for line, stored in zip(lines, compressed, strict=True):
+        if cipher is not None:
+            stored = cipher.seal(offset, object_context(header, offset, line), stored)
+        pieces.append(stored)
+        offset += line.stored_bytes
+    return contents, pieces
+
+
+def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int) -> tuple[Contents, int]:
+    """Return what the commit's record at `offset` says, and how many bytes follow it; errors as `decode_header`."""
+    path = header.path
+    raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
+    with files.decoding(path):
+        body = _commit_decoder.decode(raw)
+    context = header.context("commit", offset)
+    plain = open_data(
+        body.contents, guard, key=header.key, nonce=header.segment, index=offset, context=context, path=path
+    )
+    with files.decoding(path):
+        contents = _contents_decoder.decode(plain)
+    reason = _contradiction(contents, body.data_bytes, is_sealed=bool(header.key))
+    if reason:
+        raise damaged(path, f"the commit at {offset}: {reason}")
+    return contents, body.data_bytes
+
+
+def object_context(header: SegmentHeader, offset: int, line: ObjectLine) -> bytes:
+    """Return what encryption binds an object to."""
+    return header.context("object", offset, line.codec, line.size_bytes, line.digest, line.references)
+
+
+def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int, line: ObjectLine) -> bytes:
+    """Return an object's plain bytes after every check (G11).
+
+    Raises:
+        DamagedDataError: they are not what was written.
+        StoreError: they are encrypted, and there is no key; or the other way round.
+    """
+    path = header.path
+    if len(stored) != line.stored_bytes:
+        raise damaged(path, f"truncated: {len(stored)} of {line.stored_bytes} bytes at {offset}")
+    context = object_context(header, offset, line) if header.key else b""
+    plain = open_data(stored, guard, key=header.key, nonce=header.segment, index=offset, context=context, path=path)
+    if line.codec == CODEC_LZ4:
+        try:
+            plain = lz4.block.decompress(plain, uncompressed_size=line.size_bytes)
+        except lz4.block.LZ4BlockError as error:
+            raise damaged(path, f"lz4 refuses the object at {offset}: {error}") from error
+    if len(plain) != line.size_bytes or digest_of_object(plain, line.references, guard) != line.digest:
+        raise damaged(path, f"the object at {offset} does not match its digest")
+    return plain
+
+
+def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> str:
+    """Return what is impossible about a commit; empty if nothing is. Asked before anything is allocated."""
+    for line in contents.objects:
+        stored_bytes = line.stored_bytes - (CIPHER_OVERHEAD_BYTES if is_sealed else 0)
+        if len(line.digest) != DIGEST_BYTES or len(line.references) % DIGEST_BYTES:
+            return "a digest has the wrong length"
+        if line.codec not in (CODEC_PLAIN, CODEC_LZ4) or stored_bytes < 0:
+            return f"codec {line.codec} is unknown to this snapline: use a newer one"
+        if line.codec == CODEC_PLAIN and stored_bytes != line.size_bytes:
+            return "plain and stored bytes differ"
+        if line.codec == CODEC_LZ4 and not stored_bytes < line.size_bytes <= min(
+            LZ4_BYTES_MAX, stored_bytes * LZ4_RATIO_MAX
+        ):
+            return f"{stored_bytes} bytes cannot hold {line.size_bytes} in lz4"
+    if sum(line.stored_bytes for line in contents.objects) != data_bytes:
+        return "its objects do not fill its bytes"
+    if any(not entry.path for entry in contents.entries):
+        return "an entry has no path"
+    return ""

@@ -1,0 +1,345 @@
+"""The segments of a shelf on a disk: appending commits, and reading them again.
+
+The one segment that is written stays open: a commit is one write and one `fdatasync`. On a disk whose files are whole from the first (an
+object store) each commit is a segment of its own. A segment gets its name only with its first commit in it, as `write_once` does it: so
+whoever lists it finds it whole up to there.
+
+After a write or a sync that failed nobody knows what is on the disk. The segment is left as it is, and the next commit begins another one,
+whose header says how much of it counts.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from snapline.errors import DamagedDataError, MisuseError
+from snapline.failpoints import failpoint
+from snapline.storage.shelf.records import (
+    Contents,
+    EntryLine,
+    ObjectLine,
+    SegmentHeader,
+    decode_commit,
+    decode_header,
+    encode_commit,
+    encode_header,
+    open_object,
+    parse_segment_name,
+    segment_path,
+)
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk, appends, make_durable_directory
+from snapline.storage.store.guard import Cipher, Guard
+from snapline.storage.store.layout import SHELVES, TEMPORARY, parse_temporary_path
+from snapline.storage.store.record import HEAD_BYTES, MAGIC, Buffer, record_bytes
+
+SEGMENT_BYTES_MAX = 2**26
+"""64 MiB: then another segment begins. What is written again at a time is about as much."""
+
+_ID_BYTES = 16
+_WINDOW_BYTES = 2**20
+"""Read at a time: some hundreds of commits."""
+
+NewObject = tuple[bytes, bytes, Buffer]
+"""Digest, references, plain bytes."""
+
+
+class ShelfInUseError(MisuseError):
+    """Another process writes this shelf, or another object of this one."""
+
+    exit_code = 11
+
+
+class ShelfSegments:
+    """Writes the segments of one shelf, one caller at a time. Reading may be done by any number of threads."""
+
+    def __init__(
+        self, disk: Disk, store_id: str, shelf: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]
+    ) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._shelf = shelf
+        self._guard = guard
+        self._random_bytes = random_bytes
+        self._headers: dict[int, SegmentHeader] = {}
+        self._handle: int | None = None
+        self._cipher: Cipher | None = None
+        self._newest = 0
+        self._end = 0
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest segment; 0: there is none."""
+        return self._newest
+
+    def is_full(self) -> bool:
+        """Must the next commit begin a segment?"""
+        return self._handle is None or self._end >= SEGMENT_BYTES_MAX
+
+    def append(self, objects: list[NewObject], entries: list[EntryLine]) -> tuple[int, Contents, int]:
+        """Write a commit behind the last one, durable when this returns.
+
+        Returns:
+            where its objects begin, what it says, and where the segment now ends.
+
+        Raises:
+            OSError: the disk refused; the next commit must begin a segment.
+        """
+        assert self._handle is not None
+        header = self._headers[self._newest]
+        contents, pieces = encode_commit(header, self._cipher, self._end, objects, entries)
+        try:
+            self._disk.write(self._handle, pieces)
+            failpoint("store.shelf.commit.written")
+            self._disk.sync_data(self._handle)
+            failpoint("store.shelf.commit.durable")
+        except OSError:
+            self.close()
+            raise
+        start = self._end + len(pieces[0])
+        self._end += sum(map(len, pieces))
+        return start, contents, self._end
+
+    def begin(
+        self, alive: list[tuple[int, int]], objects: list[NewObject], entries: list[EntryLine]
+    ) -> tuple[int, Contents, int]:
+        """Begin the next segment with a commit; `alive` are the earlier ones that still count. See `append`.
+
+        Raises:
+            ShelfInUseError: somebody else has begun it.
+        """
+        self.close()
+        number = self._newest + 1
+        segment = self._random_bytes(_ID_BYTES).hex()
+        cipher = None
+        if self._guard is not None and self._guard.encrypts:
+            cipher = self._guard.begin_pack(f"shelf.{self._shelf}", segment)
+        key = cipher.key_id if cipher is not None else ""
+        header = SegmentHeader(alive, key, number, segment, self._shelf, self._store_id)
+        head = encode_header(header)
+        contents, pieces = encode_commit(header, cipher, len(head), objects, entries)
+        # Whatever comes of it, the number is used: what was linked and never acknowledged is not `alive` afterwards.
+        self._newest = number
+        handle = self._create(header.path, [head, *pieces])
+        self._headers[number], self._cipher = header, cipher
+        self._end = len(head) + sum(map(len, pieces))
+        if appends(self._disk):
+            self._handle = handle
+        else:
+            self._disk.close(handle)
+        return len(head) + len(pieces[0]), contents, self._end
+
+    def close(self) -> None:
+        """Write no more to the segment that is open."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                self._disk.close(handle)
+
+    def remove(self, number: int) -> None:
+        """Remove a segment that does not count any more."""
+        self._headers.pop(number, None)
+        files.unlink(self._disk, [segment_path(self._shelf, number)])
+
+    def prepare(self) -> None:
+        """Make the shelf's directory durable, and remove what a process that was killed left."""
+        make_durable_directory(self._disk, SHELVES)
+        make_durable_directory(self._disk, f"{SHELVES}/{self._shelf}")
+        with contextlib.suppress(FileNotFoundError):
+            paths = [f"{TEMPORARY}/{entry.name}" for entry in self._disk.list_directory(TEMPORARY)]
+            files.unlink(self._disk, [path for path in paths if (parse_temporary_path(path) or ("",))[0] == SHELVES])
+
+    def read_object(self, number: int, offset: int, line: ObjectLine, stored: bytes) -> bytes:
+        """Return the plain bytes of an object; errors as `open_object`."""
+        header = self._headers.get(number)
+        if header is None:
+            raise FileNotFoundError(f"segment {number} was removed")
+        return open_object(stored, header, self._guard, offset=offset, line=line)
+
+    def read_stored(self, number: int, offset: int, length: int) -> bytes:
+        """Return bytes of a segment; FileNotFoundError: it was removed."""
+        path = segment_path(self._shelf, number)
+        try:
+            return self._disk.read(path, offset, length)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with files.reading(self._disk, path):
+                raise
+            raise
+
+    def list_segments(self) -> list[int]:
+        """Return the numbers of the segments there are, ascending."""
+        return list_segments(self._disk, self._shelf)
+
+    def open_newest(self, number: int) -> SegmentHeader:
+        """Read the newest segment's header, which says what counts."""
+        self._newest = number
+        return self._header(number)
+
+    def commits(self, number: int, end: int | None) -> Iterator[tuple[int, Contents, int]]:
+        """Yield the commits of a segment, as `append` returns them; `end` None: as far as they are whole.
+
+        Raises:
+            DamagedDataError: something that counts is not what was written.
+            StoreError: it is encrypted, and there is no key; or the other way round.
+        """
+        header = self._header(number)
+        yield from read_commits(self._disk, header, self._guard, end=end)
+
+    def _header(self, number: int) -> SegmentHeader:
+        if number not in self._headers:
+            path = segment_path(self._shelf, number)
+            self._headers[number] = read_header(self._disk, path, store_id=self._store_id)
+        return self._headers[number]
+
+    def _create(self, path: str, pieces: list[Buffer]) -> int:
+        """As `write_once`, but the file stays open."""
+        directory = path.rpartition("/")[0]
+        handle = self._disk.open_temporary(directory, f"shelf-{self._newest}-{self._random_bytes(_ID_BYTES).hex()}")
+        try:
+            failpoint("store.shelf.segment.opened")
+            self._disk.write(handle, pieces)
+            failpoint("store.shelf.segment.written")
+            self._disk.sync_data(handle)
+            failpoint("store.shelf.segment.synced")
+            self._disk.link(handle, path)
+            failpoint("store.shelf.segment.linked")
+            self._disk.sync_directory(directory)
+            failpoint("store.shelf.segment.durable")
+        except FileExistsError:
+            self._disk.close(handle)
+            words = (
+                f"another process writes the shelf {self._shelf!r} of the store {self._disk.location}: open it again"
+            )
+            raise ShelfInUseError(words) from None
+        except OSError:
+            self._disk.close(handle)
+            raise
+        return handle
+
+
+def list_segments(disk: Disk, shelf: str) -> list[int]:
+    """Return the numbers of a shelf's segments, ascending."""
+    with files.reading(disk, f"{SHELVES}/{shelf}"):
+        try:
+            entries = disk.list_directory(f"{SHELVES}/{shelf}")
+        except FileNotFoundError:
+            return []
+    found = [parse_segment_name(entry.name) for entry in entries if not entry.is_directory]
+    return sorted(number for number in found if number is not None)
+
+
+def list_shelves(disk: Disk) -> list[str]:
+    """Return the names of a store's shelves."""
+    with files.reading(disk, SHELVES):
+        try:
+            return [entry.name for entry in disk.list_directory(SHELVES) if entry.is_directory]
+        except FileNotFoundError:
+            return []
+
+
+def keys_of_shelves(disk: Disk, store_id: str) -> set[str]:
+    """Return the ids of the keys under which segments are encrypted; DamagedDataError, StoreError if one cannot be read."""
+    paths = [segment_path(shelf, number) for shelf in list_shelves(disk) for number in list_segments(disk, shelf)]
+    return {read_header(disk, path, store_id=store_id).key for path in paths} - {""}
+
+
+def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader:
+    """Return what a segment's header says; errors as `decode_header`."""
+    with files.reading(disk, path):
+        head = disk.read(path, 0, HEAD_BYTES)
+        record = disk.read(path, 0, record_bytes(head) or HEAD_BYTES)
+    return decode_header(record, path=path, store_id=store_id)
+
+
+def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None, end: int | None) -> None:
+    """Read a whole segment and compare everything; errors as `ShelfSegments.commits`."""
+    header = read_header(disk, path, store_id=store_id)
+    for start, contents, commit_end in read_commits(disk, header, guard, end=end):
+        with files.reading(disk, path):
+            data = disk.read(path, start, commit_end - start)
+        place = 0
+        for line in contents.objects:
+            stored = data[place : place + line.stored_bytes]
+            open_object(stored, header, guard, offset=start + place, line=line)
+            place += line.stored_bytes
+
+
+def read_commits(
+    disk: Disk, header: SegmentHeader, guard: Guard | None, *, end: int | None
+) -> Iterator[tuple[int, Contents, int]]:
+    """Yield the commits of a segment; see `ShelfSegments.commits`."""
+    path, offset = header.path, len(encode_header(header))
+    with files.reading(disk, path):
+        window = _Window(disk, path, disk.size(path) if end is None else end)
+    while offset < window.size_bytes:
+        try:
+            contents, record_end, commit_end = _read_commit(window, header, guard, offset)
+        except DamagedDataError:
+            if end is not None or _has_commit_behind(window, header, guard, offset):
+                raise
+            return  # Torn: it was never acknowledged.
+        if (
+            end is None
+            and commit_end == window.size_bytes
+            and not _is_whole(window, header, guard, record_end, contents)
+        ):
+            return  # The same: the last one's objects.
+        yield record_end, contents, commit_end
+        offset = commit_end
+
+
+def _read_commit(
+    window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int
+) -> tuple[Contents, int, int]:
+    length = record_bytes(window.read(offset, HEAD_BYTES))
+    if length is None or offset + length > window.size_bytes:
+        raise damaged(header.path, f"no commit begins at {offset}, or it is truncated")
+    contents, data_bytes = decode_commit(window.read(offset, length), header, guard, offset=offset)
+    end = offset + length + data_bytes
+    if end > window.size_bytes:
+        raise damaged(header.path, f"truncated: the commit at {offset} ends at {end}, the file at {window.size_bytes}")
+    return contents, offset + length, end
+
+
+def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int, contents: Contents) -> bool:
+    try:
+        for line in contents.objects:
+            open_object(window.read(offset, line.stored_bytes), header, guard, offset=offset, line=line)
+            offset += line.stored_bytes
+    except DamagedDataError:
+        return False
+    return True
+
+
+def _has_commit_behind(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
+    """Is there a whole commit after what cannot be read? Then that was acknowledged, and is damage: commits are written one by one."""
+    rest = window.read(offset, window.size_bytes - offset)
+    place = rest.find(MAGIC, 1)
+    while place > 0:
+        with contextlib.suppress(DamagedDataError):
+            _read_commit(window, header, guard, offset + place)
+            return True
+        place = rest.find(MAGIC, place + 1)
+    return False
+
+
+class _Window:
+    """Reads a file piece by piece, a large piece at a time."""
+
+    def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._disk = disk
+        self._path = path
+        self._start = 0
+        self._data = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes from `offset` on, as many as there are."""
+        length = min(length, self.size_bytes - offset)
+        if not self._start <= offset <= offset + length <= self._start + len(self._data):
+            with files.reading(self._disk, self._path):
+                wanted = min(max(length, _WINDOW_BYTES), self.size_bytes - offset)
+                self._start, self._data = offset, self._disk.read(self._path, offset, wanted)
+        return self._data[offset - self._start : offset - self._start + length]

@@ -1,0 +1,358 @@
+"""What the saver promises beyond the conformance suite: bytes, deletion, threads, crashes, types."""
+
+import asyncio
+import operator
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from tests.adapters.langgraph import playing
+from tests.adapters.langgraph.playing import checkpoint, put, thread, values_of
+
+from snapline.adapters.langgraph import SnaplineSaver
+from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
+from snapline.storage.shelf.segments import ShelfInUseError
+
+assert playing.REASON
+pytestmark = pytest.mark.langgraph
+
+KEYS = Keys((make_wrapping_key(b"k" * 32),))
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Any:
+    with SnaplineSaver.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def used(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class Work(TypedDict):
+    count: int
+    load: bytes
+    items: Annotated[list[str], operator.add]
+
+
+def graph(saver: Any, steps: int, *, item_bytes: int = 0) -> Any:
+    """Appends an item at each step, so many times."""
+
+    def work(state: Work) -> dict[str, Any]:
+        return {"count": state["count"] + 1, "items": [os.urandom(item_bytes // 2).hex()] if item_bytes else []}
+
+    builder = StateGraph(Work)
+    builder.add_node("work", work)
+    builder.add_edge(START, "work")
+    builder.add_conditional_edges("work", lambda state: END if state["count"] >= steps else "work")
+    return builder.compile(checkpointer=saver)
+
+
+def start(load_bytes: int = 0) -> Any:
+    return {"count": 0, "load": os.urandom(load_bytes), "items": []}
+
+
+def run_config(name: str, steps: int) -> Any:
+    return {**thread(name), "recursion_limit": steps + 10}
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_200_steps_of_a_list_that_grows_take_at_most_1_5_of_what_is_in_it(saver: Any, tmp_path: Path) -> None:
+    graph(saver, 200, item_bytes=4096).invoke(start(), run_config("t", 200), durability="sync")
+    assert used(tmp_path) <= 1.5 * 200 * 4096
+    assert len(values_of(saver)["items"]) == 200
+
+
+def test_a_megabyte_that_no_step_touches_costs_a_reference(saver: Any, tmp_path: Path) -> None:
+    graph(saver, 3).invoke(start(2**20), run_config("a", 10), durability="sync")
+    before = used(tmp_path)
+    assert before < 1.1 * 2**20, "input and channel hold it, and it is there once"
+    saver.copy_thread("a", "b")
+    graph(saver, 103).invoke({"count": 3}, run_config("b", 200), durability="sync")
+    assert used(tmp_path) - before <= 100 * 10 * 1024
+    assert values_of(saver, "b")["load"] == values_of(saver, "a")["load"]
+
+
+def test_a_branch_that_goes_back_has_its_own_values(saver: Any) -> None:
+    made = graph(saver, 5, item_bytes=600)
+    made.invoke(start(), run_config("t", 5), durability="sync")
+    states = list(made.get_state_history(thread()))
+    third = next(each for each in states if each.values.get("count") == 3)
+    made.invoke(None, {**third.config, "recursion_limit": 20}, durability="sync")
+    for state in states:
+        assert made.get_state(state.config).values == state.values
+    newest = made.get_state(thread()).values
+    assert newest["items"][:3] == states[0].values["items"][:3] and newest["items"][3:] != states[0].values["items"][3:]
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+ITEMS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False), st.text(max_size=300),
+    st.binary(max_size=900), st.lists(st.integers(0, 9), max_size=4), st.tuples(st.integers(0, 9), st.text(max_size=3)),
+)  # fmt: skip
+EDITS = st.lists(st.tuples(st.sampled_from(["append", "insert", "drop", "set"]), ITEMS), min_size=1, max_size=60)
+
+
+@given(EDITS, st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_values_come_back_as_they_were_however_they_change(tmp_path_factory: Any, edits: Any, is_dict: bool) -> None:
+    """Lists and dicts are saved as items and differences: each version must be exactly what the serializer alone gives."""
+    folder = tmp_path_factory.mktemp("values")
+    plain, kept = InMemorySaver().serde, []
+    items: list[Any] = []
+    with SnaplineSaver.open(folder) as saver:
+        for number, (edit, item) in enumerate(edits):
+            place = number % (len(items) + 1)
+            if edit == "append":
+                items = [*items, item] * (1 if len(items) > 100 else 2)
+            elif edit == "insert":
+                items = [*items[:place], item, *items[place:]]
+            elif edit == "drop":
+                items = items[:place]
+            elif items:
+                items = [*items[:-1], item]
+            value = {f"{at}": each for at, each in enumerate(items)} if is_dict else items
+            put(saver, number, {"value": value}, parent=number - 1 if number else None)
+            kept.append(plain.loads_typed(plain.dumps_typed(value)))
+    with SnaplineSaver.open(folder) as saver:
+        for number, value in enumerate(kept):
+            found = values_of(saver, number=number)["value"]
+            assert found == value and list(map(type, found)) == list(map(type, value))
+            assert list(found) == list(value)
+
+
+def test_channels_that_are_not_new_are_as_in_the_parent_and_nobody_looks_at_them(saver: Any) -> None:
+    put(saver, 1, {"a": "first" * 100, "b": "b"})
+    second = checkpoint(2, {"a": object(), "b": "new"}, {"a": "1", "b": "2"})
+    saver.put(thread(checkpoint="00000001"), second, {}, {"b": "2"})
+    assert values_of(saver) == {"a": "first" * 100, "b": "new"}
+    third = checkpoint(3, {"a": "third"}, {"a": "3"})
+    saver.put(thread(checkpoint="00000404"), third, {}, {})
+    assert values_of(saver) == {"a": "third"}, "without a parent they are taken as they are given"
+
+
+def test_writes_come_in_the_order_in_which_their_step_applies_them(saver: Any) -> None:
+    config = put(saver, 1, {"a": 1})
+    saver.put_writes(config, [("a", 1), ("b", 2)], "task-9", "~path, 1")
+    saver.put_writes(config, [("a", 3)], "task-1", "~path, 2")
+    saver.put_writes(config, [("a", "late")], "task-9", "~path, 1")
+    saver.put_writes(config, [("__error__", "one")], "task-9", "~path, 1")
+    saver.put_writes(config, [("__error__", "two")], "task-9", "~path, 1")
+    found = saver.get_tuple(thread()).pending_writes
+    assert found == [("task-9", "__error__", "two"), ("task-9", "a", 1), ("task-9", "b", 2), ("task-1", "a", 3)]
+
+
+# -- deletion ---------------------------------------------------------------------------------------------------------
+
+
+def test_keep_last_keeps_so_many_and_the_folder_stays_small(tmp_path: Path) -> None:
+    with SnaplineSaver.open(tmp_path / "store", keep_last=3) as saver:
+        for number in range(300):
+            config = put(saver, number, {"load": os.urandom(20_000), "same": "x" * 5000}, parent=number - 1)
+            saver.put_writes(config, [("a", number)], "task")
+        found = list(saver.list(thread()))
+        assert [each.metadata["step"] for each in found] == [299, 298, 297]
+        assert [each.pending_writes for each in found] == [[("task", "a", 299 - at)] for at in range(3)]
+        assert used(tmp_path) < 3 * 2**20, "300 would be 6 MB"
+    with pytest.raises(MisuseError, match="keep_last=0"):
+        SnaplineSaver.open(tmp_path / "store", keep_last=0)
+
+
+def test_what_is_deleted_is_gone_from_the_files(saver: Any, tmp_path: Path) -> None:
+    for number in range(30):
+        put(saver, number, {"load": os.urandom(100_000)}, of="gone")
+        put(saver, number, {"same": "kept" * 100}, of="kept")
+    saver.delete_thread("gone")
+    assert values_of(saver, "gone") is None and values_of(saver, "kept") == {"same": "kept" * 100}
+    assert used(tmp_path) < 200_000
+
+
+def delta_thread(saver: Any) -> None:
+    """As LangGraph saves a `DeltaChannel`: a value in the second checkpoint only; the later ones are made of writes."""
+    for number in range(6):
+        values = {"plain": number, **({"delta": "snapshot"} if number == 1 else {})}
+        metadata = {"counters_since_delta_snapshot": {"delta": [1, 1]}, "run_id": f"run-{number}"}
+        versions = {"plain": f"{number}", "delta": f"{number}"}
+        made = checkpoint(number, values, versions)
+        above = f"{number - 1:08}" if number else None
+        config = saver.put(thread(checkpoint=above), made, {"step": number, **metadata}, versions)
+        saver.put_writes(config, [("delta", f"write {number}")], "task")
+
+
+def test_pruning_keeps_what_a_delta_channel_is_made_of(saver: Any) -> None:
+    delta_thread(saver)
+    history = saver.get_delta_channel_history(config=thread(), channels=["delta"])
+    saver.prune(["t"])
+    assert [each.metadata["step"] for each in saver.list(thread())] == [5, 4, 3, 2, 1]
+    assert saver.get_delta_channel_history(config=thread(), channels=["delta"]) == history
+    assert history["delta"]["seed"] == "snapshot" and len(history["delta"]["writes"]) == 4
+    with pytest.raises(MisuseError, match="DeltaChannel"):
+        saver.delete_for_runs(["run-3"])
+    saver.delete_for_runs(["run-3", "run-4", "run-5"])
+    assert [each.metadata["step"] for each in saver.list(thread())] == [2, 1]
+
+
+def test_keep_last_keeps_it_too(tmp_path: Path) -> None:
+    with SnaplineSaver.open(tmp_path / "store", keep_last=2) as saver:
+        delta_thread(saver)
+        assert [each.metadata["step"] for each in saver.list(thread())] == [5, 4, 3, 2, 1]
+
+
+# -- threads, processes, crashes ----------------------------------------------------------------------------------------
+
+
+def test_many_graphs_run_at_once_on_one_saver(saver: Any, tmp_path: Path) -> None:
+    """In threads and in an event loop, each on its thread; others are deleted meanwhile."""
+    made = graph(saver, 10, item_bytes=600)
+    failed: list[BaseException] = []
+
+    def run(name: str) -> None:
+        try:
+            made.invoke(start(), run_config(name, 10))
+            put(saver, 1, {"a": "b" * 1000}, of=f"{name} gone")
+            saver.delete_thread(f"{name} gone")
+        except BaseException as error:
+            failed.append(error)
+
+    async def run_all() -> None:
+        await asyncio.gather(*(made.ainvoke(start(), run_config(f"async {at}", 10)) for at in range(5)))
+
+    threads = [threading.Thread(target=run, args=(f"sync {at}",)) for at in range(5)]
+    for each in threads:
+        each.start()
+    asyncio.run(run_all())
+    for each in threads:
+        each.join()
+    assert not failed
+    names = [f"{kind} {at}" for kind in ("sync", "async") for at in range(5)]
+    before = {name: values_of(saver, name) for name in names}
+    assert all(len(values["items"]) == 10 for values in before.values())
+    saver.close()
+    with SnaplineSaver.open(tmp_path / "store") as again:
+        assert {name: values_of(again, name) for name in names} == before
+        assert {each.config["configurable"]["thread_id"] for each in again.list(None)} == set(names)
+
+
+def test_a_second_saver_on_the_folder_is_refused(saver: Any, tmp_path: Path) -> None:
+    with pytest.raises(ShelfInUseError, match="in use"):
+        SnaplineSaver.open(tmp_path / "store")
+    command = ["import sys", "from snapline.adapters.langgraph import SnaplineSaver", "SnaplineSaver.open(sys.argv[1])"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(command), str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "ShelfInUseError" in done.stderr
+    put(saver, 1, {"a": 1})
+
+
+def test_it_works_on_an_object_store() -> None:
+    pytest.importorskip("obstore")
+    with SnaplineSaver.open("memory://graphs") as saver:
+        graph(saver, 20, item_bytes=600).invoke(start(), run_config("t", 20))
+        values = values_of(saver)
+    with SnaplineSaver.open("memory://graphs") as saver:
+        assert values_of(saver) == values and len(values["items"]) == 20
+
+
+def test_an_encrypted_folder_shows_nothing_and_refuses_what_is_plain(tmp_path: Path) -> None:
+    with SnaplineSaver.open(tmp_path / "store", keys=KEYS) as saver:
+        put(saver, 1, {"channel-name": "very secret" * 100}, of="who it is")
+    data = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not [word for word in (b"secret", b"channel-name", b"who it is") if word in data]
+    with pytest.raises(StoreError):
+        SnaplineSaver.open(tmp_path / "store", keys=NO_KEYS)
+    with SnaplineSaver.open(tmp_path / "plain", keys=NO_KEYS) as saver:
+        put(saver, 1, {"a": 1})
+    with pytest.raises(StoreError, match="without encryption"):
+        SnaplineSaver.open(tmp_path / "plain", keys=KEYS)
+
+
+def test_a_damaged_value_is_an_error_and_not_another_value(saver: Any, tmp_path: Path) -> None:
+    put(saver, 1, {"a": "some text " * 100})
+    put(saver, 2, {"b": 1})
+    saver.close()
+    [path] = (tmp_path / "store" / "shelves" / "langgraph").glob("[0-9]*")
+    data = path.read_bytes()
+    place = data.index(b"some text ") + 3
+    path.write_bytes(data[:place] + b"!" + data[place + 1 :])
+    with SnaplineSaver.open(tmp_path / "store") as again, pytest.raises(DamagedDataError):
+        values_of(again, number=1)
+
+
+KILLED = """
+import os, signal, sys
+from snapline import failpoints
+from snapline.adapters.langgraph import SnaplineSaver
+from tests.adapters.langgraph.playing import put
+
+def run(at):
+    count = 0
+    def kill(name):
+        nonlocal count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    folder = os.path.join(sys.argv[1], str(at))
+    saver = SnaplineSaver.open(folder, keep_last=2)
+    failpoints.install(kill)
+    with open(folder + ".told", "w") as told:
+        for number in range(4):
+            items = ["item " * 100 + str(at) for at in range(number)]
+            config = put(saver, number, {"items": items, "number": number}, parent=number - 1)
+            print("put", file=told, flush=True)
+            saver.put_writes(config, [("items", [f"write {number}"] * 200), ("number", number)], "task")
+            print("writes", file=told, flush=True)
+
+at, ended = 0, -1
+while ended:
+    at += 1
+    child = os.fork()
+    if not child:
+        run(at)
+        os._exit(0)
+    ended = os.waitpid(child, 0)[1]
+    assert ended in (0, signal.SIGKILL), ended
+print(at)
+"""
+
+
+def test_a_killed_process_leaves_every_checkpoint_and_its_writes_whole(tmp_path: Path) -> None:
+    """SIGKILL at every point at which something is written."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    points = int(done.stdout) - 1
+    assert points > 15
+    for at in range(1, points + 1):
+        told = (tmp_path / f"{at}.told").read_text().split()
+        with SnaplineSaver.open(tmp_path / str(at)) as saver:
+            _check_after_kill(saver, puts=told.count("put"), writes=told.count("writes"))
+
+
+def _check_after_kill(saver: Any, *, puts: int, writes: int) -> None:
+    found = {each.metadata["step"]: each for each in saver.list(thread())}
+    newest = max(found, default=-1)
+    assert newest in (puts - 1, puts) and len(found) == min(newest + 1, 2)
+    for number, each in found.items():
+        items = ["item " * 100 + str(at) for at in range(number)]
+        assert each.checkpoint["channel_values"] == {"items": items, "number": number}
+        expected = [("task", "items", [f"write {number}"] * 200), ("task", "number", number)]
+        assert each.pending_writes == expected or (each.pending_writes == [] and number >= writes)
+    values = {"items": [], "number": 9}
+    put(saver, 9, values, parent=newest)
+    assert values_of(saver) == values

@@ -1,0 +1,300 @@
+"""A shelf keeps what is named, once, and forgets what is not."""
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.storage.making import seeded_bytes
+from tests.storage.protecting import BOTH, NEW, OLD
+from tests.storage.shelf.making import PATH, contents, open_shelf, remove, save
+from tests.storage.simulated_disk import SimulatedDisk
+
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.keys.key_files import NO_KEYS
+from snapline.storage.keys.needed import needed_keys
+from snapline.storage.shelf import segments as segments_module
+from snapline.storage.shelf import shelf as shelf_module
+from snapline.storage.shelf.segments import ShelfInUseError
+from snapline.storage.shelf.shelf import Shelf, StaleReferenceError
+from snapline.storage.store.opening import open_disk
+from snapline.storage.store.store import Store
+
+
+def sizes(disk: SimulatedDisk) -> dict[str, int]:
+    return {path: disk.size(path) for path in disk.files() if path.startswith("shelves/")}
+
+
+def test_what_is_there_costs_a_reference() -> None:
+    disk = SimulatedDisk()
+    shelf = open_shelf(disk)
+    save(shelf, "first", "".join(map(str, range(20_000))))
+    before = sum(sizes(disk).values())
+    save(shelf, "second", "".join(map(str, range(20_000))))
+    assert sum(sizes(disk).values()) - before < 400
+    assert set(contents(shelf)["thread/"]) == {"first", "second"}
+
+
+def test_bytes_cannot_pass_for_bytes_with_references() -> None:
+    shelf = open_shelf()
+    change = shelf.change()
+    inner = change.add(b"inner")
+    outer = change.add(b"x", [inner])
+    forged = change.add((1).to_bytes(8, "little") + inner + b"x")
+    assert len({inner, outer, forged}) == 3
+    assert outer[-1] & 1 and not forged[-1] & 1
+
+
+def test_what_nobody_names_is_forgotten_with_all_that_only_it_refers_to() -> None:
+    shelf = open_shelf()
+    first = save(shelf, "first", "shared", "own")
+    own = shelf.references(first)[1]
+    save(shelf, "second", "shared")
+    remove(shelf, "first")
+    assert not shelf.holds(first) and not shelf.holds(own)
+    assert contents(shelf) == {"thread/": {"second": ["shared"]}}
+    with pytest.raises(NotFoundError, match="deleted"):
+        shelf.read([own])
+
+
+def test_a_change_that_refers_to_what_is_gone_changes_nothing() -> None:
+    shelf = open_shelf()
+    gone = save(shelf, "gone", "text")
+    remove(shelf, "gone")
+    change = shelf.change()
+    change.name(PATH, "late", change.add(b"late", [gone]))
+    with pytest.raises(StaleReferenceError, match="bring it again"):
+        shelf.commit(change)
+    change = shelf.change()
+    change.name(PATH, "late", gone)
+    with pytest.raises(StaleReferenceError):
+        shelf.commit(change)
+    assert contents(shelf) == {}
+
+
+def test_a_name_that_is_taken_away_and_given_in_one_change_keeps_what_it_needs() -> None:
+    shelf = open_shelf()
+    digest = save(shelf, "old", "text")
+    change = shelf.change()
+    change.name(PATH, "old", None)
+    change.name(PATH, "new", digest)
+    shelf.commit(change)
+    assert shelf.entries(PATH) == {"new": digest} and shelf.read([digest]) == {digest: b"old"}
+
+
+Step = tuple[str, str, list[str]]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["save", "remove", "open", "again"]),
+        st.sampled_from("abcd"),
+        st.lists(st.sampled_from("uvwxyz")),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+@settings(deadline=None, max_examples=60)
+def test_it_holds_what_a_dict_would(steps: list[Step]) -> None:
+    """Names given and taken, segments written again, openings: whatever comes in whatever order."""
+    disk, model = SimulatedDisk(), dict[str, list[str]]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shelf_module, "SMALL_BYTES", 300)
+        patch.setattr(shelf_module, "SMALL_SEGMENTS_MAX", 3)
+        patch.setattr(segments_module, "SEGMENT_BYTES_MAX", 600)
+        shelf = open_shelf(disk)
+        for seed, (step, name, texts) in enumerate(steps):
+            if step == "save":
+                save(shelf, name, *texts)
+                model[name] = texts
+            elif step == "remove":
+                remove(shelf, name)
+                model.pop(name, None)
+            elif step == "open":
+                shelf.close()
+                shelf = open_shelf(disk, seed=seed + 2)
+            assert contents(shelf).get("thread/", {}) == model
+        shelf.close()
+        assert contents(open_shelf(disk, seed=1000)).get("thread/", {}) == model
+
+
+def test_dead_bytes_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf_module, "SMALL_BYTES", 1000)
+    disk = SimulatedDisk()
+    shelf = open_shelf(disk)
+    save(shelf, "kept", "kept")
+    for number in range(300):
+        save(shelf, "changing", os.urandom(100).hex())
+        assert sum(sizes(disk).values()) < 60_000, number
+    assert contents(shelf)["thread/"]["kept"] == ["kept"]
+
+
+def test_a_second_one_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    shelf = Shelf.open(store, "play")
+    with pytest.raises(ShelfInUseError, match="is in use: one process") as caught:
+        Shelf.open(Store.open(tmp_path / "store"), "play")
+    assert caught.value.exit_code == 11
+    save(shelf, "a", "b")
+    other = Shelf.open(store, "other")
+    save(other, "c", "d")
+    shelf.close()
+    shelf.close()
+    with pytest.raises(MisuseError, match="closed"):
+        save(shelf, "e", "f")
+    assert contents(Shelf.open(store, "play")) == {"thread/": {"a": ["b"]}}
+
+
+def test_a_forked_process_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf.open(Store.create(tmp_path / "store"), "play")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(MisuseError, match="forked"):
+        save(shelf, "a", "b")
+
+
+def test_many_threads_save_at_once(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    shelf = Shelf.open(store, "play")
+
+    def work(number: int) -> None:
+        for step in range(20):
+            save(shelf, f"{step}", "shared", f"{number} {step}", path=("thread", str(number)))
+            if step >= 3:
+                remove(shelf, f"{step - 3}", path=("thread", str(number)))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = {
+        f"thread/{number}": {f"{step}": ["shared", f"{number} {step}"] for step in (17, 18, 19)} for number in range(8)
+    }
+    assert contents(shelf) == expected
+    shelf.close()
+    assert contents(Shelf.open(store, "play")) == expected
+
+
+def test_on_an_object_store_each_commit_is_an_object_and_the_second_writer_is_refused() -> None:
+    pytest.importorskip("obstore")
+    url = "memory://shelf-of-two"
+    first = Shelf.open(Store.open_or_create(url), "play")
+    save(first, "a", "b")
+    second = Shelf.open(Store.open(url), "play")
+    save(second, "c", "d")
+    with pytest.raises(ShelfInUseError, match="another process writes"):
+        save(first, "e", "f")
+    for number in range(100):
+        save(second, f"{number}", "b")
+    disk = open_disk(url)
+    assert isinstance(disk, ObjectDisk)
+    assert len(disk.list_directory("shelves/play")) < 40, "small ones are written again as one"
+    expected = {"a": ["b"], "c": ["d"]} | {f"{number}": ["b"] for number in range(100)}
+    assert contents(Shelf.open(Store.open(url), "play")) == {"thread/": expected}
+
+
+def test_an_encrypted_shelf_shows_nothing_and_opens_under_its_key_only(tmp_path: Path) -> None:
+    store = Store.open_or_create(tmp_path / "store", keys=OLD)
+    shelf = Shelf.open(store, "play")
+    save(shelf, "a name", "a secret")
+    shelf.close()
+    data = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert b"a secret" not in data and b"a name" not in data and b"thread" not in data
+    assert needed_keys(store.disk, store.store_id)
+    assert contents(Shelf.open(Store.open(tmp_path / "store", keys=BOTH), "play")) == {
+        "thread/": {"a name": ["a secret"]}
+    }
+    for keys in (NO_KEYS, NEW):
+        with pytest.raises(StoreError):
+            Shelf.open(Store.open(tmp_path / "store", keys=keys), "play")
+
+
+def test_a_plain_shelf_is_refused_where_there_is_a_key(tmp_path: Path) -> None:
+    save(Shelf.open(Store.create(tmp_path / "store", keys=NO_KEYS), "play"), "a", "b")
+    with pytest.raises(StoreError, match="made without encryption"):
+        Store.open(tmp_path / "store", keys=OLD)
+
+
+def saved(disk: SimulatedDisk, count: int = 4) -> dict[str, dict[str, list[str]]]:
+    shelf = open_shelf(disk)
+    for number in range(count):
+        save(shelf, f"{number}", "shared", f"text {number}")
+    return contents(shelf)
+
+
+def test_every_changed_byte_is_found_or_was_never_acknowledged() -> None:
+    """Of the newest segment the end may be torn; what was acknowledged before the last commit must be there, or the shelf refuses."""
+    disk = SimulatedDisk()
+    whole = saved(disk)
+    path = "shelves/play/1"
+    data = disk.read(path, 0, 10**6)
+    for place in range(len(data)):
+        image = disk.copy()
+        node = image.nodes[path]
+        assert node is not None
+        node.data = data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
+        try:
+            found = contents(open_shelf(image))["thread/"]
+        except StoreError:
+            continue
+        lost = {name: texts for name, texts in whole["thread/"].items() if name not in found}
+        assert set(lost) <= {"3"} and found.items() <= whole["thread/"].items(), place
+
+
+def test_once_another_segment_begins_every_changed_byte_is_found() -> None:
+    disk = SimulatedDisk()
+    saved(disk)
+    save(open_shelf(disk, seed=5), "more", "more")
+    for path in ("shelves/play/1", "shelves/play/2"):
+        data = disk.read(path, 0, 10**6)
+        for place in range(0, len(data), 7 if path.endswith("1") else 1):
+            image = disk.copy()
+            node = image.nodes[path]
+            assert node is not None
+            node.data = data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
+            if path.endswith("1"):
+                with pytest.raises(DamagedDataError):
+                    contents(open_shelf(image))
+            else:
+                with contextlib.suppress(StoreError):
+                    assert "more" not in contents(open_shelf(image))["thread/"], place
+
+
+def test_a_missing_segment_is_damage() -> None:
+    disk = SimulatedDisk()
+    saved(disk)
+    save(open_shelf(disk, seed=5), "more", "more")
+    del disk.nodes["shelves/play/1"]
+    with pytest.raises(DamagedDataError, match="shelves/play/1"):
+        open_shelf(disk)
+
+
+def test_names_that_cannot_be_said_are_refused_before_anything_is_written() -> None:
+    with pytest.raises(MisuseError, match="UTF-8"):
+        open_shelf().change().name(PATH, "\ud800", None)
+    with pytest.raises(MisuseError, match="shelf"):
+        Shelf.open(Store.create("simulated", disk=SimulatedDisk(), random_bytes=seeded_bytes(1)), "a/b")
+
+
+def test_verification_reads_every_byte_of_a_shelf() -> None:
+    disk = SimulatedDisk()
+    saved(disk)
+    save(open_shelf(disk, seed=5), "more", "more")
+    store = Store.open("simulated", disk=disk)
+    verification = store.verify()
+    assert verification.is_whole
+    assert {"shelves/play/1", "shelves/play/2"} <= {each.path for each in verification.checked}
+    data = disk.read("shelves/play/1", 0, 10**6)
+    for place in range(0, len(data), 5):
+        image = disk.copy()
+        node = image.nodes["shelves/play/1"]
+        assert node is not None
+        node.data = data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
+        found = Store.open("simulated", disk=image).verify().findings
+        assert [each.path for each in found] == ["shelves/play/1"], place
+    del disk.nodes["shelves/play/1"]
+    assert [each.path for each in store.verify().findings] == ["shelves/play/1"]
