@@ -12,9 +12,12 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.adapters.langgraph import playing  # skips where LangGraph is not there
+
+assert playing.REASON
+
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
-from tests.adapters.langgraph import playing
 from tests.adapters.langgraph.playing import checkpoint, put, thread, values_of
 
 from snapline.adapters.langgraph import SnaplineSaver
@@ -22,7 +25,6 @@ from snapline.errors import DamagedDataError, MisuseError, StoreError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
 from snapline.storage.shelf.segments import ShelfInUseError
 
-assert playing.REASON
 pytestmark = pytest.mark.langgraph
 
 KEYS = Keys((make_wrapping_key(b"k" * 32),))
