@@ -196,11 +196,14 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread. It costs references: no value is written again."""
-        change = self._shelf.change()
-        for path in self._shelf.paths(str(source_thread_id)):
-            for name, digest in self._shelf.entries(path).items():
-                change.name((str(target_thread_id), *path[1:]), name, digest)
-        self._commit(change)
+        for _ in range(_STALE_MAX):
+            change = self._shelf.change()
+            for path in self._shelf.paths(str(source_thread_id)):
+                for name, digest in self._shelf.entries(path).items():
+                    change.name((str(target_thread_id), *path[1:]), name, digest)
+            with contextlib.suppress(StaleReferenceError):  # Something of it was deleted meanwhile.
+                return self._commit(change)
+        raise NotFoundError(f"thread {source_thread_id!r} is deleted again and again while it is copied")
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete all but the latest checkpoint of each namespace (`keep_latest`), or all (`delete`).

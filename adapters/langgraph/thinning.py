@@ -4,6 +4,7 @@ Checkpoints hold their values, so any of them may go. The exception are graphs w
 made of the writes of its ancestors up to the nearest one with a value. Those stay.
 """
 
+import contextlib
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
@@ -111,8 +112,9 @@ def _ancestors(reader: MetadataReader, names: dict[str, bytes], kept: Collection
     """Return the checkpoints that those that are kept are made of."""
     found: set[str] = set()
     for name in kept:
-        metadata, parent, channels = reader.read_metadata(names[name])
-        found.update(_walk(reader, names, parent, delta_channels(metadata, channels)))
+        with contextlib.suppress(NotFoundError):  # Deleted meanwhile: it needs nothing any more.
+            metadata, parent, channels = reader.read_metadata(names[name])
+            found.update(_walk(reader, names, parent, delta_channels(metadata, channels)))
     return found
 
 
@@ -120,5 +122,8 @@ def _walk(reader: MetadataReader, names: dict[str, bytes], checkpoint: str | Non
     """Yield ancestors, from this one on, until each of these channels has had a value."""
     while needed and checkpoint is not None and checkpoint in names:
         yield checkpoint
-        _, checkpoint, channels = reader.read_metadata(names[checkpoint])
+        try:
+            _, checkpoint, channels = reader.read_metadata(names[checkpoint])
+        except NotFoundError:
+            return  # Deleted meanwhile, and the values with it.
         needed = {name for name in needed if channels.get(name, (None, None))[1] is None}

@@ -93,7 +93,7 @@ class ShelfSegments:
             failpoint("store.shelf.commit.written")
             self._disk.sync_data(self._handle)
             failpoint("store.shelf.commit.durable")
-        except OSError:
+        except BaseException:  # An interrupt, too: where the file ends is not known any more.
             self.close()
             raise
         start = self._end + len(pieces[0])
@@ -213,7 +213,7 @@ class ShelfSegments:
                 f"another process writes the shelf {self._shelf!r} of the store {self._disk.location}: open it again"
             )
             raise ShelfInUseError(words) from None
-        except OSError:
+        except BaseException:
             self._disk.close(handle)
             raise
         return handle

@@ -259,17 +259,25 @@ class Shelf:
             _fail(batch, StoreError, f"cannot write to the store {self._location}: {error.strerror or error}")
         except (MisuseError, StoreError) as error:
             _fail(batch, type(error), str(error))
-        except BaseException as error:
-            _fail(batch, StoreError, f"the commit that this one was part of failed: {error!r}")
+        except BaseException:
+            self._give_up(batch)
             raise
         finally:
             for waiting in batch:
                 waiting.is_done = True
-        if self._may_write_again:
-            try:
+        try:
+            if self._may_write_again:
                 self._write_again()
-            except (OSError, MisuseError, StoreError):
-                self._may_write_again = False  # What was asked for is done. It costs space until the next opening.
+        except (OSError, MisuseError, StoreError):
+            self._may_write_again = False  # What was asked for is done. It costs space until the next opening.
+        except BaseException:
+            self._give_up([])
+            raise
+
+    def _give_up(self, batch: list[_Waiting]) -> None:
+        """An interrupt came in the middle: what is on the disk is whole, what is in memory may not be."""
+        self._is_closed = True
+        _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -17,6 +17,7 @@ from tests.adapters.langgraph import playing  # skips where LangGraph is not the
 assert playing.REASON
 
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
 from tests.adapters.langgraph.playing import checkpoint, put, thread, values_of
 
@@ -27,6 +28,7 @@ from snapline.storage.shelf.segments import ShelfInUseError
 
 pytestmark = pytest.mark.langgraph
 
+VERSIONS = {"inherited": "1", "other": "2", "items": "2"}
 KEYS = Keys((make_wrapping_key(b"k" * 32),))
 
 
@@ -245,6 +247,64 @@ def test_many_graphs_run_at_once_on_one_saver(saver: Any, tmp_path: Path) -> Non
     with SnaplineSaver.open(tmp_path / "store") as again:
         assert {name: values_of(again, name) for name in names} == before
         assert {each.config["configurable"]["thread_id"] for each in again.list(None)} == set(names)
+
+
+def test_a_parent_that_is_deleted_while_its_child_is_saved_is_not_needed(tmp_path: Path) -> None:
+    class Deleting(JsonPlusSerializer):
+        """Has the thread deleted while a value is serialized: after the parent was looked up, before the child is written."""
+
+        is_armed = False
+
+        def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+            if self.is_armed and obj == "new":
+                self.is_armed = False
+                saver.delete_thread("t")
+            return super().dumps_typed(obj)
+
+    serde = Deleting()
+    with SnaplineSaver.open(tmp_path / "store", serde=serde) as saver:
+        put(saver, 1, {"inherited": "x" * 500, "items": ["y" * 500] * 3, "other": "old"})
+        child = checkpoint(2, {"inherited": "x" * 500, "other": "new", "items": ["y" * 500] * 4}, VERSIONS)
+        serde.is_armed = True
+        saver.put(thread(checkpoint="00000001"), child, {"step": 2}, {"other": "2", "items": "2"})
+        assert not serde.is_armed and [each.metadata["step"] for each in saver.list(thread())] == [2]
+        assert values_of(saver) == child["channel_values"]
+
+
+def test_saving_goes_on_while_others_delete_copy_and_read(saver: Any, tmp_path: Path) -> None:
+    """What a change refers to may be gone when it comes to the disk: then it is brought again. Nobody sees half of anything."""
+    over, failed = threading.Event(), list[BaseException]()
+    item = "x" * 200
+
+    def until_over(act: Any) -> None:
+        try:
+            while not over.is_set():
+                act()
+        except BaseException as error:
+            failed.append(error)
+
+    def look() -> None:
+        for each in [saver.get_tuple(thread()), *saver.list(thread(), limit=3)]:
+            if each is not None:
+                step = each.metadata["step"]
+                assert each.checkpoint["channel_values"] == {"items": [item] * 20 + [f"{step}" * 100]}
+
+    acts = [lambda: saver.prune(["t"]), lambda: saver.delete_thread("t"), lambda: saver.copy_thread("t", "u"), look]
+    others = [threading.Thread(target=until_over, args=(act,)) for act in acts]
+    for each in others:
+        each.start()
+    for number in range(200):
+        put(saver, number, {"items": [item] * 20 + [f"{number}" * 100]}, parent=number - 1)
+    over.set()
+    for each in others:
+        each.join()
+    assert not failed
+    put(saver, 200, {"items": "last"}, parent=199)
+    saver.close()
+    with SnaplineSaver.open(tmp_path / "store") as again:
+        assert values_of(again) == {"items": "last"}
+        look_at = again.get_tuple(thread("u"))
+        assert look_at is None or look_at.checkpoint["channel_values"]["items"][:20] == [item] * 20
 
 
 def test_a_second_saver_on_the_folder_is_refused(saver: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.storage.protecting import BOTH, NEW, OLD
 from tests.storage.shelf.making import PATH, contents, open_shelf, remove, save
 from tests.storage.simulated_disk import SimulatedDisk
 
+from snapline import failpoints
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
 from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import NO_KEYS
@@ -271,6 +272,30 @@ def test_a_missing_segment_is_damage() -> None:
     del disk.nodes["shelves/play/1"]
     with pytest.raises(DamagedDataError, match="shelves/play/1"):
         open_shelf(disk)
+
+
+@pytest.mark.parametrize("step", ["written", "durable"])
+def test_an_interrupted_commit_closes_the_shelf_and_leaves_the_files_whole(tmp_path: Path, step: str) -> None:
+    store = Store.create(tmp_path / "store")
+    shelf = Shelf.open(store, "play")
+    save(shelf, "a", "b")
+
+    def interrupt(name: str) -> None:
+        if name == f"store.shelf.commit.{step}":
+            raise KeyboardInterrupt
+
+    failpoints.install(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            save(shelf, "c", "d")
+    finally:
+        failpoints.install(None)
+    with pytest.raises(MisuseError, match="closed"):
+        save(shelf, "e", "f")
+    shelf.close()
+    again = Shelf.open(store, "play")
+    assert contents(again)["thread/"] in ({"a": ["b"]}, {"a": ["b"], "c": ["d"]})
+    save(again, "g", "h")
 
 
 def test_names_that_cannot_be_said_are_refused_before_anything_is_written() -> None:
