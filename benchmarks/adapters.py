@@ -10,6 +10,8 @@ saved. Each figure is the median over the rounds, a fresh graph and folder each,
     rewritten    1 MB of random bytes that each step makes anew
     list         each step appends 4 KB of random text to a list; payload: the items, once
 
+    at once      so many of the tiny one at the same time on one saver, each in a thread of its own
+
     CPU          time of the process per step: user and system, all threads
     wall         time per step
     disk         what the folder takes (blocks, not lengths), without what it takes empty, per step or as a multiple of the payload
@@ -23,6 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -129,6 +132,25 @@ def run_round(case: str, opened: Opened, steps: int) -> Figures:
     return Figures(cpu / steps, wall / steps, used, read)
 
 
+def run_at_once(opened: Opened, steps: int, threads: int) -> float:
+    """Return the steps per second of all threads together."""
+    builder: Any = StateGraph(Work)
+    builder.add_node("work", tiny)
+    builder.add_edge(START, "work")
+    builder.add_conditional_edges("work", lambda state: END if state["count"] >= steps else "work")
+    with tempfile.TemporaryDirectory() as name, opened(Path(name)) as saver, ThreadPoolExecutor(threads) as pool:
+        graph = builder.compile(checkpointer=saver)
+
+        def run(number: int) -> None:
+            config: Any = {"configurable": {"thread_id": f"{number}"}, "recursion_limit": steps + 10}
+            more: Any = {"durability": "sync"} if saver is not None else {}
+            graph.invoke({"count": 0, "load": b"", "items": []}, config, **more)
+
+        began = time.perf_counter()
+        list(pool.map(run, range(threads)))
+        return steps * threads / (time.perf_counter() - began)
+
+
 def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
@@ -142,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=16)
     given = parser.parse_args()
     for case in CASES:
         bare = 0.0
@@ -159,6 +182,9 @@ def main() -> None:
                 f"   read {spread([each.read_s for each in found], 1e6)} us",
                 flush=True,
             )
+    for name, opened in SAVERS.items():
+        rates = [run_at_once(opened, given.steps // 4, given.threads) for _ in range(given.rounds)]
+        print(f"at once    {name:9} {spread(rates)} steps/s of {given.threads} threads together", flush=True)
 
 
 if __name__ == "__main__":

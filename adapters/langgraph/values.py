@@ -22,6 +22,7 @@ import msgspec
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapline.adapters.langgraph.recent import RecentValues
+from snapline.storage.shelf.records import has_references
 from snapline.storage.shelf.shelf import Change, Shelf
 
 INLINE_BYTES_MAX = 96
@@ -67,7 +68,7 @@ class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The bytes of a list record; `depth` 0: there is no base."""
+    """The bytes of a list record; `depth` 0: there is no base. Items refer to nothing, so the first reference tells it, too."""
 
     kind: int
     run: int
@@ -162,23 +163,21 @@ class ValueCodec:
         return SavedValue(kind, digest)
 
     def _known(self, digest: bytes) -> KnownList:
-        """Return a list record with its chain."""
-        chain: list[tuple[bytes, ListRecord, list[bytes]]] = []
+        """Return a list record with its chain, whose records are read together: which ones tell their references, and these are in memory."""
+        chain: dict[bytes, list[bytes]] = {}
         found = self._lists.get(digest)
-        while found is None:
-            record = _record_decoder.decode(self._shelf.read([digest])[digest])
-            references = self._shelf.references(digest)
-            chain.append((digest, record, references))
-            if not record.depth:
-                found = KnownList(record, ())
-            else:
-                digest = references[0]
-                found = self._lists.get(digest)
-        for digest, record, references in reversed(chain):
-            rest = references[1:] if record.depth else references
-            found = KnownList(record, (*found.digests[: record.kept], *rest))
-            if digest == chain[0][0]:
-                self._lists.put(digest, found)
+        newest: bytes | None = digest
+        while found is None and newest is not None:
+            references = chain[newest] = self._shelf.references(newest)
+            newest = references[0] if has_references(references[0]) else None
+            found = self._lists.get(newest) if newest is not None else None
+        records = self._shelf.read(chain)
+        for each, references in reversed(chain.items()):
+            record = _record_decoder.decode(records[each])
+            kept = found.digests[: record.kept] if found is not None else ()
+            found = KnownList(record, (*kept, *references[1 if record.depth else 0 :]))
+        assert found is not None
+        self._lists.put(digest, found)
         return found
 
 

@@ -126,6 +126,11 @@ def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> by
     return found[:-1] + bytes((found[-1] & 0xFE | bool(references),))
 
 
+def has_references(digest: bytes) -> bool:
+    """Does the object of this name refer to others?"""
+    return bool(digest[-1] & 1)
+
+
 def references_of(joined: bytes) -> list[bytes]:
     """Return the digests in `joined`."""
     return [joined[place : place + DIGEST_BYTES] for place in range(0, len(joined), DIGEST_BYTES)]

@@ -258,17 +258,17 @@ def test_a_parent_that_is_deleted_while_its_child_is_saved_is_not_needed(tmp_pat
         def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
             if self.is_armed and obj == "new":
                 self.is_armed = False
-                saver.delete_thread("t")
+                opened.delete_thread("t")
             return super().dumps_typed(obj)
 
     serde = Deleting()
-    with SnaplineSaver.open(tmp_path / "store", serde=serde) as saver:
-        put(saver, 1, {"inherited": "x" * 500, "items": ["y" * 500] * 3, "other": "old"})
+    with SnaplineSaver.open(tmp_path / "store", serde=serde) as opened:
+        put(opened, 1, {"inherited": "x" * 500, "items": ["y" * 500] * 3, "other": "old"})
         child = checkpoint(2, {"inherited": "x" * 500, "other": "new", "items": ["y" * 500] * 4}, VERSIONS)
         serde.is_armed = True
-        saver.put(thread(checkpoint="00000001"), child, {"step": 2}, {"other": "2", "items": "2"})
-        assert not serde.is_armed and [each.metadata["step"] for each in saver.list(thread())] == [2]
-        assert values_of(saver) == child["channel_values"]
+        opened.put(thread(checkpoint="00000001"), child, {"step": 2}, {"other": "2", "items": "2"})
+        assert not serde.is_armed and [each.metadata["step"] for each in opened.list(thread())] == [2]
+        assert values_of(opened) == child["channel_values"]
 
 
 def test_saving_goes_on_while_others_delete_copy_and_read(saver: Any, tmp_path: Path) -> None:
