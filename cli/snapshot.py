@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import snapshot_diff, snapshot_fork, snapshot_keep, snapshot_transfer
+from snapline.cli import snapshot_diff, snapshot_fork, snapshot_history, snapshot_keep, snapshot_transfer
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
@@ -164,6 +164,7 @@ def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SN
 app.command("tag")(snapshot_keep.tag)
 app.command("pin")(snapshot_keep.pin)
 app.command("prune")(snapshot_keep.prune)
+app.command("history")(snapshot_history.history)
 app.command("diff")(snapshot_diff.diff)
 app.command("fork")(snapshot_fork.fork)
 app.command("export")(snapshot_transfer.export_snapshot)

@@ -50,6 +50,7 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `status`                               | Status           | FleetStatus                                                |
     | `snapshot create`                      | CreateSnapshot   | SnapshotOutcome                                            |
     | `snapshot list`, `show`, `verify`      | ReadSnapshots    | SnapshotList, Document, StoreVerification                  |
+    | `snapshot history`                     | ReadSnapshots    | Document                                                   |
     | `recovery line`                        | RecoveryLine     | CoordinatedLine or AutonomousLine; with `--each` …Lines    |
     | `recovery history`                     | RecoveryHistory  | RecoveryHistoryReply                                       |
     | `recovery restore`                     | PreviewRestore   | RestorePreview                                             |

@@ -106,7 +106,7 @@ class CoordinatorClient:
     async def read_snapshots(
         self, verb: str, snapshot: str = "", agent: str = "", timeout_s: float = READ_TIMEOUT_S
     ) -> dict[str, object]:
-        """The document for `verb`: "list", "show" or "verify".
+        """The document for `verb`: "list", "show", "verify" or "history".
 
         Raises:
             NotFoundError: no such snapshot or agent.

@@ -114,7 +114,10 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):
-    """A host's part of an epoch is durable. Columns; indices point into `names`."""
+    """A host's part of an epoch is durable. Columns; indices point into `names`.
+
+    `slowest`, `start_delay_ns` … `store_ns`: the agent here that recorded last, and its way, in `PartTimes`'s words; `new_bytes`: written.
+    """
 
     epoch: int
     host_start: int
@@ -140,6 +143,12 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     durable_of: tuple[int, ...] = ()
     durable_number: tuple[int, ...] = ()
     captures_ns: int = 0
+    slowest: str = ""
+    start_delay_ns: int = 0
+    slowest_capture_ns: int = 0
+    alignment_ns: int = 0
+    store_ns: int = 0
+    new_bytes: int = 0
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):

@@ -21,6 +21,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
+from snapline.agent_runtime.host.part_times import timed
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.turns import Turns
@@ -354,7 +355,7 @@ class HostCarrier:
             self._trace.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
         capture = Capture(
             known, version, image, command.control, self._around.wall_ns(), took,
-            base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs),
+            base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs), started_ns=started,
         )  # fmt: skip
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture
@@ -382,6 +383,7 @@ class HostCarrier:
         self._around.part_closed(command.epoch)
         writer = f"{self.host}-{self.core.start}"
         captures = self._captures.pop(command.epoch, {})
+        closed_ns = self._now_ns()
 
         def store() -> StoredEpoch | str:
             try:
@@ -389,16 +391,19 @@ class HostCarrier:
             except (SnaplineError, OSError) as error:
                 return str(error)
 
-        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, captures, outcome))
+        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, captures, closed_ns, outcome))
 
-    def _epoch_stored(self, command: ev.StoreEpoch, captures: Captures, outcome: StoredEpoch | str) -> None:
+    def _epoch_stored(
+        self, command: ev.StoreEpoch, captures: Captures, closed_ns: int, outcome: StoredEpoch | str
+    ) -> None:
         _release(captures)
         if isinstance(outcome, str):
             log.warning("epoch %d cannot be stored: %s", command.epoch, outcome)
             self.feed(ev.EpochNotStored(command.epoch, command.plan, outcome))
             return
         if command.plan == self.core.plan:
-            self._reports[command.epoch] = outcome.report
+            times = {"heard_ns": command.heard_ns, "closed_ns": closed_ns, "durable_ns": self._now_ns()}
+            self._reports[command.epoch] = timed(outcome.report, captures, **times)
             self._tables.written(command.epoch, outcome.tables)
             self.feed(ev.EpochStored(command.epoch, command.plan))
 

@@ -43,6 +43,7 @@ class Capture(msgspec.Struct):
     Attributes:
         image: released when it has served `uses` epochs.
         base_epoch, base: what it was made against: unchanged parts of it are not in the image.
+        started_ns: when it was begun, by the monotonic clock.
     """
 
     known: AgentType
@@ -54,6 +55,7 @@ class Capture(msgspec.Struct):
     base_epoch: int = 0
     base: ChunkTable | None = None
     uses: int = 1
+    started_ns: int = 0
 
     def release(self) -> None:
         """One epoch less needs it."""
@@ -94,6 +96,7 @@ def write_epoch(store: Store, writer: str, host_start: int, command: ev.StoreEpo
     reference = store.write_pack(writer=writer, epoch=command.epoch, blobs=blobs, chunks=chunks, needs=needs)
     pack = reported(reference)
     report = _report_of(command, captures, host_start=host_start, pack=pack, state_bytes=state_bytes)
+    report = msgspec.structs.replace(report, new_bytes=sum([x.size_bytes for x in (reference, *others)]))
     return StoredEpoch(report, {agent: found.table for agent, found in chunked.items()})
 
 

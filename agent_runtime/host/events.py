@@ -381,6 +381,7 @@ class StoreEpoch(Command, frozen=True, gc=False):
     plan: int
     records: dict[str, RecordedPart]
     departed: dict[str, dict[str, int]]  # agents that have left: receiver → last number sent
+    heard_ns: int = 0  # when the host had its first word of the epoch
 
 
 class ReportEpoch(Command, frozen=True, gc=False):

@@ -416,12 +416,17 @@ class HostEpoch:
         awaited: hosts whose marker item has not come.
         markers: agent → receiver → last number sent before its record.
         refusal: why this host's part must not be used, or "".
+        heard_ns: when the first word of it came.
     """
 
-    __slots__ = ("awaited", "is_reported", "is_stored", "markers", "markers_sent", "number", "refusal", "unrecorded")
+    __slots__ = (
+        *("awaited", "heard_ns", "is_reported", "is_stored", "markers", "markers_sent", "number", "refusal"),
+        "unrecorded",
+    )
 
-    def __init__(self, number: int, unrecorded: dict[str, None], awaited: dict[str, None]) -> None:
+    def __init__(self, number: int, unrecorded: dict[str, None], awaited: dict[str, None], heard_ns: int) -> None:
         self.number = number
+        self.heard_ns = heard_ns
         self.unrecorded = unrecorded
         self.awaited = awaited
         self.markers: dict[str, dict[str, int]] = {}

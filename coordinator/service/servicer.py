@@ -38,6 +38,7 @@ from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
 from snapline.coordinator.service.calls import WhoLeads, translated
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
+from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.service.fleet_answers import (
     autonomous_line,
     autonomous_lines,
@@ -264,7 +265,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
-        """List, show or verify."""
+        """List, show or verify; or tell how epochs ended."""
+        if request.verb == "history":
+            await self._be_current()
+            return snapshots_replies.wrap(Document(msgspec.json.encode(epoch_history(self._state))))
         return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
 
     def _read_snapshots(self, request: pb.ReadSnapshotsRequest) -> SnapshotsReply:
@@ -277,7 +281,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case "verify":
                 return verify(self._store, request.snapshot or None)
             case _:
-                raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show or verify")
+                raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show, verify or history")
 
     @translated
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> Message:

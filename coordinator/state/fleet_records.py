@@ -6,6 +6,7 @@ Every table is bounded; the constants say by what. The image stays below the 16 
 import msgspec
 
 from snapline.conversation.messages import PlaceRule
+from snapline.coordinator.state.epoch_records import EpochEnd
 from snapline.errors import LogError, MisuseError
 from snapline.ids import check_id
 
@@ -324,6 +325,7 @@ class FleetImage(msgspec.Struct):
         tokens: name → a person's token.
         calls, refusals: the last calls of people that change something: those that were let in, and those that were not.
         calls_made: number of the last of them.
+        ends: how the last epochs ended, whatever became of them since, oldest first.
     """
 
     version: int = IMAGE_VERSION
@@ -365,6 +367,7 @@ class FleetImage(msgspec.Struct):
     calls_made: int = 0
     rpo_ns: int = 0
     rto_ns: int = 0
+    ends: list[EpochEnd] = []
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)

@@ -29,6 +29,8 @@ import msgspec
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import people, request_table
 from snapline.coordinator.state.defining import define_agents, define_fleet, next_ordinal, refusal_of_names
+from snapline.coordinator.state.epoch_ends import note_aborted, note_complete
+from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     APPLIED,
@@ -55,7 +57,6 @@ from snapline.coordinator.state.fleet_records import (
     HostRecord,
     LogRecord,
     OperationResult,
-    OutcomeRecord,
     PlanNeed,
     PlanRecord,
     RestoreRecord,
@@ -366,14 +367,14 @@ class FleetState(FleetView):
         record.unborn = list(kind.unborn_agents)
         record.channel_state_messages = kind.channel_state_messages
         self.image.completed += 1
-        self._note_outcome(kind.epoch, is_complete=True, reason="")
+        note_complete(self.image, kind, record)
         return OperationResult(APPLIED, number=kind.epoch)
 
     def _abort_epoch(self, kind: op.AbortEpoch) -> OperationResult:
         record = self.image.epochs.get(kind.epoch)
         if record is None or record.status != OPEN:
             return OperationResult(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
-        self._move_open_to_aborted(kind.epoch, kind.reason)
+        self._move_open_to_aborted(kind.epoch, kind.reason, kind.account)
         return OperationResult(APPLIED, number=kind.epoch, epochs=(kind.epoch,))
 
     def _abort_open_epochs(self, reason: str) -> tuple[int, ...]:
@@ -382,14 +383,10 @@ class FleetState(FleetView):
             self._move_open_to_aborted(epoch, reason)
         return epochs
 
-    def _move_open_to_aborted(self, epoch: int, reason: str) -> None:
-        del self.image.epochs[epoch]
+    def _move_open_to_aborted(self, epoch: int, reason: str, account: EpochAccount | None = None) -> None:
+        record = self.image.epochs.pop(epoch)
         self.image.aborted += 1
-        self._note_outcome(epoch, is_complete=False, reason=reason)
-
-    def _note_outcome(self, epoch: int, *, is_complete: bool, reason: str) -> None:
-        self.image.outcomes.append(OutcomeRecord(epoch, is_complete, reason))
-        del self.image.outcomes[:-OUTCOMES_KEPT]
+        note_aborted(self.image, epoch, record, reason, account)
 
     def _condemn_epoch(self, kind: op.CondemnEpoch, now_ns: int) -> OperationResult:
         record = self.image.epochs.get(kind.epoch)

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from snapline.conversation.codec import OneofCodec
 from snapline.conversation.messages import PlaceRule
+from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.errors import LogError, MisuseError, ProtocolError
 from snapline.protos.v1 import operation_pb2
 
@@ -157,7 +158,7 @@ class BeginEpoch(Kind, frozen=True, gc=False):
 
 
 class CompleteEpoch(Kind, frozen=True, gc=False):
-    """The epoch is durable, whole and verified: its manifest has this root."""
+    """The epoch is durable, whole and verified: its manifest has this root. `account`: of its reports; None: there were none."""
 
     epoch: int
     root: str
@@ -165,6 +166,7 @@ class CompleteEpoch(Kind, frozen=True, gc=False):
     state_bytes: int = 0
     channel_state_bytes: int = 0
     channel_state_messages: int = 0
+    account: EpochAccount | None = None
 
 
 class AbortEpoch(Kind, frozen=True, gc=False):
@@ -172,6 +174,7 @@ class AbortEpoch(Kind, frozen=True, gc=False):
 
     epoch: int
     reason: str
+    account: EpochAccount | None = None
 
 
 class CondemnEpoch(Kind, frozen=True, gc=False):

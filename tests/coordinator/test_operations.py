@@ -3,6 +3,7 @@
 import pytest
 
 from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
 from snapline.errors import LogError, MisuseError
 from snapline.protos.v1 import operation_pb2
 
@@ -15,8 +16,10 @@ KINDS: list[op.Kind] = [
     op.Restore(1, 7, ("h1",), "why", 3, 4, "token", True, "a", "m:f:7"),
     op.ConfirmPlan(2, "h1", 3),
     op.BeginEpoch(7, "period"),
-    op.CompleteEpoch(8, "ab", ("x",), 1, 2, 3),
-    op.AbortEpoch(8, "late"),
+    op.CompleteEpoch(
+        8, "ab", ("x",), 1, 2, 3, EpochAccount(2, 7, PartTimes("h2", "b", 9, 1, 2, 3, 4), PartTimes("h1"))
+    ),
+    op.AbortEpoch(8, "late", EpochAccount(1, 7, PartTimes("h2", "b", 9, 1, 2, 3, 4))),
     op.CondemnEpoch(8, "packs/x", "flipped"),
     op.ForgetEpochs((1, 2)),
     op.CreateAgents("h1", 1, 2, ("x",), ("m:X",)),
@@ -64,3 +67,12 @@ def test_other_versions_and_garbage_end_the_process() -> None:
         op.decode_operation(operation_pb2.Operation(version=1).SerializeToString())
     with pytest.raises(LogError, match="no operation"):
         op.decode_operation(b"\xff\xff\xff")
+
+
+def test_an_end_without_an_account_is_the_entry_of_an_older_release() -> None:
+    """Else its request id would be another one, and a log of before would read differently."""
+    for kind, field in ((op.CompleteEpoch(8, "ab"), "complete_epoch"), (op.AbortEpoch(8, "late"), "abort_epoch")):
+        entry = operation_pb2.Operation()
+        entry.ParseFromString(op.encode_operation(op.Operation(1, "c", 1, kind)))
+        assert not getattr(entry, field).HasField("account")
+        assert op.decode_operation(entry.SerializeToString()).kind == kind

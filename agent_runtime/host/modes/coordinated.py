@@ -198,7 +198,7 @@ class CoordinatedMode:
                 if agent.protocol.recorded < number and agent.retired_in is None
             }
             awaited = {host: None for host in desk.plan_hosts if host != desk.host}
-            self.epochs[number] = HostEpoch(number, unrecorded, awaited)
+            self.epochs[number] = HostEpoch(number, unrecorded, awaited, desk.now)
         desk.begun_epoch = epoch
         announced = EpochAnnounced(epoch)
         for agent in list(desk.agents.values()):
@@ -309,7 +309,7 @@ class CoordinatedMode:
                 records[agent.id] = record
             # else: nobody has sent it anything inside the cut, so there it does not exist, not even as unborn.
         departed = {agent_id: sent for agent_id, (_, gone) in self.departed.items() if (sent := gone.sent())}
-        self._desk.out.append(ev.StoreEpoch(epoch.number, self._desk.plan, records, departed))
+        self._desk.out.append(ev.StoreEpoch(epoch.number, self._desk.plan, records, departed, epoch.heard_ns))
 
     # ---- epochs: ending -------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ nothing refers to it then, and its data is garbage.
 
 from snapline.conversation.messages import EndEpoch, EpochRefused, EpochReport
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.accounts import with_report
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
@@ -61,6 +62,9 @@ class Epochs:
             if outcome is not None and report.epoch not in self._refs.owed:
                 self._desk.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
         elif isinstance(entry.stage, Collecting) and session.host in entry.hosts:
+            if session.host not in entry.stage.reports:  # said again on a new stream, it is no later than it was
+                after_ns = self._desk.now - entry.opened_ns
+                entry.account = with_report(entry.account, session.host, report, after_ns=after_ns)
             entry.stage.reports[session.host] = report
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
@@ -107,8 +111,9 @@ class Epochs:
             stage = self._modes.mode.start(epoch, plan) if self._underway.get(epoch) is None else None
             if stage is not None:
                 trigger = state.image.epochs[epoch].trigger
+                now = self._desk.now
                 self._underway.begin(
-                    EpochUnderway(epoch, list(plan.hosts), trigger, self._desk.now + timeout_ns, stage)
+                    EpochUnderway(epoch, list(plan.hosts), trigger, now + timeout_ns, stage, opened_ns=now)
                 )
 
     def _move_on(self, entry: EpochUnderway) -> None:
@@ -120,7 +125,7 @@ class Epochs:
         if isinstance(entry.stage, Deciding):
             self._decide(entry, entry.stage.completion)
         elif isinstance(entry.stage, Failing):
-            self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem)))
+            self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem), entry.account))
 
     def _decide(self, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
         self._desk.propose(f"epoch/{entry.epoch}", outcome)

@@ -19,6 +19,7 @@ from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import WriteManifest
 from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.epoch_records import EpochAccount
 
 UNBORN_BYTES_MAX = 48 * 1024
 """Of names in one CompleteEpoch, so that it stays below 64 KiB."""
@@ -63,13 +64,18 @@ WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
 
 
 class EpochUnderway(msgspec.Struct):
-    """One open epoch: the hosts that take part, why it was begun, and how long it may take to be decided."""
+    """One open epoch: the hosts that take part, why it was begun, and how long it may take to be decided.
+
+    `opened_ns`: when this leader began to follow it; `account`: of the reports so far.
+    """
 
     epoch: int
     hosts: list[str]
     trigger: str
     deadline_ns: int
     stage: Stage
+    opened_ns: int = 0
+    account: EpochAccount | None = None
 
 
 class Underway:
@@ -113,7 +119,7 @@ class Underway:
         if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
             self.fail(entry, f"{len(completion.unborn_agents)} agents are unborn in it: too many at once")
         else:
-            entry.stage = Deciding(completion)
+            entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
     def fail(self, entry: EpochUnderway, problem: str) -> None:
         """It cannot become whole; the first reason counts."""

@@ -217,28 +217,62 @@ class BeginEpochOperation(_message.Message):
     def __init__(self, expected_begun: _Optional[int] = ..., trigger: _Optional[str] = ...) -> None: ...
 
 class CompleteEpoch(_message.Message):
-    __slots__ = ("epoch", "root", "unborn_agents", "state_bytes", "channel_state_bytes", "channel_state_messages")
+    __slots__ = ("epoch", "root", "unborn_agents", "state_bytes", "channel_state_bytes", "channel_state_messages", "account")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     UNBORN_AGENTS_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     root: str
     unborn_agents: _containers.RepeatedScalarFieldContainer[str]
     state_bytes: int
     channel_state_bytes: int
     channel_state_messages: int
-    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., unborn_agents: _Optional[_Iterable[str]] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ...) -> None: ...
+    account: EpochAccount
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., unborn_agents: _Optional[_Iterable[str]] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., account: _Optional[_Union[EpochAccount, _Mapping]] = ...) -> None: ...
 
 class AbortEpoch(_message.Message):
-    __slots__ = ("epoch", "reason")
+    __slots__ = ("epoch", "reason", "account")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    account: EpochAccount
+    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ..., account: _Optional[_Union[EpochAccount, _Mapping]] = ...) -> None: ...
+
+class EpochAccount(_message.Message):
+    __slots__ = ("reports", "new_bytes", "last", "late")
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    NEW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    reports: int
+    new_bytes: int
+    last: PartTimes
+    late: PartTimes
+    def __init__(self, reports: _Optional[int] = ..., new_bytes: _Optional[int] = ..., last: _Optional[_Union[PartTimes, _Mapping]] = ..., late: _Optional[_Union[PartTimes, _Mapping]] = ...) -> None: ...
+
+class PartTimes(_message.Message):
+    __slots__ = ("host", "agent", "after_ns", "start_delay_ns", "capture_ns", "alignment_ns", "store_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+    START_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_NS_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_NS_FIELD_NUMBER: _ClassVar[int]
+    STORE_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    agent: str
+    after_ns: int
+    start_delay_ns: int
+    capture_ns: int
+    alignment_ns: int
+    store_ns: int
+    def __init__(self, host: _Optional[str] = ..., agent: _Optional[str] = ..., after_ns: _Optional[int] = ..., start_delay_ns: _Optional[int] = ..., capture_ns: _Optional[int] = ..., alignment_ns: _Optional[int] = ..., store_ns: _Optional[int] = ...) -> None: ...
 
 class CondemnEpoch(_message.Message):
     __slots__ = ("epoch", "path", "reason")
