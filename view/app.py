@@ -1,6 +1,6 @@
 """The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
 
-    GET  /, /agents/{agent}, /epochs/{epoch} pages
+    GET  /, /agents/{agent}, /epochs/{epoch}, /recovery  pages
     GET  /events/fleet                       server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from importlib import resources
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -31,6 +32,7 @@ from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.frame import PageHead, page
 from snapline.view.markup import Markup, join, tag
 from snapline.view.pieces import ViewerCopy
+from snapline.view.recovery_page import HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
 from snapline.view.watch import FleetWatch
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -67,6 +69,7 @@ class View:
             Route("/", self._guarded(self._show_fleet)),
             Route("/agents/{agent}", self._guarded(self._show_agent)),
             Route("/epochs/{epoch}", self._guarded(self._show_cut)),
+            Route("/recovery", self._guarded(self._show_recovery)),
             Route("/events/fleet", self._guarded(self._fleet_events)),
             Route("/static/{file}", self._give_file),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
@@ -149,6 +152,20 @@ class View:
             return _html(cut_found(cut, search, other))
         return self._page("epochs", f"Epoch {cut.epoch}", cut_body(cut, search, other))
 
+    async def _show_recovery(self, request: Request) -> Response:
+        query = request.query_params
+        named = ",".join([*query.getlist("failed"), query.get("others", "")])
+        asked = _names(named)
+        line = msgspec.convert({**await self._calls.line_of(asked), "failed": asked}, LineFacts)  # hosts by their names
+        if query.get("part") == "line":
+            return _html(line_found(line))
+        standing = await self._watch.now()
+        lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
+        past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
+        hosts = [host.host for host in (() if standing.facts is None else standing.facts.hosts)]
+        body = recovery_body(line, lines, past, hosts, [each.agent for each in standing.agents])
+        return self._page("recovery", "Recovery", body)
+
     async def _cut(self, snapshot: str) -> CutFacts:
         """Who types into a search asks for the same ones again and again."""
         if snapshot not in self._cuts:
@@ -220,6 +237,11 @@ def _event(changes: list[tuple[str, Markup]]) -> str:
 
 def _search_of(query: QueryParams) -> AgentSearch:
     return AgentSearch(query.get("q", "").strip(), query.get("host", ""), query.get("state", ""))
+
+
+def _names(text: str) -> list[str]:
+    """Of a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 async def _token_of(request: Request) -> str:

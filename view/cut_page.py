@@ -1,7 +1,7 @@
 """The screen *Cut*: one snapshot: what every agent held, what was in transit between them, and how it differs from another one."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 import msgspec
@@ -141,7 +141,11 @@ def _in_words(message: object) -> object:
 
 
 def _value(value: object) -> Child:
-    return tree(value, nodes_max=AGENT_NODES_MAX) if isinstance(value, dict | list | tuple) and value else leaf(value)
+    return (
+        tree(value, open_levels=2, nodes_max=AGENT_NODES_MAX)
+        if isinstance(value, dict | list | tuple) and value
+        else leaf(value)
+    )
 
 
 def _told(found: int, total: int, what: str) -> str:
@@ -182,7 +186,7 @@ def _card(agent: CutAgent, *, is_open: bool) -> Markup:
 def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
     """What changed from one to the other, by agent."""
     changes = StateChanges(CHANGES_MAX)
-    compare(_comparable(before.agents), _comparable(after.agents), changes)
+    _compare_agents(_comparable(before.agents), _comparable(after.agents), changes)
     _compare_messages(before, after, changes)
     found = [each for each in changes.shown if search.finds(each)]
     rows = [
@@ -202,6 +206,16 @@ def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
     return section("changes", f"From epoch {before.epoch} to {after.epoch}", body, aside=aside)
 
 
+def _compare_agents(before: Mapping[str, object], after: Mapping[str, object], changes: StateChanges) -> None:
+    for agent, old in before.items():
+        if agent in after:
+            compare(old, after[agent], changes, agent)
+        else:
+            changes.add(agent, "removed", before=old)
+    for agent in sorted(after.keys() - before.keys()):
+        changes.add(agent, "added", after=after[agent])
+
+
 def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
     """By agent what a person compares; not the numbers of checkpoints, which always differ."""
     return {
@@ -213,9 +227,9 @@ def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
 def _compare_messages(before: CutFacts, after: CutFacts, changes: StateChanges) -> None:
     old, new = ({(c.sender, c.receiver, m.number): m.message for c, m in cut.messages()} for cut in (before, after))
     for gone in sorted(old.keys() - new.keys()):
-        changes.add(_place(gone), "removed", before=old[gone])
+        changes.add(_place(gone), "removed", before=_in_words(old[gone]))
     for come in sorted(new.keys() - old.keys()):
-        changes.add(_place(come), "added", after=new[come])
+        changes.add(_place(come), "added", after=_in_words(new[come]))
 
 
 def _place(message: tuple[str, str, int]) -> str:
@@ -226,10 +240,3 @@ def _what(change: dict[str, object]) -> Child:
     """Of a change that is neither a value that came nor one that went: what it says beside its place."""
     rest = {name: value for name, value in change.items() if name not in ("path", "change", "before")}
     return _value(rest) if rest else None
-
-
-def neighbours(epochs: Sequence[int], epoch: int) -> tuple[int | None, int | None]:
-    """The kept epochs before and after this one."""
-    lower = [each for each in epochs if each < epoch]
-    higher = [each for each in epochs if each > epoch]
-    return max(lower, default=None), min(higher, default=None)

@@ -4,7 +4,7 @@ A document may come from another release: what is missing has a value that says 
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -156,6 +156,9 @@ class ViewCalls(FleetCalls, Protocol):
     """And what its other screens ask."""
 
     async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
+    async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]: ...
+    async def lines_of_each(self) -> dict[str, object]: ...
+    async def recoveries(self) -> dict[str, object]: ...
 
 
 class Heard(msgspec.Struct, frozen=True):

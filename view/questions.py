@@ -1,5 +1,7 @@
 """The view's questions to a running fleet: those of `snapline.Client`, and those that only the coordinator's own client has."""
 
+from collections.abc import Mapping, Sequence
+
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
@@ -27,3 +29,15 @@ class FleetQuestions:
     async def snapshot_at(self, snapshot: str) -> dict[str, object]:
         """As `snapline snapshot show`."""
         return await patiently(lambda: self._coordinator.read_snapshots("show", snapshot))
+
+    async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]:
+        """As `snapline recovery line`."""
+        return await self._client.recovery_line(failed)
+
+    async def lines_of_each(self) -> dict[str, object]:
+        """As `snapline recovery line --each`."""
+        return await patiently(self._coordinator.recovery_lines)
+
+    async def recoveries(self) -> dict[str, object]:
+        """As `snapline recovery history`."""
+        return await patiently(self._coordinator.recovery_history)

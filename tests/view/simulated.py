@@ -1,5 +1,6 @@
 """A fleet of any size that nobody runs: the documents that `snapline.Client` would give, and a way to change them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from snapline.conversation.answers import LocatedAgent
@@ -93,6 +94,51 @@ class SimulatedFleet:
             "agents": agents,
             "channels": channels,
         }
+
+    async def line_of(self, failed: Sequence[str]) -> dict[str, object]:
+        """Of a fleet whose agents checkpoint on their own: who fails goes back, and teller-1 with them."""
+        self._answer(f"line {','.join(failed)}")
+        back = {
+            agent for agent in self.owners if not failed or agent in failed or f"host:{self.owners[agent]}" in failed
+        }
+        back |= {"teller-1"}
+        costs = {agent: {"to": 3, "checkpoints": 1, "turns": 10 + len(agent)} for agent in sorted(back)}
+        line = {agent: 3 if agent in back else None for agent in self.owners}
+        about = {"failed": list(failed), "epoch": 7, "root": "ab" * 32, "in_transit": 4, "silent_hosts": []}
+        return {**about, "recovery_line": line, "rolled_back": sorted(back), "rollback": costs, **self.more}
+
+    async def lines_of_each(self) -> dict[str, object]:
+        self._answer("each line")
+        lines = []
+        for failed in [*self.owners, *[f"host:{name}" for name in self.names]]:
+            found = await self.line_of([failed])
+            lines.append(
+                {
+                    "failed": failed,
+                    "rolled_back": found["rolled_back"],
+                    "checkpoints": 1,
+                    "turns": 20,
+                    "rollback": found["rollback"],
+                }
+            )
+        return {"epoch": 7, "lines": lines, "silent_hosts": []}
+
+    async def recoveries(self) -> dict[str, object]:
+        self._answer("recoveries")
+        about = {
+            "plan": 2,
+            "line_epoch": 6,
+            "reason": f"h1 is lost: {self.note}",
+            "lost_hosts": ["h1"],
+            "rolled_back": 3,
+        }
+        times = {
+            "suspected": "2026-01-01T00:00:00Z",
+            "committed": "2026-01-01T00:00:01Z",
+            "done": None,
+            "duration_s": 0.4,
+        }
+        return {"recoveries": [{**about, **times, "messages_delivered_again": 5}], "condemned_epochs": []}
 
     def _answer(self, call: str) -> None:
         self.asked.append(call)

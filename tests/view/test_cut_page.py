@@ -46,7 +46,7 @@ async def test_a_search_looks_into_names_states_and_messages(text: str, agents: 
 async def test_the_difference_names_every_place_that_changed_and_no_other() -> None:
     page = cut_found(await cut(), CutSearch(to="6"), await cut(6))
     changed = re.findall(r'<th scope="row"><code>(.*?)</code>', page)
-    assert changed == ["['teller-0'].state.balance", "teller-0 → teller-1, message 6", "teller-0 → teller-1, message 7"]
+    assert changed == ["teller-0.state.balance", "teller-0 → teller-1, message 6", "teller-0 → teller-1, message 7"]
     assert "They are the same" in cut_found(await cut(), CutSearch(), await cut())
 
 

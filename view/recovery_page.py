@@ -1,0 +1,247 @@
+"""The screen *Recovery*: what a failure would cost now, whoever fails; and the recoveries that there were."""
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from snapline.view.figures import NOTHING, count, plural, seconds
+from snapline.view.frame import section, table
+from snapline.view.markup import Child, Markup, join, tag
+
+ROWS_MAX = 100
+CHOICES_MAX = 60
+"""Agents with a box of their own; others are named in the field."""
+
+CELLS_MAX = 6_400
+"""A heat map of eighty by eighty; of more only the rows are listed."""
+
+HISTORY_COLUMNS = (
+    *(("Plan", "number"), ("When", ""), ("Took", "number"), ("Back to epoch", "number"), ("Went back", "number")),
+    *(("Delivered again", "number"), ("Why", "wide"), ("Undone", "wide")),
+)
+
+
+class AgentCost(msgspec.Struct, frozen=True):
+    """What one agent that goes back loses."""
+
+    to: int | None = None
+    checkpoints: int = 0
+    turns: int = 0
+
+
+class LineFacts(msgspec.Struct, frozen=True):
+    """The document of `snapline recovery line`. `rolled_back`: who, or only how many."""
+
+    epoch: int = 0
+    failed: tuple[str, ...] = ()
+    recovery_line: dict[str, int | None] = {}
+    rolled_back: tuple[str, ...] | int = 0
+    rollback: dict[str, AgentCost] | None = None
+    in_transit: int = 0
+    messages_delivered_again: int = 0
+    silent_hosts: tuple[str, ...] = ()
+
+
+class FailureFacts(msgspec.Struct, frozen=True):
+    """What one failure would cost; `failed`: an agent, or `host:h1`."""
+
+    failed: str
+    rolled_back: tuple[str, ...] = ()
+    turns: int | None = None
+    rollback: dict[str, AgentCost] | None = None
+
+
+class LinesFacts(msgspec.Struct, frozen=True):
+    """The document of `snapline recovery line --each`."""
+
+    epoch: int = 0
+    lines: tuple[FailureFacts, ...] = ()
+    silent_hosts: tuple[str, ...] = ()
+
+
+class PastFacts(msgspec.Struct, frozen=True):
+    """A recovery that was. Times are RFC 3339 in UTC."""
+
+    plan: int
+    line_epoch: int = 0
+    reason: str = ""
+    lost_hosts: tuple[str, ...] = ()
+    rolled_back: int = 0
+    messages_delivered_again: int = 0
+    suspected: str = ""
+    duration_s: float | None = None
+    is_restore: bool = False
+    void_epochs: tuple[int, ...] = ()
+
+
+class HistoryFacts(msgspec.Struct, frozen=True):
+    """The document of `snapline recovery history`."""
+
+    recoveries: tuple[PastFacts, ...] = ()
+
+
+def recovery_body(
+    line: LineFacts, lines: LinesFacts, past: HistoryFacts, hosts: Sequence[str], agents: Sequence[str]
+) -> Markup:
+    """The whole screen."""
+    form = _form(line, hosts, agents)
+    what = section("failure", "What a failure would cost now", form, line_found(line))
+    each = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
+    return join([tag("div", tag("h1", "Recovery"), class_="title"), what, each, _history(past)])
+
+
+# -- one failure ----------------------------------------------------------------------------------------------------------
+
+
+def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Markup:
+    names = [f"host:{host}" for host in hosts]
+    names += agents if len(agents) <= CHOICES_MAX else []
+    boxes = [
+        tag(
+            "label",
+            tag("input", type="checkbox", name="failed", value=name, checked=name in line.failed),
+            name.replace("host:", "host "),
+        )
+        for name in names
+    ]
+    others = ",".join([name for name in line.failed if name not in names])
+    field = tag(
+        "input", type="search", name="others", value=others, placeholder="Others, with commas", aria_label="Others"
+    )
+    legend = tag("legend", "These fail; none of them: all do", class_="quiet")
+    ask = tag("button", "Ask")
+    return tag(
+        "form",
+        tag("fieldset", legend, boxes, class_="boxes"),
+        field if len(agents) > CHOICES_MAX else None,
+        ask,
+        method="get",
+        action="/recovery",
+        class_="search",
+        data_live="line",
+    )
+
+
+def line_found(line: LineFacts) -> Markup:
+    """Where everybody goes back to."""
+    back = _back(line)
+    named = ", ".join([name.replace("host:", "host ") for name in line.failed])
+    who = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
+    told = f"{len(back):,} of {plural(len(line.recovery_line), 'agent')} go back if {who}."
+    again = line.in_transit if line.rollback is not None else line.messages_delivered_again
+    known = (
+        f"They go back to epoch {line.epoch}." if line.rollback is None else f"No line falls below epoch {line.epoch}."
+    )
+    if not line.epoch:
+        known = "No epoch is complete yet: the fleet would start again from its initial states."
+    more = f"{known} {plural(again, 'message')} would be delivered again."
+    return tag(
+        "div",
+        tag("p", tag("b", told), role="status"),
+        tag("p", more),
+        _silent(line.silent_hosts),
+        _costs(line, back),
+        id="line",
+    )
+
+
+def _back(line: LineFacts) -> list[str]:
+    return [agent for agent, to in line.recovery_line.items() if to is not None]
+
+
+def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
+    """Of agents that checkpoint on their own each loses something else."""
+    if line.rollback is None or not back:
+        return None
+    costs = {agent: line.rollback.get(agent, AgentCost()) for agent in back}
+    rows = []
+    for agent, cost in sorted(costs.items(), key=lambda each: -each[1].turns)[:ROWS_MAX]:
+        numbers = (line.recovery_line[agent], cost.checkpoints, cost.turns)
+        cells = [tag("td", count(number), class_="number") for number in numbers]
+        rows.append(tag("tr", tag("th", tag("a", agent, href=f"/agents/{quote(agent)}"), scope="row"), cells))
+    columns = (("Agent", ""), ("To checkpoint", "number"), ("Passed over", "number"), ("Turns undone", "number"))
+    more = f"and {len(back) - ROWS_MAX:,} more" if len(back) > ROWS_MAX else None
+    return join([table(columns, rows, label="Who goes back"), tag("p", more, class_="quiet") if more else None])
+
+
+def _silent(hosts: Sequence[str]) -> Markup | None:
+    told = f"An estimate: not heard in time: {', '.join(hosts)}."
+    return tag("p", told, class_="strip warn") if hosts else None
+
+
+# -- each failure ----------------------------------------------------------------------------------------------------------
+
+
+def heat_map(lines: LinesFacts) -> Child:
+    """A row for each failure, a column for each agent: dark where it goes back, the darker the more turns it loses."""
+    if not lines.lines:
+        return tag("p", "Nobody can fail yet.", class_="quiet")
+    agents = sorted({agent for each in lines.lines for agent in each.rolled_back})
+    ordered = sorted(lines.lines, key=lambda each: (-len(each.rolled_back), -(each.turns or 0), each.failed))
+    drawn = _map(ordered, agents) if 0 < len(agents) * len(ordered) <= CELLS_MAX else None
+    rows = [
+        tag(
+            "tr",
+            tag("th", each.failed.replace("host:", "host "), scope="row"),
+            tag("td", count(len(each.rolled_back)), class_="number"),
+            tag("td", count(each.turns), class_="number"),
+        )
+        for each in ordered[:ROWS_MAX]
+    ]
+    columns = (("If this fails", ""), ("Agents go back", "number"), ("Turns undone", "number"))
+    more = f"and {len(ordered) - ROWS_MAX:,} more, which cost less" if len(ordered) > ROWS_MAX else None
+    listed = table(columns, rows, label="Each failure")
+    summary = tag("summary", "As a table", class_="quiet")
+    table_of = listed if drawn is None else tag("details", summary, listed, id="each-table")
+    return join([drawn, table_of, tag("p", more, class_="quiet") if more else None])
+
+
+def _map(lines: Sequence[FailureFacts], agents: Sequence[str]) -> Markup:
+    size, left = 12, 150
+    most = max([cost.turns for each in lines for cost in (each.rollback or {}).values()], default=0)
+    column = {agent: left + size * number for number, agent in enumerate(agents)}
+    drawn: list[Child] = []
+    for number, each in enumerate(lines):
+        y = size * number
+        name = each.failed.replace("host:", "host ")
+        drawn.append(tag("text", name if len(name) <= 20 else f"{name[:19]}…", x=left - 6, y=y + 10, text_anchor="end"))
+        for agent in each.rolled_back:
+            turns = (each.rollback or {}).get(agent, AgentCost()).turns
+            lost = f", {plural(turns, 'turn')} undone" if each.rollback is not None else ""
+            shade = 3 if each.rollback is None else 1 + min(2, int(3 * turns / most)) if most else 1
+            words = tag("title", f"{name} fails: {agent} goes back{lost}")
+            cell = {"x": column[agent], "y": y + 1, "width": size - 1, "height": size - 1}
+            drawn.append(tag("rect", words, class_=f"heat-{shade}", **cell))
+    width, height = left + size * len(agents) + 4, size * len(lines) + 2
+    label = f"{plural(len(lines), 'failure')}, {plural(len(agents), 'agent')}: who goes back"
+    picture = tag(
+        "svg", drawn, viewBox=f"0 0 {width} {height}", width=width, height=height, role="img", aria_label=label
+    )
+    return tag("div", picture, class_="heat", tabindex="0", role="region", aria_label=label)
+
+
+# -- those that were -------------------------------------------------------------------------------------------------------
+
+
+def _history(past: HistoryFacts) -> Markup:
+    rows = [_recovery(each) for each in reversed(past.recoveries[-ROWS_MAX:])]
+    body = table(HISTORY_COLUMNS, rows, label="Recoveries") if rows else tag("p", "There was none yet.", class_="quiet")
+    return section("history", "Recoveries", body)
+
+
+def _recovery(each: PastFacts) -> Markup:
+    void = f"{plural(len(each.void_epochs), 'epoch')} void" if each.void_epochs else ""
+    lost = f"lost {', '.join(each.lost_hosts)}" if each.lost_hosts else ""
+    back = tag("a", each.line_epoch, href=f"/epochs/{each.line_epoch}") if each.line_epoch else NOTHING
+    return tag(
+        "tr",
+        tag("th", each.plan, scope="row", class_="number"),
+        tag("td", each.suspected.replace("T", " ").removesuffix("Z")),
+        tag("td", "lasts" if each.duration_s is None else seconds(each.duration_s), class_="number"),
+        tag("td", back, class_="number"),
+        tag("td", count(each.rolled_back), class_="number"),
+        tag("td", count(each.messages_delivered_again), class_="number"),
+        tag("td", ": ".join(filter(None, ["on purpose" if each.is_restore else "", each.reason])), class_="wide"),
+        tag("td", ", ".join(filter(None, [lost, void])), class_="wide"),
+    )
