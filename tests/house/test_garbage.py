@@ -25,7 +25,7 @@ EXCUSED = {
     "_Node.step": "the same",
 }
 
-OTHERS_PACKAGES = ("torch", "ray")
+OTHERS_PACKAGES = ("torch", "ray", "langgraph")
 """Not everybody has them."""
 
 
