@@ -15,7 +15,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-llm test-langgraph bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,14 @@ test-prometheus: $(STAMP)  ## the alerts and dashboards, with Prometheus itself:
 	  (cd $(VENV) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb prometheus)
 	@PATH="$$PATH:$(CURDIR)/$(VENV)/prometheus/usr/bin" $(BIN)/python -m pytest -q -m prometheus \
 	  tests/deploy/test_promtool.py tests/integration/test_watched_fleets.py $(ARGS)
+
+test-ui: $(STAMP)  ## the view in Chromium, with axe-core: installs Debian's chromium, playwright, and axe-core from npm
+	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); command -v chromium >/dev/null && command -v npm >/dev/null || \
+	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core npm; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright
+	@test -f $(VENV)/axe/node_modules/axe-core/axe.min.js || npm install --silent --no-fund --no-audit --prefix $(VENV)/axe axe-core@4.10
+	@mkdir -p $(VENV)/screenshots; SNAPLINE_AXE=$(CURDIR)/$(VENV)/axe/node_modules/axe-core/axe.min.js SNAPLINE_SCREENSHOTS=$(CURDIR)/$(VENV)/screenshots \
+	  $(BIN)/python -m pytest -q -m ui tests/integration/test_browser.py $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'

@@ -130,11 +130,9 @@ def line_found(line: LineFacts) -> Markup:
     who = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
     told = f"{len(back):,} of {plural(len(line.recovery_line), 'agent')} go back if {who}."
     again = line.in_transit if line.rollback is not None else line.messages_delivered_again
-    known = (
-        f"They go back to epoch {line.epoch}." if line.rollback is None else f"No line falls below epoch {line.epoch}."
-    )
-    if not line.epoch:
-        known = "No epoch is complete yet: the fleet would start again from its initial states."
+    known = f"No line falls below epoch {line.epoch}." if line.epoch else "No epoch is complete yet."
+    if line.rollback is None:
+        known = f"They go back to epoch {line.epoch}." if line.epoch else "They start again: no epoch is complete yet."
     more = f"{known} {plural(again, 'message')} would be delivered again."
     return tag(
         "div",

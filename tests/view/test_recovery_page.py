@@ -32,7 +32,8 @@ async def test_who_goes_back_is_listed_with_what_it_loses_the_most_first() -> No
 
 
 def test_before_the_first_epoch_the_fleet_would_start_again() -> None:
-    assert "No epoch is complete yet" in line_found(LineFacts())
+    assert "They start again: no epoch is complete yet." in line_found(LineFacts())
+    assert "They start again" not in line_found(LineFacts(rollback={})), "each goes back to a checkpoint of its own"
 
 
 async def test_the_heat_map_has_a_cell_for_each_agent_that_goes_back() -> None:
