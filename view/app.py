@@ -1,6 +1,6 @@
 """The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
 
-    GET  /, /agents/{agent}, /epochs/{epoch}, /recovery  pages
+    GET  /, /agents/{agent}, /epochs, /epochs/{epoch}, /recovery  pages
     GET  /events/fleet                       server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
@@ -27,6 +27,7 @@ from snapline.view.agent_page import agent_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import CutSearch, cut_body, cut_found
 from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions
+from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.frame import PageHead, page
@@ -68,6 +69,7 @@ class View:
         routes = [
             Route("/", self._guarded(self._show_fleet)),
             Route("/agents/{agent}", self._guarded(self._show_agent)),
+            Route("/epochs", self._guarded(self._show_epochs)),
             Route("/epochs/{epoch}", self._guarded(self._show_cut)),
             Route("/recovery", self._guarded(self._show_recovery)),
             Route("/events/fleet", self._guarded(self._fleet_events)),
@@ -142,6 +144,10 @@ class View:
     async def _show_agent(self, request: Request) -> Response:
         agent = request.path_params["agent"]
         return self._page("fleet", agent, agent_body(await self._calls.describe(agent, DESCRIBE_S)))
+
+    async def _show_epochs(self, request: Request) -> Response:
+        history = await self._calls.epoch_history()
+        return self._page("epochs", "Epochs", no_history() if history is None else epochs_body(history))
 
     async def _show_cut(self, request: Request) -> Response:
         query = request.query_params

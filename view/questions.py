@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+from snapline.errors import MisuseError
 
 
 class FleetQuestions:
@@ -41,3 +42,12 @@ class FleetQuestions:
     async def recoveries(self) -> dict[str, object]:
         """As `snapline recovery history`."""
         return await patiently(self._coordinator.recovery_history)
+
+    async def epoch_history(self) -> dict[str, object] | None:
+        """As `snapline snapshot history`; None: a coordinator of an older release keeps none."""
+        try:
+            return await patiently(lambda: self._coordinator.read_snapshots("history"))
+        except MisuseError as error:
+            if "history" not in str(error):
+                raise  # it is about who asks
+            return None

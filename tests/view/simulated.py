@@ -20,6 +20,7 @@ class SimulatedFleet:
         self.note = "as usual"
         self.error: SnaplineError | None = None
         self.asked: list[str] = []
+        self.history: dict[str, Any] | None = {"kind": "EpochHistory", "protocol": "chandy-lamport", "epochs": []}
 
     async def status(self) -> dict[str, object]:
         self._answer("status")
@@ -139,6 +140,11 @@ class SimulatedFleet:
             "duration_s": 0.4,
         }
         return {"recoveries": [{**about, **times, "messages_delivered_again": 5}], "condemned_epochs": []}
+
+    async def epoch_history(self) -> dict[str, object] | None:
+        """None, once it is of an older release."""
+        self._answer("history")
+        return self.history
 
     def _answer(self, call: str) -> None:
         self.asked.append(call)
