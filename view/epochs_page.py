@@ -72,7 +72,7 @@ class EpochFacts(msgspec.Struct, frozen=True):
         return self.status == "aborted"
 
 
-class HistoryFacts(msgspec.Struct, frozen=True):
+class EndedEpochs(msgspec.Struct, frozen=True):
     """As the coordinator's log has it, oldest first."""
 
     protocol: str = ""
@@ -81,7 +81,7 @@ class HistoryFacts(msgspec.Struct, frozen=True):
 
 def epochs_body(document: dict[str, object]) -> Markup:
     """The screen of what `snapline snapshot history -o json` tells."""
-    history = msgspec.convert(document, HistoryFacts)
+    history = msgspec.convert(document, EndedEpochs)
     title = tag("div", tag("h1", "Epochs"), class_="title")
     if not history.epochs:
         return join([title, tag("p", "No epoch has ended yet.", class_="quiet")])
