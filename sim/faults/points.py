@@ -66,6 +66,7 @@ REAL_FAILPOINT_PREFIXES = (
     "store.outputs.part",
     "store.outputs.read.",
     "store.pin.",
+    "store.shelf.",
 )
 """Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
 who pins, tags, copies, forks or encrypts, no release of more than one part, no consumers with a name, and its runs end long before a
