@@ -27,6 +27,9 @@ from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
+ROUNDS_MAX = 4
+"""Of a compaction and a sweep, until what was replaced is gone: a pack that was itself made by compaction waits for its own grace."""
+
 
 class World:
     """A fleet, its store, the one who cleans up, and readers. Time stands still but for `pass_time`."""
@@ -104,9 +107,10 @@ class World:
             self.now_s += GRACE_S
         else:
             raise AssertionError("compaction never ends")
-        self.now_s += GRACE_S
-        self.compact()
-        self.sweep()
+        for _ in range(ROUNDS_MAX):
+            self.now_s += GRACE_S
+            self.compact()
+            self.sweep()
 
     # -- readers -----------------------------------------------------------------------------------------------------
 

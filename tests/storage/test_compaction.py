@@ -5,7 +5,7 @@ The oracle is a copy of the states at the moment they were written.
 """
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from tests.storage.compaction_world import STEPS, Step, World, commit, disk_bytes, finish, play, sparse_world
 from tests.storage.making_chunks import (
     HOSTS,
@@ -26,6 +26,13 @@ from snapline.storage.store.manifest import Manifest
 KEYS = Keys((make_wrapping_key(b"k" * 32),))
 
 
+REPLACED_TWICE: list[Step] = [
+    *(("sweep", 0), ("change", 0), ("commit", 0), ("change", 0), ("change", 8), ("commit", 0), ("commit", 0)),
+    *(("delete", 0), ("compact", 0), ("delete", 0)),
+]
+"""A pack that compaction has made is replaced, and goes two rounds later than others."""
+
+
 @pytest.fixture(autouse=True)
 def tiny_packs_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs here have some hundred bytes."""
@@ -36,6 +43,7 @@ def tiny_packs_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_happens_each_epoch_restores_and_little_is_dead(keys: Keys | None) -> None:
     @settings(max_examples=40 if keys is None else 15, deadline=None, suppress_health_check=list(HealthCheck))
     @given(steps=STEPS)
+    @example(steps=REPLACED_TWICE)
     def check(steps: list[Step]) -> None:
         world = World(keys)
         play(world, [("commit", 0), *steps])
