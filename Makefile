@@ -9,7 +9,7 @@ FOLDOC := /usr/share/dictd/foldoc.dict.dz
 PODMAN := podman buildah runc catatonit debootstrap netavark aardvark-dns iptables
 LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langgraph-checkpoint-conformance==0.0.2
 # Tests that run beside each other, in so many processes.
-JOBS ?= 2
+JOBS ?= 3
 SEEDS  ?= 0:10000
 # Where this is set, as images of containers like to have it, each process of the fleets that tests start would compile snapline anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml Makefile
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
 	@$(BIN)/snapline demo -o table $(ARGS)
 
-test: $(STAMP)  ## the tests: some nine minutes on two cores
+test: $(STAMP)  ## the tests: some fifteen minutes on two cores
 ifdef ARGS
 	@$(BIN)/python -m pytest -q $(ARGS)
 else
