@@ -90,7 +90,9 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
     again. Drain it before, and nothing goes back.
     """
     name = check_id(host, "host")
-    connection.ask(lambda client: client.end_host(name, connection.timeout))
+    starts = [row["host_start"] for row in _hosts(connection) if row["host"] == name]
+    start = int(str(starts[0])) if starts else 0  # of which run: if the call has to be made again it ends no later one
+    connection.ask(lambda client: client.end_host(name, connection.timeout, host_start=start))
     display.printer().result(
         document("HostEnded", host=name), lambda shown, tables: tables.line(f"host {shown['host']} is ended")
     )

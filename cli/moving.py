@@ -107,7 +107,7 @@ async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note:
     known = host_of(before, name)
     start = known.host_start if known is not None else 0
     await drain(client, (name,), deadline_s, note)
-    await client.end_host(name)
+    await client.end_host(name, host_start=start)
     note(f"{name} ends, and is started again")
 
     def is_back(found: "FleetStatus") -> bool:

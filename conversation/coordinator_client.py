@@ -252,14 +252,16 @@ class CoordinatorClient:
         told: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
         return told
 
-    async def end_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
+    async def end_host(self, host: str, timeout_s: float = TIMEOUT_S, *, host_start: int = 0) -> None:
         """Have a host's process end: nothing of it counts from now on, whether it hears this or not.
+
+        `host_start`: this run of it and no later one, so that asking again ends nothing else; 0: whichever runs.
 
         Raises:
             NotFoundError: there is no such host.
-            MisuseError: it is not alive.
+            MisuseError: it is not alive, or runs anew.
         """
-        await self._call("EndHost", timeout_s, host=host)
+        await self._call("EndHost", timeout_s, host=host, host_start=host_start)
 
     # ---- people -----------------------------------------------------------------------------------------------------
 

@@ -162,7 +162,10 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed"."""
+    """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed".
+
+    `caller_role`: what whoever has asked is to it, such as "operator"; "" without certificates, where everybody may do everything.
+    """
 
     fleet: str
     phase: str
@@ -195,6 +198,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     fork: ForkedFrom | None = None
     loss: LossStatus = LossStatus()
     interval: IntervalStatus = IntervalStatus()
+    caller_role: str = ""
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):

@@ -27,13 +27,15 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
         raise MisuseError("no other host would be left for the agents: start one first")
 
 
-def check_end(hosts: Hosts, host: str) -> None:
-    """It is alive.
+def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
+    """It is alive, and no later start of it than is meant; 0: any.
 
     Raises:
         NotFoundError, MisuseError: there is no such host, or it is not.
     """
     record = _record_of(hosts, host)
+    if host_start and record.start != host_start:
+        raise MisuseError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
     if record.state != ALIVE:
         raise MisuseError(f"host {host} is {record.state}: there is nothing to end")
 

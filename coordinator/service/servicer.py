@@ -199,9 +199,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> Message:
         """How the fleet stands."""
         await self._be_current(is_stale_allowed=request.stale)
-        return writer_of(FleetStatus, pb.FleetStatus)(self._status())
+        caller = self._guard.identity(context)
+        return writer_of(FleetStatus, pb.FleetStatus)(self._status("" if caller is None else caller.role))
 
-    def _status(self) -> FleetStatus:
+    def _status(self, caller_role: str) -> FleetStatus:
         state, image = self._state, self._state.image
         driver = self._leadership.driver
         leading = None if driver is None else driver.standing()
@@ -238,6 +239,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             fork=forked_from(state),
             loss=loss_of(state, time.time_ns(), () if leading is None else objectives_missed(leading.concerns)),
             interval=interval_of(state, None if driver is None else self._figures),
+            caller_role=caller_role,
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
@@ -377,7 +379,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def EndHost(self, request: pb.EndHostRequest, context: Context) -> pb.EndHostReply:
         """Have a host's process end."""
         await self._be_current()
-        check_end(self._state.image.hosts, request.host)
+        check_end(self._state.image.hosts, request.host, request.host_start)
         self._leading().feed(words.EndHostRequested(request.host))
         return pb.EndHostReply()
 

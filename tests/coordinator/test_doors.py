@@ -122,6 +122,13 @@ async def test_the_sentence_says_which_roles_may(protected: Protected) -> None:
     await client.close()
 
 
+async def test_whoever_asks_how_the_fleet_stands_hears_what_they_are_to_it(protected: Protected) -> None:
+    for role in ("viewer", "operator"):
+        client = CoordinatorClient(protected.address, protected.security(role, "somebody"))
+        assert (await client.status()).caller_role == role
+        await client.close()
+
+
 async def test_a_client_reads_where_agents_live_and_how_the_fleet_stands_and_nothing_else(protected: Protected) -> None:
     asked = ("Locate", "Status", "RecoveryLine", "ReadSnapshots", "CreateSnapshot", "Backup")
     found = [await protected.code(f"{COORDINATOR}/{rpc}", b"", role="client", name="c") for rpc in asked]

@@ -297,6 +297,19 @@ async def test_an_operator_forgets_a_host(running: Running) -> None:
     await close(client, hosts)
 
 
+async def test_an_end_is_of_the_run_that_is_meant_and_of_no_later_one(running: Running) -> None:
+    """A call that comes again, or was meant for an earlier run, must not end the process that has taken its place."""
+    _, client, hosts = await start_fleet(running)
+    (start,) = [x.host_start for x in (await client.status()).hosts if x.host == "h1"]
+    with pytest.raises(MisuseError, match=rf"start {start + 1} of host h1 is over already: it runs as start {start}"):
+        await client.end_host("h1", host_start=start + 1)
+    await client.end_host("h1", host_start=start)
+    told = await hosts[1].until(lambda x: x.HasField("turned_away"))
+    assert "ended" in told.turned_away.reason
+    assert not [x for x in hosts[0].kinds() if x == "turned_away"]
+    await close(client, hosts)
+
+
 async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Running, tmp_path: Path) -> None:
     _, client, hosts = await start_fleet(running)
     await client.create_snapshot(10)
