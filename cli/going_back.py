@@ -1,20 +1,18 @@
 """`snapline recovery restore`: take the fleet back to a snapshot on purpose. What that undoes is shown first."""
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, DocumentTables, count, rows_of
+from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.errors import MisuseError
+from snapline.view.undoing import named, undone_here, undone_outside
 
 ROWS_MAX = 20
 """As in `recovery line`."""
-
-NAMED_MAX = 10
 
 
 @command
@@ -62,27 +60,17 @@ def _token() -> str:
     return secrets.token_hex(16)
 
 
-def named(what: str, of: Sequence[object]) -> str:
-    """`epochs 4, 5, … are`, or `epoch 4 is`: for a sentence."""
-    names = ", ".join(map(str, of[:NAMED_MAX])) + (", …" if len(of) > NAMED_MAX else "")
-    return f"{what} {names} is" if len(of) == 1 else f"{what}s {names} are"
-
-
 def _show_preview(result: Document, tables: DocumentTables) -> None:
-    tables.line(f"epoch {result.get('epoch')}, taken {result.get('created')}, {result.get('age_s')} s ago")
-    void = _list(result, "void_epochs")
-    tables.line(f"{named('epoch', void)} void then" if void else "no later epoch is complete")
-    gone, back = _list(result, "agents_gone"), _list(result, "agents_back")
-    if gone:
-        tables.line(f"{named('agent', gone)} gone: born later")
-    if back:
-        tables.line(f"{named('agent', back)} there again, having left since")
+    import msgspec
+
+    from snapline.conversation.answers import RestorePreview
+
+    preview = msgspec.convert(result, RestorePreview)
+    for line in undone_here(preview):
+        tables.line(line)
     _show_inputs(result, tables)
-    for row in rows_of(result, "outputs"):
-        tables.line(f"topic {row.get('topic')}: {_count(row.get('count'), 'released output')} taken back")
-    effects = _list(result, "effects")
-    if effects:
-        tables.line(f"done outside since, and not taken back: {', '.join(map(str, effects))}")
+    for line in undone_outside(preview):
+        tables.line(line)
 
 
 def _show_inputs(result: Document, tables: DocumentTables) -> None:
@@ -113,8 +101,3 @@ def _show_done(result: Document, tables: DocumentTables) -> None:
 def _list(result: Document, name: str) -> list[object]:
     found = result.get(name)
     return found if isinstance(found, list) else []
-
-
-def _count(value: object, noun: str) -> str:
-    number = value if isinstance(value, int) else 0
-    return f"{count(number, noun)} {'is' if number == 1 else 'are'}"

@@ -11,6 +11,7 @@ from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
 from snapline.errors import MisuseError
 from snapline.ids import check_failed
+from snapline.view.undoing import named
 
 ROWS_MAX = 20
 """Agents named in a table: a fleet may have thousands, and who asks wants to see the sum."""
@@ -154,7 +155,7 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
     for row in recoveries:
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
-            tables.line(f"plan {row.get('plan')} went back on purpose: {going_back.named('epoch', void)} void")
+            tables.line(f"plan {row.get('plan')} went back on purpose: {named('epoch', void)} void")
     for row in rows_of(result, "condemned_epochs"):
         tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")
 

@@ -1,8 +1,6 @@
 """`snapline snapshot fork`: a new fleet out of a snapshot of another."""
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +60,7 @@ def fork(
 
     from snapline.agent_runtime.snapshots.forking import ForkWish, fork_snapshot
     from snapline.cli import fleets
+    from snapline.deploy.data_directory import folder_of_fork
 
     if arg and not fleet:
         raise MisuseError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
@@ -76,7 +75,7 @@ def fork(
     )
     source = place.open()
     epoch = source.resolve(snapshot)
-    with _new_folder(to) as store:
+    with folder_of_fork(to) as store:
         made = fork_snapshot(source, epoch, to_store or str(store), wish, begin_again=again)
     display.printer().result(document("Fork", data_dir=str(to), **msgspec.to_builtins(made)), _show)
 
@@ -104,27 +103,6 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
             ) from error
         found[place] = value.encode()
     return found
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Where the fork's store goes; no fleet starts in the folder meanwhile, and nobody else makes a fork there.
-
-    Raises:
-        MisuseError: it is the folder of a fleet.
-        DirectoryInUseError: a fleet runs there, or a fork is being made.
-    """
-    from snapline.deploy import data_directory
-
-    with contextlib.ExitStack() as held:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            held.callback(os.close, data_directory.lock(folder))
-        except OSError as error:
-            raise MisuseError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error
-        if (folder / data_directory.COORDINATOR_FOLDER).exists():
-            raise MisuseError(f"{folder} is the folder of a fleet: give the fork another one")
-        yield folder / data_directory.STORE_FOLDER
 
 
 def describe(fork: Mapping[str, object]) -> str:

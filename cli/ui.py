@@ -31,8 +31,14 @@ def serve(
             "--token-file", metavar="FILE", help="People sign in with the token in it. Needed beyond loopback."
         ),
     ] = None,
+    allow_actions: Annotated[
+        bool,
+        typer.Option(
+            "--allow-actions", help="Who may look may act too: snapshots, restores, forks, draining and killing hosts."
+        ),
+    ] = False,
 ) -> None:
-    """Show the fleet in a browser, live, and change nothing; see docs/ui.md."""
+    """Show the fleet in a browser, live; it changes nothing unless --allow-actions is given. See docs/ui.md."""
     try:
         from snapline.gateway.serving import check_exposure
         from snapline.view.server import serve as serve_view
@@ -40,6 +46,19 @@ def serve(
         raise MisuseError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
     host, _, port = check_address(listen, "--listen").rpartition(":")
-    token = token_in(token_file)
+    token, security = token_in(token_file), connection.security()
     check_exposure(host.strip("[]"), token)
-    asyncio.run(serve_view(connection.address(), connection.security(), (host.strip("[]"), int(port)), token=token))
+    if allow_actions and security.is_tls and not token:
+        raise MisuseError(
+            "--allow-actions lends what this certificate may do to whoever reaches the page: give --token-file too"
+        )
+    folder = connection.folder() if connection.coordinator is None else None
+    serving = serve_view(
+        connection.address(),
+        security,
+        (host.strip("[]"), int(port)),
+        token=token,
+        may_act=allow_actions,
+        folder=folder if allow_actions else None,
+    )
+    asyncio.run(serving)

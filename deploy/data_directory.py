@@ -8,10 +8,12 @@ DIR/metrics/*.json      where each process serves its metrics, if it does
 DIR/launcher.lock       held while a launcher runs here: two fleets in one folder would be one fleet twice
 """
 
+import contextlib
 import fcntl
 import os
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,6 +46,25 @@ def lock(data_dir: Path) -> int:
             f"another fleet runs in {data_dir}: wait for its end or choose another --data-dir"
         ) from None
     return descriptor
+
+
+@contextlib.contextmanager
+def folder_of_fork(folder: Path) -> Iterator[Path]:
+    """Where a fork's store goes; no fleet starts in the folder meanwhile, and nobody else makes a fork there.
+
+    Raises:
+        MisuseError: it is the folder of a fleet.
+        DirectoryInUseError: a fleet runs there, or a fork is being made.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held.callback(os.close, lock(folder))
+        except OSError as error:
+            raise MisuseError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error
+        if (folder / COORDINATOR_FOLDER).exists():
+            raise MisuseError(f"{folder} is the folder of a fleet: give the fork another one")
+        yield folder / STORE_FOLDER
 
 
 def choose_addresses(data_dir: Path, count: int) -> list[str]:

@@ -1,12 +1,13 @@
 """The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
 
     GET  /, /agents/{agent}, /epochs, /epochs/{epoch}, /recovery  pages
+    GET  /act, /act/{verb}, POST /deeds      what operators may do, where the view was started to allow it (`acting.py`)
     GET  /events/fleet                       server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
     GET  /health                             200 while this process answers
 
-It reads only. What a page holds comes from `snapline.Client` and from the store's reader.
+Else it reads only. What a page holds comes from `snapline.Client` and from the store's reader.
 """
 
 import asyncio
@@ -23,10 +24,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.view.acting import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import CutSearch, cut_body, cut_found
-from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions
+from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
@@ -47,19 +49,27 @@ WRONG_S = 0.5
 DESCRIBE_S = 5.0
 """For a host to say how an agent stands: somebody waits for the page."""
 
-FORM_BYTES_MAX = 4096
 CUTS_KEPT = 2
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class View:
-    """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look."""
+    """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look. `operators`: None: nobody may act."""
 
-    def __init__(self, calls: ViewCalls, *, token: str = "", watch: FleetWatch | None = None) -> None:
+    def __init__(
+        self,
+        calls: ViewCalls,
+        *,
+        token: str = "",
+        watch: FleetWatch | None = None,
+        operators: Operators | None = None,
+    ) -> None:
         self._calls = calls
         self._sessions = Sessions(token)
         self._watch = watch or FleetWatch(calls)
+        self._operators = operators
+        self._acting = None if operators is None else ActingPages(operators, self._sessions, self._watch, self._page)
         self._fleet = FleetScreen()
         self._cuts: dict[str, CutFacts] = {}
         self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
@@ -78,10 +88,19 @@ class View:
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/health", self._health),
         ]
+        if self._acting is not None:
+            routes += [
+                Route("/act", self._guarded(self._acting.show)),
+                Route("/act/{verb}", self._guarded(self._acting.propose)),
+                Route("/deeds", self._guarded(self._acting.carry_out), methods=["POST"]),
+                Route("/deeds/{key}", self._guarded(self._acting.outcome)),
+            ]
         return Starlette(routes=routes, exception_handlers={404: self._missing})
 
     async def close(self) -> None:
         """Ask the fleet no more."""
+        if self._acting is not None:
+            await self._acting.close()
         await self._watch.close()
 
     # ---- who may ----------------------------------------------------------------------------------------------------
@@ -110,7 +129,7 @@ class View:
             return RedirectResponse("/", 303, HEADERS)
         if request.method == "GET":
             return self._sign_in_page()
-        if not self._sessions.is_right(await _token_of(request)):
+        if not self._sessions.is_right((await form_of(request)).get("token", "")):
             await asyncio.sleep(WRONG_S)
             return self._sign_in_page("That is not the token.", 401)
         response = RedirectResponse("/", 303, HEADERS)
@@ -156,7 +175,8 @@ class View:
         other = await self._cut(search.to) if search.to else None
         if query.get("part") == "found":
             return _html(cut_found(cut, search, other))
-        return self._page("epochs", f"Epoch {cut.epoch}", cut_body(cut, search, other))
+        links = None if self._operators is None else self._operators.links(self._watch.last.facts, cut.epoch)
+        return self._page("epochs", f"Epoch {cut.epoch}", join([cut_body(cut, search, other), links]))
 
     async def _show_recovery(self, request: Request) -> Response:
         query = request.query_params
@@ -186,16 +206,22 @@ class View:
     def _page(self, screen: str, title: str, body: Markup, *, events: str = "", status: int = 200) -> Response:
         facts = self._watch.last.facts
         name = "" if facts is None else facts.fleet
-        return _html(page(PageHead(screen, title, name, events, self._sessions.is_asked_for), body), status)
+        may_act = self._operators is not None and self._operators.may(facts)
+        return _html(page(PageHead(screen, title, name, events, self._sessions.is_asked_for, may_act), body), status)
 
     def _failure(self, error: SnaplineError) -> Response:
         status = 503
         if isinstance(error, NotFoundError | AgentMissingError):
             status = 404
         elif isinstance(error, MisuseError):
-            status = 400
+            status = 403 if isinstance(error, NotAllowedError) else 400
         told = f"{str(error)[:1].upper()}{str(error)[1:]}."
-        body = join([tag("h1", "That cannot be shown"), tag("p", told, class_="strip bad", role="alert")])
+        body = join(
+            [
+                tag("h1", "That cannot be shown" if status != 403 else "That is not allowed"),
+                tag("p", told, class_="strip bad", role="alert"),
+            ]
+        )
         return self._page("", "Not to be shown", body, status=status)
 
     async def _missing(self, request: Request, error: Exception) -> Response:
@@ -248,13 +274,3 @@ def _search_of(query: QueryParams) -> AgentSearch:
 def _names(text: str) -> list[str]:
     """Of a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-async def _token_of(request: Request) -> str:
-    """The token in a form, whose body is small."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES_MAX:
-            return ""
-    return QueryParams(bytes(body)).get("token", "")

@@ -1,4 +1,4 @@
-"""Who may look: whoever reaches a loopback address, or who has signed in with the token. And what browsers are told of every page.
+"""Who may look: whoever reaches a loopback address, or who has signed in with the token. Whose forms are theirs. And what browsers are told of every page.
 
 Programs on other web sites must not read through somebody's browser. A page of theirs that makes its name point to 127.0.0.1 (DNS rebinding)
 is known by the name it asks for, so on loopback without a token only names of this machine are answered; with a token the cookie is missing there.
@@ -11,11 +11,13 @@ import secrets
 import time
 from collections.abc import Callable
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 COOKIE = "snapline-view"
 SESSION_S = 12 * 3600
 SESSIONS_MAX = 256
+FORM_BYTES_MAX = 4096
 
 POLICY = "; ".join(
     [
@@ -42,6 +44,7 @@ class Sessions:
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
         self._now_s = now_s
         self._until_s: dict[str, float] = {}
+        self._secret = secrets.token_bytes(32)
 
     @property
     def is_asked_for(self) -> bool:
@@ -62,16 +65,43 @@ class Sessions:
 
     def end(self, request: Request) -> None:
         """Sign out."""
-        self._until_s.pop(request.cookies.get(COOKIE, ""), None)
+        self._until_s.pop(_cookie_of(request), None)
 
     def may(self, request: Request) -> bool:
         """May whoever asks look?"""
         if not self.is_asked_for:
             return is_this_machine(request.url.hostname or "")
+        return self._bears(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
+
+    def name_of(self, request: Request) -> str:
+        """Of the session in which whoever may look asks; those of one name share what they were shown."""
+        return _cookie_of(request) if self.is_asked_for and not self._bears(request) else ""
+
+    def form_token(self, request: Request) -> str:
+        """What the forms of this session bear. Pages of other sites cannot read it."""
+        return hmac.new(self._secret, self.name_of(request).encode(), hashlib.sha256).hexdigest()
+
+    def is_own_form(self, request: Request, token: str) -> bool:
+        """Was a form with this token made for this session?"""
+        return hmac.compare_digest(token.encode(), self.form_token(request).encode())
+
+    def _bears(self, request: Request) -> bool:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.is_right(token):
-            return True
-        return self._until_s.get(request.cookies.get(COOKIE, ""), float("-inf")) > self._now_s()
+        return scheme.lower() == "bearer" and self.is_right(token)
+
+
+def _cookie_of(request: Request) -> str:
+    return request.cookies.get(COOKIE, "")
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """What stands in a form, whose body is small; nothing if it is larger."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES_MAX:
+            return {}
+    return dict(QueryParams(bytes(body)))
 
 
 def is_this_machine(host: str) -> bool:

@@ -138,6 +138,7 @@ class FleetFacts(msgspec.Struct, frozen=True):
     concerns: tuple[ConcernFacts, ...] = ()
     loss: LossFacts = LossFacts()
     interval: IntervalFacts = IntervalFacts()
+    caller_role: str = ""
 
     def total(self, name: str) -> int:
         """The sum of a figure over the hosts."""

@@ -8,6 +8,9 @@ from snapline.view.markup import Child, Markup, join, tag
 SCREENS = (("fleet", "/", "Fleet"), ("epochs", "/epochs", "Epochs"), ("recovery", "/recovery", "Recovery"))
 """Id, address and name of each screen, in the order of the navigation."""
 
+ACT = (("act", "/act", "Actions"),)
+"""Of those who may act."""
+
 
 class PageHead(msgspec.Struct, frozen=True):
     """What a page says around its screen.
@@ -18,6 +21,7 @@ class PageHead(msgspec.Struct, frozen=True):
         fleet: its name, as far as it is known.
         events: address of the stream that keeps the page true; "": it stands still.
         is_signed_in: somebody has signed in, and may sign out.
+        may_act: there is a screen of actions.
     """
 
     screen: str
@@ -25,6 +29,7 @@ class PageHead(msgspec.Struct, frozen=True):
     fleet: str = ""
     events: str = ""
     is_signed_in: bool = False
+    may_act: bool = False
 
 
 def page(frame: PageHead, *body: Child) -> Markup:
@@ -51,7 +56,7 @@ def _skip() -> Markup:
 def _top(frame: PageHead) -> Markup:
     links = [
         tag("a", name, href=address, aria_current="page" if screen == frame.screen else None)
-        for screen, address, name in SCREENS
+        for screen, address, name in (*SCREENS, *(ACT if frame.may_act else ()))
     ]
     sign_out = tag("form", tag("button", "Sign out"), method="post", action="/sign-out") if frame.is_signed_in else None
     live = tag("span", "live", id="live", class_="live", role="status") if frame.events else None

@@ -1,17 +1,28 @@
 """The view's process: one client, one server, until somebody ends it."""
 
+from pathlib import Path
+
 from snapline.channels.security import Security
 from snapline.client.client import open_client
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.gateway.serving import serve_app
+from snapline.view.acting import Operators
 from snapline.view.app import View
 from snapline.view.questions import FleetQuestions
 
 CLIENT_NAME = "view"
 
 
-async def serve(address: str, security: Security, listen: tuple[str, int], *, token: str) -> None:
-    """Serve until SIGINT or SIGTERM; prints where.
+async def serve(
+    address: str,
+    security: Security,
+    listen: tuple[str, int],
+    *,
+    token: str,
+    may_act: bool = False,
+    folder: Path | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; prints where. `may_act`: operators may act here; `folder`: the fleet's, if it is on this machine.
 
     Raises:
         MisuseError: the address is taken, or cannot be listened on.
@@ -19,7 +30,8 @@ async def serve(address: str, security: Security, listen: tuple[str, int], *, to
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
         coordinator = CoordinatorClient(address, security)
-        view = View(FleetQuestions(client, coordinator), token=token)
+        operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
+        view = View(FleetQuestions(client, coordinator), token=token, operators=operators)
         try:
             await serve_app(view.app(), listen)
         finally:

@@ -1,0 +1,168 @@
+"""What operators may have the fleet do, by the calls that the commands make: each deed says what will happen, with this fleet's numbers, and does it."""
+
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+from snapline.conversation.answers import RestorePreview
+from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+from snapline.conversation.status import SnapshotOutcome
+from snapline.errors import MisuseError, NotFoundError
+from snapline.view import loss
+from snapline.view.deeds import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.facts import FleetFacts, HostFacts
+from snapline.view.figures import plural, seconds
+from snapline.view.recovery_page import LineFacts, line_found
+from snapline.view.undoing import named, undone_here, undone_outside
+
+DROP, GIVE = "drop", "give"
+REASON_CHARACTERS_MAX = 200
+RECOVERY = ("/recovery", "Recoveries")
+FLEET = ("/", "The fleet")
+
+
+class FleetDeeds:
+    """Proposes deeds; `facts` is the fleet as it was heard last. Failures are SnaplineErrors."""
+
+    def __init__(self, coordinator: CoordinatorClient) -> None:
+        self._coordinator = coordinator
+
+    async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """One more snapshot, now."""
+        alive = [host for host in facts.hosts if host.state == "alive"]
+        told = [
+            f"A snapshot of {plural(facts.agents, 'agent')} on {plural(len(alive), 'host')} is taken now. They go on meanwhile.",
+            f"So far: {loss.interval(facts.interval)}.",
+            "Like any other it stays as long as the coordinator's retention says; a tag or a pin keeps it.",
+        ]
+        if facts.last_complete_epoch:
+            told.insert(1, f"The newest complete epoch is {facts.last_complete_epoch:,}.")
+        return ProposedDeed("Take a snapshot", "Take a snapshot", tuple(told), self._take, ("/epochs", "Epochs"))
+
+    async def _take(self, _fields: Fields) -> DeedOutcome:
+        return taken(await patiently(self._coordinator.create_snapshot))
+
+    async def restore(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """The whole fleet back to a snapshot."""
+        preview = await patiently(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
+        token = secrets.token_hex(16)  # one for this page: if the call has to be made again it is the same restore
+
+        async def do(fields: Fields) -> DeedOutcome:
+            now = await patiently(self._coordinator.status)
+            if now.plan != facts.plan:
+                raise MisuseError(
+                    f"the fleet runs by plan {now.plan} meanwhile, and the page was made under plan {facts.plan}: look again"
+                )
+            why = " ".join(filter(None, ["asked for in a browser", fields.get("reason", "")]))
+            is_dropping = fields.get("inputs") == DROP
+            done = await patiently(
+                lambda: self._coordinator.restore(str(preview.epoch), token, why[:REASON_CHARACTERS_MAX], is_dropping)
+            )
+            void = f"; {named('epoch', done.void_epochs)} void" if done.void_epochs else ""
+            return DeedOutcome(f"The fleet goes back to epoch {done.epoch} by plan {done.plan}{void}.", *RECOVERY)
+
+        inputs = ((GIVE, "are given again"), (DROP, "are dropped"))
+        return ProposedDeed(
+            f"Take the fleet back to epoch {preview.epoch}",
+            f"Go back to epoch {preview.epoch}",
+            _restore_told(preview, facts),
+            do,
+            RECOVERY,
+            (
+                DeedField("inputs", "Inputs that it has not consumed then", inputs),
+                DeedField("reason", "Why, for the history"),
+            ),
+            is_grave=True,
+        )
+
+    async def drain(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """Agents away from a host."""
+        host = _host_of(facts, query)
+        others = [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
+        if not others:
+            raise MisuseError("no other host would be left for the agents: start one first")
+        told = (
+            f"{plural(host.agents, 'agent')} of host {host.host} move to {', '.join(others)}, by a plan from a snapshot that is taken for it. Nothing is lost.",
+            f"No agent comes to {host.host} again until it is resumed, also if its process is started again.",
+        )
+
+        async def do(_fields: Fields) -> DeedOutcome:
+            await patiently(lambda: self._coordinator.move_agents(drained=(host.host,)))
+            return DeedOutcome(
+                f"Host {host.host} is marked, and its agents leave it: the fleet's page shows when it has none.", *FLEET
+            )
+
+        return ProposedDeed(f"Drain host {host.host}", f"Drain {host.host}", told, do)
+
+    async def resume(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """Agents may come to a host again."""
+        host = _host_of(facts, query)
+        told = (
+            f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
+        )
+
+        async def do(_fields: Fields) -> DeedOutcome:
+            await patiently(lambda: self._coordinator.move_agents(resumed=(host.host,)))
+            return DeedOutcome(f"Agents may come to host {host.host} again.", *FLEET)
+
+        return ProposedDeed(f"Resume host {host.host}", f"Resume {host.host}", told, do)
+
+    async def kill(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """The end of a host's process."""
+        host = _host_of(facts, query)
+        failed = f"host:{host.host}"
+        document: Mapping[str, object] = await patiently(lambda: self._coordinator.recovery_line([failed]))
+        line = msgspec.convert({**document, "failed": (failed,)}, LineFacts)
+        told = (
+            f"The process of host {host.host} (start {host.host_start:,}) ends at once, as by a failure. {plural(host.agents, 'agent')} live there.",
+            f"Work at risk in the fleet: {loss.at_risk(facts)}.",
+            "Who keeps the fleet starts a process again. Drain the host before, and nothing goes back.",
+        )
+
+        async def do(_fields: Fields) -> DeedOutcome:
+            await patiently(lambda: self._coordinator.end_host(host.host, host_start=host.host_start))
+            return DeedOutcome(f"Start {host.host_start:,} of host {host.host} is ended: the fleet recovers.", *FLEET)
+
+        return ProposedDeed(
+            f"Kill host {host.host}", f"Kill {host.host}", told, do, more=line_found(line), is_grave=True
+        )
+
+
+def taken(outcome: SnapshotOutcome) -> DeedOutcome:
+    """What came of a snapshot."""
+    if not outcome.is_complete:
+        epoch = f"Epoch {outcome.epoch} was aborted" if outcome.epoch else "No epoch has begun"
+        return DeedOutcome(f"{epoch}: {outcome.reason}.", "/epochs", "Epochs", is_bad=True)
+    where = (f"/epochs/{outcome.epoch}", f"Epoch {outcome.epoch}")
+    if outcome.reason:
+        return DeedOutcome(f"That is no new snapshot: {outcome.reason}.", *where)
+    return DeedOutcome(f"Epoch {outcome.epoch} is complete, in {seconds(outcome.elapsed_ns / 1e9)}.", *where)
+
+
+def _host_of(facts: FleetFacts, query: Fields) -> HostFacts:
+    name = query.get("host", "")
+    for host in facts.hosts:
+        if host.host == name:
+            return host
+    raise NotFoundError(f"no host {name!r} in this fleet")
+
+
+def _restore_told(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]:
+    inputs = sum([each.count for each in preview.inputs])
+    lacking = [each.agent for each in preview.inputs if each.missing]
+    told = [
+        f"All {plural(facts.agents, 'agent')} of the fleet go back, for good: what happened since is undone, and no recovery uses it.",
+        *undone_here(preview),
+        f"{plural(inputs, 'input')} of {plural(len(preview.inputs), 'agent')} came later"
+        if inputs
+        else "no inputs came later",
+        *(
+            [f"some inputs of {', '.join(lacking)} are not kept: it can go back only if inputs are dropped"]
+            if lacking
+            else []
+        ),
+        *undone_outside(preview),
+        f"Now it runs by plan {facts.plan:,}. If another takes its place before you confirm, nothing is done.",
+    ]
+    return tuple([f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in told])

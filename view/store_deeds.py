@@ -1,0 +1,186 @@
+"""What operators may do to snapshots where they lie: names and pins that keep them, and forks. Done to the store itself, as the commands do it.
+
+So this takes the fleet's folder on this machine, and the coordinator's book of calls does not have it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkWish, fork_snapshot
+from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
+from snapline.errors import MisuseError, NotFoundError
+from snapline.ids import check_id
+from snapline.storage.keeping.catalog import SnapshotSummary
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.store.store import Store
+from snapline.view.deeds import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.facts import FleetFacts
+from snapline.view.figures import plural, size
+
+ACT = ("/act", "Actions")
+
+
+class KeptSnapshots(msgspec.Struct, frozen=True):
+    """What `snapline snapshot list` tells."""
+
+    snapshots: tuple[SnapshotSummary, ...] = ()
+    pins: tuple[int, ...] = ()
+    tags: Mapping[str, int] = {}
+
+    def tags_of(self, epoch: int) -> list[str]:
+        """The names of a snapshot."""
+        return sorted([name for name, tagged in self.tags.items() if tagged == epoch])
+
+
+class StoreDeeds:
+    """Proposes deeds; None of them without `folder`, the fleet's own. Failures are SnaplineErrors."""
+
+    def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
+        self._coordinator = coordinator
+        self._folder = folder
+
+    @property
+    def is_here(self) -> bool:
+        """Is there a store to do it to?"""
+        return self._folder is not None and (self._folder / STORE_FOLDER).is_dir()
+
+    async def kept(self) -> KeptSnapshots:
+        """The snapshots that there are."""
+        return msgspec.convert(await patiently(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots)
+
+    async def tag(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """A name for a snapshot."""
+        found, about = await self._find(query)
+        named = (await self.kept()).tags_of(found.epoch)
+        told = [
+            about,
+            "It is kept as long as it has a name. A name is that of one snapshot: to move it, remove it first.",
+        ]
+        told += [f"It is called {', '.join(named)} already."] if named else []
+
+        def do(fields: Fields) -> DeedOutcome:
+            name = fields.get("name", "")
+            self._holds(found).tag(name, found.epoch)
+            return DeedOutcome(f"Epoch {found.epoch} is called {name}.", *ACT)
+
+        field = DeedField("name", "Name, such as before-upgrade", is_required=True)
+        return _proposed(f"Tag epoch {found.epoch}", told, do, (field,))
+
+    async def untag(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """A name is taken away."""
+        name = query.get("name", "")
+        epoch = (await self.kept()).tags.get(name)
+        if epoch is None:
+            raise NotFoundError(f"there is no tag {name!r}")
+        told = [
+            f"Epoch {epoch} is not called {name} any more. If nothing else keeps it, it goes when the coordinator's retention says so."
+        ]
+
+        def do(_fields: Fields) -> DeedOutcome:
+            holds = Holds(self._store(), now_s=time.time)
+            if [tag.epoch for tag in holds.tags() if tag.name == name] != [epoch] or not holds.untag(name):
+                raise MisuseError(f"tag {name} does not name epoch {epoch} any more: somebody has moved or removed it")
+            return DeedOutcome(f"Epoch {epoch} is not called {name} any more.", *ACT)
+
+        return _proposed(f"Remove tag {name}", told, do)
+
+    async def pin(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """A snapshot stays."""
+        found, about = await self._find(query)
+
+        def do(_fields: Fields) -> DeedOutcome:
+            self._holds(found).pin(found.epoch)
+            return DeedOutcome(f"Epoch {found.epoch} is pinned.", *ACT)
+
+        return _proposed(f"Pin epoch {found.epoch}", [about, "It is kept until the pin is removed."], do)
+
+    async def unpin(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """A snapshot is held no more."""
+        pinned = {str(epoch): epoch for epoch in (await self.kept()).pins}
+        epoch = pinned.get(query.get("snapshot", ""))
+        if epoch is None:
+            raise NotFoundError(f"epoch {query.get('snapshot', '')!r} is not pinned")
+        told = [
+            f"All pins of epoch {epoch} are removed. If nothing else keeps it, it goes when the coordinator's retention says so."
+        ]
+
+        def do(_fields: Fields) -> DeedOutcome:
+            if not Holds(self._store(), now_s=time.time).unpin(epoch):
+                raise NotFoundError(f"epoch {epoch} is not pinned any more")
+            return DeedOutcome(f"Epoch {epoch} is not pinned any more.", *ACT)
+
+        return _proposed(f"Unpin epoch {epoch}", told, do)
+
+    async def fork(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+        """A new fleet out of a snapshot, beside this one."""
+        found, about = await self._find(query)
+        beside = self._own_folder().absolute().parent
+        told = [
+            about,
+            f"A new fleet is made of it, in a new folder of {beside}; its store is a copy. This fleet is not changed, and may run on.",
+            "It does not start by itself, and does no effects: `snapline run MODULE:FLEET --data-dir` runs it. States that differ take `snapline snapshot fork`.",
+        ]
+
+        def do(fields: Fields) -> DeedOutcome:
+            name = check_id(fields.get("name", ""), "fork")
+            folder = beside / name
+            if name.startswith(".") or folder.exists():
+                raise MisuseError(f"{folder} cannot be the folder of a fork, or is there already: choose another name")
+            inputs: ForkInputs = "copy" if fields.get("inputs") == "copy" else "drop"
+            self._holds(found)
+            with folder_of_fork(folder) as store:
+                made = fork_snapshot(self._store(), found.epoch, str(store), ForkWish(name=name, inputs=inputs))
+            agents = f"{plural(made.agents, 'agent')}, {plural(made.messages, 'message')} in transit"
+            return DeedOutcome(f"Fork {name} is made in {folder}: {agents}. Run it with --data-dir {folder}.", *ACT)
+
+        choices = (("drop", "stay here"), ("copy", "are taken along"))
+        fields = (
+            DeedField("name", "Name of the fork, and of its folder", is_required=True),
+            DeedField("inputs", "Inputs that its agents have not consumed", choices),
+        )
+        return _proposed(f"Fork epoch {found.epoch}", told, do, fields)
+
+    async def _find(self, query: Fields) -> tuple[SnapshotSummary, str]:
+        """The snapshot that is meant, and a sentence about it."""
+        wanted = query.get("snapshot", "")
+        for each in (await self.kept()).snapshots:
+            if str(each.epoch) == wanted and not each.damage:
+                state = f"{plural(each.agent_count, 'agent')}, {size(each.state_bytes)} of states"
+                transit = f"{plural(each.channel_state_messages, 'message')} in transit"
+                return each, f"Epoch {each.epoch} was taken {each.created}: {state}, {transit}."
+        raise NotFoundError(f"there is no snapshot {wanted!r}, or it is damaged")
+
+    def _own_folder(self) -> Path:
+        if self._folder is None or not self.is_here:
+            raise MisuseError(
+                "the fleet's store is not on this machine as far as this view knows: start it with --data-dir"
+            )
+        return self._folder
+
+    def _store(self) -> Store:
+        return Store.open(str(self._own_folder() / STORE_FOLDER))
+
+    def _holds(self, meant: SnapshotSummary) -> Holds:
+        """Of the store, if it holds the very snapshot that was shown."""
+        store = self._store()
+        if store.read_ref(meant.epoch) != meant.root:
+            raise MisuseError(
+                f"{store.location} holds another epoch {meant.epoch} than the fleet's coordinator tells of"
+            )
+        return Holds(store, now_s=time.time)
+
+
+def _proposed(
+    title: str, told: list[str], do: Callable[[Fields], DeedOutcome], fields: tuple[DeedField, ...] = ()
+) -> ProposedDeed:
+    """A deed of blocking calls, which are made in a thread."""
+
+    async def done(given: Fields) -> DeedOutcome:
+        return await asyncio.to_thread(do, given)
+
+    return ProposedDeed(title, title, tuple(told), done, ACT, fields)
