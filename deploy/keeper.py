@@ -191,6 +191,8 @@ class Keeper:
 
     def _on_hosts_wanted(self, names: Sequence[str]) -> None:
         """Who is wanted no more ends in its own time, and stays down until it is wanted again."""
+        if self.is_over:
+            return
         for name in names:
             known = self._hosts.setdefault(name, _Place(name, is_host=True))
             if known.is_unwanted or (known.exit is None and known.stage == "down"):

@@ -362,21 +362,40 @@ def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
 
 
 def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
-    """What runs of some kind show little without: restarts in durable turns, and logs that can be written to at the second try only."""
-    restarts = 0
+    """What runs of some kind show little without."""
     if scenario.fleet.pattern.name in _DURABLE:
-        restarts = (0, 1, 2, 4)[dice.below_apart(4, "restarts")]
-    for index in range(restarts):
+        scenario = _with_restarts(dice, scenario)
+    if not scenario.clients.count:
+        return scenario
+    if dice.one_in_apart(4, "failing logs"):
+        scenario = _with_failing_logs(dice, scenario)
+    return _with_standstill(dice, scenario) if dice.one_in_apart(4, "standstill") else scenario
+
+
+def _with_restarts(dice: Dice, scenario: Scenario) -> Scenario:
+    """In the midst of durable turns."""
+    for index in range((0, 1, 2, 4)[dice.below_apart(4, "restarts")]):
         at = format_duration((1 + dice.below_apart(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
         after = ("50ms", "200ms", "1s")[dice.below_apart(3, "restart", index, "after")]
         scenario = _with_fault(scenario, [FaultPart(crash=CrashWord(at=at, restart_after=after))])
-    if not scenario.clients.count or not dice.one_in_apart(4, "failing logs"):
-        return scenario
+    return scenario
+
+
+def _with_failing_logs(dice: Dice, scenario: Scenario) -> Scenario:
+    """Logs that can be written to at the second try only."""
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
         if dice.one_in_apart(4, "failing", point):
             hit = 1 + dice.below_apart(6, "failing", point, "hit")
             scenario = _with_fault(scenario, [FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit))])
     return scenario
+
+
+def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
+    """A host that awakes when the fleet has long gone on without it, and finds what clients have said to it."""
+    at_ns = (1 + dice.below_apart(10, "standstill", "at")) * 200 * MS
+    lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
+    word = PauseWord(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
+    return _with_fault(scenario, [FaultPart(pause=word)])
 
 
 def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:

@@ -47,7 +47,7 @@ from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreE
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.storage.store import files, layout
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory
 from snapline.storage.store.record import canonical, seal, unseal
 
@@ -397,7 +397,8 @@ def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _
         body = unseal(_KINDS[kind], data, path=path, epoch=None)
         with files.decoding(path):
             record = msgspec.msgpack.decode(body, type=kind)
-        reason = _contradiction(record, path, store_id)
+        check_store(record.store, path, store_id)
+        reason = _contradiction(record, path)
         if reason:
             raise damaged(path, reason)
     except DamagedDataError:
@@ -407,9 +408,7 @@ def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _
     return record
 
 
-def _contradiction(record: Record, path: str, store_id: str | None) -> str:
-    if store_id is not None and record.store != store_id:
-        return f"it belongs to store {record.store}, this is {store_id}"
+def _contradiction(record: Record, path: str) -> str:
     if isinstance(record, Tag):
         return "" if path == f"{TAGS}/{record.name}" else f"it is tag {record.name!r}"
     return "" if parse_claim_path(path) == record.epoch else f"it is of epoch {record.epoch}"

@@ -27,7 +27,7 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, check_of, unwrap, wrap
 from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
 from snapline.storage.store import files
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.layout import KEYS
 from snapline.storage.store.record import canonical, seal, unseal
@@ -142,10 +142,7 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
     body = unseal(KEYS_KIND, data, path=path, epoch=None)
     with files.decoding(path):
         record = _decoder.decode(body)
-    if record.path != path:
-        raise damaged(path, f"it is the record {record.path}")
-    if store_id is not None and record.store != store_id:
-        raise damaged(path, f"it belongs to store {record.store}, this is {store_id}")
+    check_place(record, path, store_id)
     if len(record.wrapped) != WRAPPED_BYTES or len(record.check) != CHECK_BYTES:
         raise damaged(path, "its key has the wrong length")
     return record

@@ -16,7 +16,7 @@ from snapline.ids import check_id
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store import files
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.guarded_data import open_data
 from snapline.storage.store.record import canonical, seal, unseal
@@ -193,10 +193,7 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
         raw = unseal(BATCH_KIND, data, path=path, epoch=None)
         with files.decoding(path):
             body = _batch_decoder.decode(raw)
-    if body.path != path:
-        raise damaged(path, f"it is the file {body.path}")
-    if store_id is not None and body.store != store_id:
-        raise damaged(path, f"it belongs to store {body.store}, this is {store_id}")
+    check_place(body, path, store_id)
     return body
 
 

@@ -18,7 +18,7 @@ from snapline.storage.outputs.names import (
     parse_cursor,
 )
 from snapline.storage.store import files
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.layout import OUTPUTS
 from snapline.storage.store.record import canonical, seal, unseal
@@ -146,8 +146,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
         body = msgspec.msgpack.decode(raw, type=_PlaceBody)
     if body.consumer != name:
         raise damaged(path, f"it is the place of consumer {body.consumer!r}")
-    if store_id is not None and body.store != store_id:
-        raise damaged(path, f"it belongs to store {body.store}, this is {store_id}")
+    check_store(body.store, path, store_id)
     try:
         parse_cursor(body.cursor)
     except MisuseError as error:

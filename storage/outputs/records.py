@@ -19,7 +19,7 @@ from snapline.errors import MisuseError
 from snapline.ids import check_id
 from snapline.storage.outputs.names import Cursor, PartName, first_path
 from snapline.storage.store import files
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.guarded_data import open_data
 from snapline.storage.store.layout import EPOCH_MAX, check_root
@@ -182,10 +182,7 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
     raw = unseal(OUTPUT_KIND, data, path=path, epoch=None)
     with files.decoding(path):
         body = _body_decoder.decode(raw)
-    if body.path != path:
-        raise damaged(path, f"it is the file {body.path}")
-    if store_id is not None and body.store != store_id:
-        raise damaged(path, f"it belongs to store {body.store}, this is {store_id}")
+    check_place(body, path, store_id)
     reason = _impossible(body)
     if reason:
         raise damaged(path, reason)

@@ -24,7 +24,7 @@ import msgspec
 from snapline.ids import check_id
 from snapline.storage.packs.blob import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
 from snapline.storage.store import files
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.store.guarded_data import open_data
 from snapline.storage.store.layout import SHELVES
@@ -151,10 +151,7 @@ def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentH
     body = unseal(HEADER_KIND, record, path=path, epoch=None)
     with files.decoding(path):
         header = _header_decoder.decode(body)
-    if header.path != path:
-        raise damaged(path, f"it is the file {header.path}")
-    if store_id is not None and header.store != store_id:
-        raise damaged(path, f"it belongs to store {header.store}, this is {store_id}")
+    check_place(header, path, store_id)
     return header
 
 

@@ -1,5 +1,7 @@
 """Damage found in a store, with its evidence: which file, which epoch, which agent (G11)."""
 
+from typing import Protocol
+
 import msgspec
 
 from snapline.errors import DamagedDataError
@@ -48,6 +50,29 @@ def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "")
     error = DamagedDataError(f"{path}{where}{whose} is damaged: {reason}; {step}")
     error.__dict__["finding"] = finding
     return error
+
+
+class Placed(Protocol):
+    """A record that says where it belongs."""
+
+    @property
+    def store(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+
+def check_place(record: Placed, path: str, store_id: str | None) -> None:
+    """Raise DamagedDataError if the record that lay at `path` belongs elsewhere; `store_id` None skips that comparison."""
+    if record.path != path:
+        raise damaged(path, f"it is the file {record.path}")
+    check_store(record.store, path, store_id)
+
+
+def check_store(store: str, path: str, store_id: str | None, *, epoch: int | None = None) -> None:
+    """Raise DamagedDataError if what lay at `path` says that it is of another store; `store_id` None: any will do."""
+    if store_id is not None and store != store_id:
+        raise damaged(path, f"it belongs to store {store}, this is {store_id}", epoch=epoch)
 
 
 def owner_of(path: str, blob: str) -> tuple[str, int | None]:

@@ -8,7 +8,7 @@ import msgspec
 
 from snapline.errors import StoreError
 from snapline.storage.keys.signing import epoch_message
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import IDENTITY, MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
@@ -181,8 +181,7 @@ def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None =
         ref = _decode_ref(body)
     if ref.epoch != epoch:
         raise damaged(path, f"it is the ref of epoch {ref.epoch}", epoch=epoch)
-    if store_id is not None and ref.store != store_id:
-        raise damaged(path, f"it belongs to store {ref.store}, this is {store_id}", epoch=epoch)
+    check_store(ref.store, path, store_id, epoch=epoch)
     if not is_root(ref.root):
         raise damaged(path, f"{ref.root!r} is no root", epoch=epoch)
     _check_signature(ref, path, guard)
@@ -210,8 +209,7 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
     body = unseal(PROBE_KIND, read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=None)
     with decoding(path):
         probe = _probe_decoder.decode(body)
-    if store_id is not None and probe.store != store_id:
-        raise damaged(path, f"it belongs to store {probe.store}, this is {store_id}")
+    check_store(probe.store, path, store_id)
     return probe.token
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from snapline.errors import StoreError
 from snapline.storage.store import files
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import FORK, is_root
@@ -73,8 +73,7 @@ def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> F
     body = unseal(FORK_KIND, data, path=FORK, epoch=None)
     with files.decoding(FORK):
         record = msgspec.msgpack.decode(body, type=ForkRecord)
-    if store_id is not None and record.store != store_id:
-        raise damaged(FORK, f"it belongs to store {record.store}, this is {store_id}")
+    check_store(record.store, FORK, store_id)
     if not is_root(record.root) or record.epoch < 1:
         raise damaged(FORK, f"there is no snapshot {record.epoch} with root {record.root!r}")
     _check_signature(record, guard)

@@ -17,7 +17,7 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.ids import check_id
 from snapline.storage.store import files, layout
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory
 from snapline.storage.store.record import canonical, seal, unseal
 
@@ -64,8 +64,7 @@ def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
     )
     with files.decoding(path):
         mark = msgspec.msgpack.decode(body, type=_MarkBody)
-    if store_id is not None and mark.store != store_id:
-        raise damaged(path, f"it belongs to store {mark.store}, this is {store_id}")
+    check_store(mark.store, path, store_id)
     if (parse_mark_path(path) or ("",))[0] != mark.replica:
         raise damaged(path, f"it is of replica {mark.replica}")
     return LogMark(mark.log, mark.is_voter)

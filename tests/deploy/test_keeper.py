@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snapline.deploy.keeper import HEALTHY_S, RESTARTS_MAX, SILENCE_S, Keeper, OnFailure, restart_pause_s
@@ -288,6 +288,7 @@ class World:
                 self.feed(PauseEnded(command.name, command.number), after_s=command.pause_s)
 
 
+@example("restart", [("over", "c1", 0), ("scale", "c1", 2)])
 @given(st.sampled_from(["restart", "move"]), steps())
 def test_whatever_happens(on_failure: OnFailure, plan: list[tuple[str, str, int]]) -> None:
     """One process of a name, one end of the fleet, nobody back who is kept down; and all are back once nothing more happens."""

@@ -40,7 +40,8 @@ async def test_large_states_come_back_exactly_and_are_stored_by_what_changed(dat
     if protocol == "chandy-lamport":
         once = AGENTS * (thinkers.LENGTH * 8 + 500_000)
         assert len(store.epochs()) >= 3
-        assert thinkers.store_bytes(data_dir / "store") < (1 + 0.3 * len(store.epochs())) * once
+        written = thinkers.store_bytes(data_dir / "store")  # also of epochs that were forgotten a moment ago
+        assert written < (1 + 0.3 * ending.epoch) * once
 
 
 @pytest.mark.slow

@@ -273,7 +273,7 @@ def test_a_key_under_another_name_is_refused() -> None:
     other = load(disk, seed=1).begin_pack("h2.1", OTHER_PACK).key_id
     for source in ("keys/digest.0", f"keys/{other}.0"):
         put_file(disk, f"keys/{key_id}.0", content(disk, source))
-        with pytest.raises(DamagedDataError, match="it is the record"):
+        with pytest.raises(DamagedDataError, match="it is the file"):
             load(disk).open_pack(key_id, PACK)
         forge(disk, f"keys/{key_id}.0", key=key_id)
         with pytest.raises(DamagedDataError, match="does not open"):
