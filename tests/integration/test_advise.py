@@ -14,7 +14,7 @@ from snapline.protocols.costs import mtbf_said
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "bcs"])
+@pytest.mark.parametrize("protocol", ["chandy-lamport", pytest.param("bcs", marks=pytest.mark.slow)])
 async def test_a_fleet_is_advised_from_its_own_figures(data_dir: Path, protocol: str) -> None:
     stop = data_dir.with_name("stop")
     period = "1.0" if protocol == "bcs" else "0.2"

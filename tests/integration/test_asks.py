@@ -40,7 +40,7 @@ async def ask_all(client: Client, number: int, told: dict[int, Counted], early: 
         (early if is_early else told)[serial] = await ask(client, serial, early=is_early)
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", ["chandy-lamport", pytest.param("hmnr", marks=pytest.mark.slow)])
 async def test_answers_that_were_told_stay_what_they_were_while_a_host_is_killed(data_dir: Path, protocol: str) -> None:
     stop = data_dir.with_name("stop")
     told: dict[int, Counted] = {}

@@ -72,7 +72,7 @@ def order_of(states: dict[str, Counts | Notes], number: int) -> list[int]:
     return state.order
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", [pytest.param("chandy-lamport", marks=pytest.mark.slow), "hmnr"])
 async def test_each_input_is_consumed_once_while_a_host_is_killed_and_recovered(data_dir: Path, protocol: str) -> None:
     stop = data_dir.with_name("stop")
     receipts: dict[int, Receipt] = {}

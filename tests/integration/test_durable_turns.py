@@ -20,7 +20,7 @@ KILLED_AT = (15, 35, 55)
 """Steps that have been done then, of some 72."""
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", [pytest.param("chandy-lamport", marks=pytest.mark.slow), "hmnr"])
 async def test_a_plan_goes_on_where_it_was(data_dir: Path, protocol: str) -> None:
     """What the journal of the recovery line holds is not done again; the plans come to the same, and nobody is asked twice."""
     notes = data_dir.with_name("notes")

@@ -39,7 +39,9 @@ async def serving(ledger: Path, *options: str) -> AsyncIterator[str]:
         await process.wait()
 
 
-@pytest.mark.parametrize(("protocol", "options"), [("chandy-lamport", ("--ignore-keys",)), ("hmnr", ())])
+@pytest.mark.parametrize(
+    ("protocol", "options"), [("chandy-lamport", ("--ignore-keys",)), pytest.param("hmnr", (), marks=pytest.mark.slow)]
+)
 async def test_what_was_paid_is_what_the_orders_say(data_dir: Path, protocol: str, options: tuple[str, ...]) -> None:
     ledger = data_dir.with_name("ledger")
     ledger.touch()

@@ -24,7 +24,7 @@ BANK = "tests.integration.fleets.paced_bank:fleet"
 TOKENS = 450
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", ["chandy-lamport", pytest.param("hmnr", marks=pytest.mark.slow)])
 async def test_a_fork_runs_beside_its_parent_and_diverges_as_it_was_told(data_dir: Path, protocol: str) -> None:
     stop, forked = data_dir.with_name("stop"), data_dir.with_name("forked")
     arguments = {"stop": str(stop), "protocol": protocol}

@@ -89,7 +89,10 @@ async def back_and_forth(fleet: Running, client: Client, data_dir: Path) -> None
     assert f"back to epoch {target} on purpose: a test" in history.out
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr", "koo-toueg"])
+@pytest.mark.parametrize(
+    "protocol",
+    [pytest.param("chandy-lamport", marks=pytest.mark.slow), "hmnr", pytest.param("koo-toueg", marks=pytest.mark.slow)],
+)
 async def test_fleet_goes_back_stays_back_and_its_inputs_come_again_or_are_dropped(
     data_dir: Path, protocol: str
 ) -> None:

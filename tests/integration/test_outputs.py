@@ -41,7 +41,9 @@ async def read_in_pieces(data_dir: Path, found: list[Output], *, stop: Path) -> 
                     break
 
 
-@pytest.mark.parametrize(("protocol", "coordinators"), [("chandy-lamport", 3), ("hmnr", 1)])
+@pytest.mark.parametrize(
+    ("protocol", "coordinators"), [("chandy-lamport", 3), pytest.param("hmnr", 1, marks=pytest.mark.slow)]
+)
 async def test_readers_have_each_output_once_whatever_is_killed(
     data_dir: Path, protocol: str, coordinators: int
 ) -> None:

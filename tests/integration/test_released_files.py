@@ -17,7 +17,7 @@ from snapline.storage.store.store import Store
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", [pytest.param("chandy-lamport", marks=pytest.mark.slow), "hmnr"])
 async def test_outputs_are_released_once_and_in_order_while_hosts_are_killed(data_dir: Path, protocol: str) -> None:
     stop = data_dir.with_name("stop")
     async with running(data_dir, "speakers:fleet", {"stop": str(stop), "protocol": protocol}, hosts=3) as fleet:

@@ -22,7 +22,7 @@ KILLED_AT = (9, 31)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", [pytest.param("chandy-lamport", marks=pytest.mark.slow), "hmnr"])
 async def test_no_finished_call_of_the_model_is_made_again(data_dir: Path, protocol: str) -> None:
     arguments = {"topics": "checkpoint,effect", "protocol": protocol, "pause": "0.03"}
     await check_run(data_dir, arguments)
