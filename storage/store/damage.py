@@ -52,7 +52,7 @@ def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "")
     return error
 
 
-class Placed(Protocol):
+class RecordOfPlace(Protocol):
     """A record that says where it belongs."""
 
     @property
@@ -62,7 +62,7 @@ class Placed(Protocol):
     def path(self) -> str: ...
 
 
-def check_place(record: Placed, path: str, store_id: str | None) -> None:
+def check_place(record: RecordOfPlace, path: str, store_id: str | None) -> None:
     """Raise DamagedDataError if the record that lay at `path` belongs elsewhere; `store_id` None skips that comparison."""
     if record.path != path:
         raise damaged(path, f"it is the file {record.path}")
