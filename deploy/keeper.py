@@ -101,7 +101,8 @@ class Keeper:
             case KillAsked():
                 self._on_kill_asked(self._place(event.name), is_kept_down=event.is_kept_down)
             case RestartAsked():
-                self._on_restart_asked(self._place(event.name))
+                if not self._place(event.name).is_unwanted:
+                    self._on_restart_asked(self._place(event.name))
             case HostsWanted():
                 self._on_hosts_wanted(event.names)
             case _:
@@ -176,7 +177,7 @@ class Keeper:
             self._start(place)
 
     def _on_kill_asked(self, place: "_Place", *, is_kept_down: bool) -> None:
-        place.is_kept_down = is_kept_down or (place.is_kept_down and not place.is_running)
+        place.is_kept_down = is_kept_down or place.is_unwanted or (place.is_kept_down and not place.is_running)
         place.is_told = False
         if place.stage == "up":
             self._commands.append(KillProcess(place.name))
