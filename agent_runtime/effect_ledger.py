@@ -23,6 +23,9 @@ from snapline.conversation.effect_records import (
 
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
+UNSETTLED: tuple[Fate, ...] = ("needs people", "in doubt", "failed", "left", "open", "waiting")
+"""Fates that somebody may have to look at, those that need it most first."""
+
 _Key = tuple[str, str, int]
 """Agent, key, generation."""
 

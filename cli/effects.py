@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="What agents have done outside.")
 
-UNSETTLED = ("waiting", "open", "in doubt", "needs people", "failed", "left")
-"""Fates that somebody may have to look at."""
-
 
 @app.command("list")
 @command
@@ -34,6 +31,8 @@ def list_effects(
     ] = False,
 ) -> None:
     """List effects and what became of them, oldest first, as far as complete snapshots hold it."""
+    from snapline.agent_runtime.effect_ledger import UNSETTLED
+
     found = [x for x in _effects(source) if agent in ("", x.agent) and (not unsettled or x.fate in UNSETTLED)]
     display.printer().result(document("Effects", effects=[_row(each) for each in found]), _show_effects)
 

@@ -27,12 +27,12 @@ from snapline.client.hosts import HostCalls
 from snapline.client.letters import Numbers, SettledLetter, Settling, words_for
 from snapline.client.outputs import WantedOutputs, wanted_outputs
 from snapline.client.sends import Sends
-from snapline.client.views import see
+from snapline.client.views import see, waiting_agents
 from snapline.client.waiting import fail_all
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.conversation.documents import document_of
+from snapline.conversation.documents import document, document_of
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.conversation.effect_words import UNDO
 from snapline.conversation.inputs import GivenInput
@@ -254,6 +254,15 @@ class Client:
     async def agents(self) -> list[LocatedAgent]:
         """The agents that take turns, and where each of them lives, sorted."""
         return list((await patiently(lambda: self._coordinator.locate_all())).agents)
+
+    async def waiting(self) -> dict[str, object]:
+        """Where something waits, as hosts see it now: `agents` with a durable turn in its middle, with inputs, or with dead letters, at most 500 of each host.
+
+        `more`: agents that are left out; `silent_hosts`: those that have not told in 2 s, as those of an older release; `effects`: at which agents stand.
+        """
+        found = await waiting_agents(self._coordinator, self._hosts)
+        standing = await effects.standing(self._coordinator, self._hosts)
+        return document("WaitingAgents", **msgspec.to_builtins(found), effects=msgspec.to_builtins(standing))
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
         """Take a snapshot now; returns when it is complete: the document that `snapline snapshot create -o json` prints.

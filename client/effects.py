@@ -10,9 +10,9 @@ import msgspec
 from snapline.agent_runtime.results import encode_result
 from snapline.client import events as ev
 from snapline.client.endings import Receipt
-from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.hosts import HostCalls
 from snapline.client.letters import Hear, Settling
-from snapline.client.queues import OVER
+from snapline.client.views import ask_every_host
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.effect_records import NEEDS_PEOPLE, StandingEffect
 from snapline.conversation.effect_words import (
@@ -25,13 +25,8 @@ from snapline.conversation.effect_words import (
 )
 from snapline.conversation.inputs import REFUSED, GivenInput
 from snapline.conversation.letters import GONE, RETRY
-from snapline.conversation.status import HostStatus
-from snapline.conversation.view_wire import encode_question
-from snapline.conversation.views import EFFECTS, NotHereError, Question
-from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError, SnaplineError
-
-ASK_S_MAX = 2.0
-"""For those who tell how effects stand: they read their memory, and the ledger is told without them."""
+from snapline.conversation.views import EFFECTS
+from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError
 
 
 class _Open(msgspec.Struct):
@@ -140,18 +135,5 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[StandingEffect]:
     """At which effects agents stand now, as their hosts see it; of a host that does not say it, nothing."""
-    try:
-        status = await coordinator.status(ASK_S_MAX)
-    except SnaplineError:
-        return []  # who reads the ledger then hears why
-    alive = [host for host in status.hosts if host.state == "alive" and status.phase not in OVER]
-    found = await asyncio.gather(*[_standing_at(hosts, host) for host in alive])
-    return [effect for some in found for effect in some]
-
-
-async def _standing_at(hosts: HostCalls, host: HostStatus) -> list[StandingEffect]:
-    try:
-        told = await hosts.show(host.host, host.address, encode_question(Question("", EFFECTS)), ASK_S_MAX)
-        return msgspec.json.decode(told, type=list[StandingEffect])
-    except (OfferFailed, NotHereError, SnaplineError, msgspec.MsgspecError):
-        return []
+    told = await ask_every_host(coordinator, hosts, EFFECTS, list[StandingEffect])
+    return [effect for some in told.values() for effect in some or ()]

@@ -112,7 +112,7 @@ async def follow_outputs(
             if not is_over:
                 coming = asyncio.create_task(_next_page(coordinator, topic, reading))
             for release in releases:
-                for found in _items(release, reader):
+                for found in items_of(release, reader):
                     yield found
             if is_over:
                 return
@@ -142,7 +142,8 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
     return await coordinator.move_consumer(consumer) if consumer else after
 
 
-def _items(release: ReleasedOutputs, reader: MessageReader) -> "list[Output | Undone]":
+def items_of(release: ReleasedOutputs, reader: MessageReader) -> "list[Output | Undone]":
+    """What programs get of a release; EncodingError."""
     found: list[Output | Undone] = []
     if release.undone is not None:
         found.append(Undone(release.undone.after, release.undone.epochs, release.undone.cursor))

@@ -110,6 +110,10 @@ class SyncClient:
             if self._client is not None:
                 self._run(found.aclose())
 
+    def waiting(self) -> dict[str, object]:
+        """As `Client.waiting`."""
+        return self._run(self._open.waiting())
+
     def effects(self) -> list[Effect]:
         """As `Client.effects`."""
         return self._run(self._open.effects())

@@ -6,27 +6,36 @@ and others while it is lost. Nothing changes by asking, so whatever fails is ask
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
 
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.client.queues import OVER, Place
 from snapline.conversation.answers import LocateReply
 from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
+from snapline.conversation.status import FleetStatus, HostStatus
 from snapline.conversation.view_wire import encode_question
-from snapline.conversation.views import STATE, NotHereError, Question
+from snapline.conversation.views import STATE, WAITING, NotHereError, Question, WaitingAgents
 from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
     FleetEndedError,
     MisuseError,
+    SnaplineError,
     UnknownOutcomeError,
 )
+
+Told = TypeVar("Told")
 
 FIND_S_MAX = 2.0
 """For asking the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
 
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 1.0
 """Before it is asked again; doubled each time."""
+
+ASK_S_MAX = 2.0
+"""For a host that is asked about all its agents: it reads its memory, and the others are told of without it."""
 
 
 async def see(
@@ -56,6 +65,37 @@ async def see(
         wait_s = min(2 * wait_s, WAIT_MOST_S)
     raise UnknownOutcomeError(
         f"nobody told of agent {question.agent!r} in time ({reason}); asking changes nothing: ask again"
+    )
+
+
+async def ask_every_host(
+    coordinator: CoordinatorClient, hosts: HostCalls, what: str, kind: type[Told]
+) -> dict[str, Told | None]:
+    """What each host that is alive says of its agents; None: it says nothing in time, or its release cannot. Nothing if nobody knows who is there."""
+    try:
+        status = await coordinator.status(ASK_S_MAX)
+    except SnaplineError:
+        return {}
+
+    async def ask(host: HostStatus) -> Told | None:
+        try:
+            told = await hosts.show(host.host, host.address, encode_question(Question("", what)), ASK_S_MAX)
+            return msgspec.json.decode(told, type=kind)
+        except (OfferFailed, NotHereError, SnaplineError, msgspec.MsgspecError):
+            return None
+
+    alive = [host for host in status.hosts if host.state == "alive" and status.phase not in OVER]
+    found = await asyncio.gather(*[ask(host) for host in alive])
+    return {host.host: told for host, told in zip(alive, found, strict=True)}
+
+
+async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
+    """With which agents of the fleet something waits, as its hosts see it now."""
+    told = await ask_every_host(coordinator, hosts, WAITING, WaitingAgents)
+    some = [each for each in told.values() if each is not None]
+    silent = tuple([host for host, each in told.items() if each is None])
+    return WaitingAgents(
+        tuple([agent for each in some for agent in each.agents]), sum([each.more for each in some]), silent
     )
 
 

@@ -4,7 +4,16 @@ from collections.abc import Iterator
 
 from snapline.conversation.codec import parsed
 from snapline.conversation.inputs import PART_BYTES
-from snapline.conversation.views import DESCRIPTION, EFFECTS, LIVE, STATE, VIEW_BYTES_MAX, NotHereError, Question
+from snapline.conversation.views import (
+    DESCRIPTION,
+    EFFECTS,
+    LIVE,
+    STATE,
+    VIEW_BYTES_MAX,
+    WAITING,
+    NotHereError,
+    Question,
+)
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import agents_pb2
 
@@ -13,7 +22,7 @@ SERVICE: str = _SERVICE.full_name
 SHOW = "Show"
 SHOW_PATH = f"/{SERVICE}/{SHOW}"
 
-_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS)
+_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS, WAITING)
 
 _PARTS_MAX = VIEW_BYTES_MAX // PART_BYTES + 1
 

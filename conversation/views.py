@@ -2,7 +2,7 @@
 
 import msgspec
 
-STATE, LIVE, DESCRIPTION, EFFECTS = "state", "live", "description", "effects"
+STATE, LIVE, DESCRIPTION, EFFECTS, WAITING = "state", "live", "description", "effects", "waiting"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
 """Of one document: as much as a message may have. More is read from the store itself."""
@@ -13,7 +13,7 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         what: "state": of the newest snapshot; "live": now, between two turns; "description": how the agent stands; "effects": those at which
-            agents of this host stand, whatever `agent` is.
+            agents of this host stand, "waiting": its agents with which something waits; both whatever `agent` is.
         field: of a state only what stands at this path.
     """
 
@@ -46,6 +46,42 @@ class AgentState(msgspec.Struct, frozen=True):
     is_unborn: bool
     field: str
     state: object
+
+
+class WaitingAgent(msgspec.Struct, frozen=True):
+    """An agent with which something waits, as its host sees it just now; a recovery may undo it.
+
+    Attributes:
+        host: where it is.
+        turn: what its durable turn was begun for: "message", "input", "timer", "start", "create", "letter"; "": it is in none.
+        sender: of that.
+        steps: entries of the turn's journal.
+        waits_for: what the turn waits for, as in `snapline agent describe`; "": it goes on. waits_s: for so long.
+        problem: why the turn cannot go on, or "".
+        put_off: messages that the turn has passed by.
+        inputs: from outside, that no turn has consumed.
+        dead_letters: how many it has.
+    """
+
+    agent: str
+    host: str = ""
+    turn: str = ""
+    sender: str = ""
+    steps: int = 0
+    waits_for: str = ""
+    waits_s: float = 0.0
+    problem: str = ""
+    put_off: int = 0
+    inputs: int = 0
+    dead_letters: int = 0
+
+
+class WaitingAgents(msgspec.Struct, frozen=True):
+    """Of some hosts. `more`: agents that were left out; `silent_hosts`: those that have not told."""
+
+    agents: tuple[WaitingAgent, ...] = ()
+    more: int = 0
+    silent_hosts: tuple[str, ...] = ()
 
 
 class NotHereError(Exception):

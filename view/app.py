@@ -1,8 +1,8 @@
 """The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
 
-    GET  /, /agents/{agent}, /epochs, /epochs/{epoch}, /recovery  pages
+    GET  /, /agents/{agent}, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
     GET  /act, /act/{verb}, POST /deeds      what operators may do, where the view was started to allow it (`acting.py`)
-    GET  /events/fleet                       server-sent events: `[[id, html], …]`, elements of the page to replace
+    GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
     GET  /health                             200 while this process answers
@@ -34,8 +34,11 @@ from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.frame import PageHead, page
 from snapline.view.markup import Markup, join, tag
-from snapline.view.pieces import ViewerCopy
-from snapline.view.recovery_page import HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
+from snapline.view.pieces import Piece, ViewerCopy
+from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
+from snapline.view.streams import Streams, event
+from snapline.view.waiting_page import waiting_body, waiting_pieces
+from snapline.view.waiting_screen import WaitingScreen
 from snapline.view.watch import FleetWatch
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -71,6 +74,7 @@ class View:
         self._operators = operators
         self._acting = None if operators is None else ActingPages(operators, self._sessions, self._watch, self._page)
         self._fleet = FleetScreen()
+        self._waiting, self._waiting_streams = WaitingScreen(calls, self._watch), Streams()
         self._cuts: dict[str, CutFacts] = {}
         self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
 
@@ -82,6 +86,8 @@ class View:
             Route("/epochs", self._guarded(self._show_epochs)),
             Route("/epochs/{epoch}", self._guarded(self._show_cut)),
             Route("/recovery", self._guarded(self._show_recovery)),
+            Route("/waiting", self._guarded(self._show_waiting)),
+            Route("/events/waiting", self._guarded(self._waiting_events)),
             Route("/events/fleet", self._guarded(self._fleet_events)),
             Route("/static/{file}", self._give_file),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
@@ -189,8 +195,20 @@ class View:
         lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
         past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
         hosts = [host.host for host in (() if standing.facts is None else standing.facts.hosts)]
-        body = recovery_body(line, lines, past, hosts, [each.agent for each in standing.agents])
+        told = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
+        effects = await self._waiting.open_at(told) if told else {}
+        body = recovery_body(line, lines, past, hosts, [each.agent for each in standing.agents], effects)
         return self._page("recovery", "Recovery", body)
+
+    async def _show_waiting(self, request: Request) -> Response:
+        body = waiting_body(await self._waiting.facts())
+        return self._page("waiting", "Waiting", body, events="/events/waiting")
+
+    async def _waiting_events(self, request: Request) -> Response:
+        async def look() -> list[Piece]:
+            return waiting_pieces(await self._waiting.facts())
+
+        return self._waiting_streams.response(look)
 
     async def _cut(self, snapshot: str) -> CutFacts:
         """Who types into a search asks for the same ones again and again."""
@@ -243,7 +261,7 @@ class View:
         try:
             async with aclosing(self._watch.follow()) as news:
                 async for standing in news:
-                    yield _event(shown.changes(self._fleet.pieces(standing, search)))
+                    yield event(shown.changes(self._fleet.pieces(standing, search)))
         except MisuseError as error:
             yield f"event: refused\ndata: {json.dumps(str(error))}\n\n"
 
@@ -261,10 +279,6 @@ class View:
 
 def _html(markup: Markup, status: int = 200) -> HTMLResponse:
     return HTMLResponse(str(markup), status, HEADERS)
-
-
-def _event(changes: list[tuple[str, Markup]]) -> str:
-    return f"data: {json.dumps(changes, separators=(',', ':'))}\n\n" if changes else ": nothing new\n\n"
 
 
 def _search_of(query: QueryParams) -> AgentSearch:

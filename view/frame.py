@@ -5,7 +5,12 @@ import msgspec
 from snapline.view.figures import age
 from snapline.view.markup import Child, Markup, join, tag
 
-SCREENS = (("fleet", "/", "Fleet"), ("epochs", "/epochs", "Epochs"), ("recovery", "/recovery", "Recovery"))
+SCREENS = (
+    ("fleet", "/", "Fleet"),
+    ("epochs", "/epochs", "Epochs"),
+    ("recovery", "/recovery", "Recovery"),
+    ("waiting", "/waiting", "Waiting"),
+)
 """Id, address and name of each screen, in the order of the navigation."""
 
 ACT = (("act", "/act", "Actions"),)

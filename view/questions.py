@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.errors import MisuseError
 
 
@@ -51,3 +52,15 @@ class FleetQuestions:
             if "history" not in str(error):
                 raise  # it is about who asks
             return None
+
+    async def waiting(self) -> dict[str, object]:
+        """As `Client.waiting`."""
+        return await self._client.waiting()
+
+    async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
+        """What was given out after a cursor, as far as one answer holds it; "": all that agents have named themselves."""
+        return await patiently(lambda: self._coordinator.read_outputs(after, topic))
+
+    async def consumers(self) -> ReadConsumersReply:
+        """As `snapline output consumers list`."""
+        return await patiently(self._coordinator.read_consumers)

@@ -1,17 +1,22 @@
 """The screen *Recovery*: what a failure would cost now, whoever fails; and the recoveries that there were."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
 
+from snapline.agent_runtime.effect_ledger import Effect
 from snapline.view.figures import NOTHING, count, plural, seconds
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.waiting_page import EFFECT_COLUMNS, effect_row
 
 ROWS_MAX = 100
 CHOICES_MAX = 60
 """Agents with a box of their own; others are named in the field."""
+
+FATES_MAX = 10
+"""Recoveries of which effects are told: of older ones `snapline recovery report PLAN` does."""
 
 CELLS_MAX = 6_400
 """A heat map of eighty by eighty; of more only the rows are listed."""
@@ -82,13 +87,20 @@ class HistoryFacts(msgspec.Struct, frozen=True):
 
 
 def recovery_body(
-    line: LineFacts, lines: LinesFacts, past: HistoryFacts, hosts: Sequence[str], agents: Sequence[str]
+    line: LineFacts,
+    lines: LinesFacts,
+    past: HistoryFacts,
+    hosts: Sequence[str],
+    agents: Sequence[str],
+    effects: Mapping[int, Sequence[Effect]],
 ) -> Markup:
-    """The whole screen."""
+    """The whole screen. `effects`: epoch → those that were open in its cut."""
     form = _form(line, hosts, agents)
     what = section("failure", "What a failure would cost now", form, line_found(line))
     each = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
-    return join([tag("div", tag("h1", "Recovery"), class_="title"), what, each, _history(past)])
+    return join(
+        [tag("div", tag("h1", "Recovery"), class_="title"), what, each, _history(past), _effects(past, effects)]
+    )
 
 
 # -- one failure ----------------------------------------------------------------------------------------------------------
@@ -243,3 +255,30 @@ def _recovery(each: PastFacts) -> Markup:
         tag("td", ": ".join(filter(None, ["on purpose" if each.is_restore else "", each.reason])), class_="wide"),
         tag("td", ", ".join(filter(None, [lost, void])), class_="wide"),
     )
+
+
+def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]]) -> Markup:
+    """Of the newest recoveries what became of the effects that were open where the fleet went back to."""
+    told = [(each, effects.get(each.line_epoch, ())) for each in reversed(past.recoveries[-FATES_MAX:])]
+    parts = [
+        tag(
+            "details",
+            tag("summary", f"Plan {each.plan}: {plural(len(found), 'effect')} open in {_line_words(each)}"),
+            table(
+                EFFECT_COLUMNS,
+                [effect_row(effect) for effect in found[:ROWS_MAX]],
+                label=f"Effects of plan {each.plan}",
+            ),
+            tag("p", f"and {len(found) - ROWS_MAX:,} more", class_="quiet") if len(found) > ROWS_MAX else None,
+            id=f"effects-{each.plan}",
+            open=True,
+        )
+        for each, found in told
+        if found
+    ]
+    none = tag("p", "No effect was open where the last recoveries went back to.", class_="quiet")
+    return section("effects", "What became of effects", parts or none)
+
+
+def _line_words(each: PastFacts) -> str:
+    return f"epoch {each.line_epoch}" if each.line_epoch else "the initial states"

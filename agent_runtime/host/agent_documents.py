@@ -9,7 +9,7 @@ from snapline.agent_runtime.host.letters import identity_of
 from snapline.agent_runtime.host.view_events import AgentView, TurnView
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.conversation.documents import Rows, document
-from snapline.conversation.views import VIEW_BYTES_MAX, AgentState
+from snapline.conversation.views import VIEW_BYTES_MAX, AgentState, WaitingAgent
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
 from snapline.storage.capture.json_values import json_of, too_large
 from snapline.storage.capture.plain_values import find_field
@@ -150,6 +150,27 @@ def _durable(turn: TurnView) -> Rows:
             for number, entry in enumerate(turn.newest, first)
         ],
     }
+
+
+def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
+    """What waits with an agent."""
+    told = WaitingAgent(view.agent, host, inputs=view.inputs, dead_letters=view.dead_letter_count)
+    turn = view.durable
+    if turn is None:
+        return told
+    waits_for = "" if turn.waits is None else _asked(turn.waits)
+    if turn.effect is not None:
+        waits_for = f"effect {turn.effect.name}, key {turn.effect.key}: {turn.effect_stands}"
+    return msgspec.structs.replace(
+        told,
+        turn=turn.what,
+        sender=turn.sender,
+        steps=turn.entries,
+        waits_for=waits_for,
+        waits_s=turn.waits_ns / 1e9,
+        problem=turn.problem,
+        put_off=turn.put_off,
+    )
 
 
 def _effect(opened: OpenEffect, stands: str) -> Rows:

@@ -25,7 +25,7 @@ from snapline.agent_runtime.host.part_times import timed
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView
+from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.outside import Outside
 from snapline.channels.frame import Frame, LinkHello, Refused
@@ -115,7 +115,7 @@ class HostCarrier:
         )
         self._intake = Intake(around, self.feed)
         self.offer, self.ask, self.view = self._intake.offer, self._intake.ask, self._intake.view
-        self.effects = self._intake.effects
+        self.effects, self.waiting = self._intake.effects, self._intake.waiting
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
@@ -149,6 +149,7 @@ class HostCarrier:
             ev.AnswerAsk: self._intake.answer_ask,
             AnswerView: self._intake.answer_view,
             AnswerEffects: self._intake.answer_effects,
+            AnswerWaiting: self._intake.answer_waiting,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
             ev.UndialPeer: lambda command: transport.undial(command.peer),

@@ -12,7 +12,14 @@ from msgspec import UNSET
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.surroundings import Surroundings
-from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
+from snapline.agent_runtime.host.view_events import (
+    AnswerEffects,
+    AnswerView,
+    AnswerWaiting,
+    EffectsWanted,
+    ViewWanted,
+    WaitingWanted,
+)
 from snapline.conversation.inputs import InputOutcome
 from snapline.errors import SnaplineError
 from snapline.storage.log.records import LogBatch, PreparedBatch
@@ -53,6 +60,7 @@ class Intake:
         self._asks: dict[int, Callable[[ev.AskAnswer], None]] = {}
         self._views: dict[int, Callable[[AnswerView], None]] = {}
         self._effects: dict[int, Callable[[AnswerEffects], None]] = {}
+        self._waiting: dict[int, Callable[[AnswerWaiting], None]] = {}
         self._count = 0
 
     def stop(self) -> None:
@@ -100,6 +108,16 @@ class Intake:
     def answer_effects(self, command: AnswerEffects) -> None:
         """The core has looked."""
         self._effects.pop(command.request)(command)
+
+    def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
+        """Somebody wants to see with which agents something waits; `then` gets that."""
+        self._count += 1
+        self._waiting[self._count] = then
+        self._feed(WaitingWanted(self._count))
+
+    def answer_waiting(self, command: AnswerWaiting) -> None:
+        """The core has looked."""
+        self._waiting.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ class Host:
         self.closed = self._carrier.closed
         self.offer, self.ask = self._carrier.offer, self._carrier.ask
         self.view, self.look_at = self._carrier.view, self._carrier.turns.look_at
-        self.effects = self._carrier.effects
+        self.effects, self.waiting = self._carrier.effects, self._carrier.waiting
         self.type_of = self._carrier.turns.type_of
         self._inputs = InputService(self, self._transport.guard, host=options.host)
         self._views = ViewService(self, host=options.host)

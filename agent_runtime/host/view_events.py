@@ -29,6 +29,12 @@ class AnswerEffects(Command, frozen=True, gc=False):
     effects: tuple[StandingEffect, ...]
 
 
+class WaitingWanted(Event, frozen=True, gc=False):
+    """Somebody wants to see with which agents here something waits. Comes back as one AnswerWaiting of this number."""
+
+    request: int
+
+
 class TurnView(msgspec.Struct, frozen=True, gc=False):
     """How a durable turn stands that has not ended.
 
@@ -101,3 +107,11 @@ class AnswerView(Command, frozen=True, gc=False):
     request: int
     view: AgentView | None
     reason: str = ""
+
+
+class AnswerWaiting(Command, frozen=True, gc=False):
+    """Tell who asked. `more`: agents that are left out."""
+
+    request: int
+    agents: tuple[AgentView, ...]
+    more: int = 0

@@ -17,12 +17,21 @@ import grpc.aio
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state
-from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView
+from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state, waiting_agent
+from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.channels.doors import ERROR_KEY, Context
 from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.view_wire import SHOW, decode_question, retry_message, view_messages
-from snapline.conversation.views import DESCRIPTION, EFFECTS, LIVE, VIEW_BYTES_MAX, AgentState, NotHereError
+from snapline.conversation.views import (
+    DESCRIPTION,
+    EFFECTS,
+    LIVE,
+    VIEW_BYTES_MAX,
+    WAITING,
+    AgentState,
+    NotHereError,
+    WaitingAgents,
+)
 from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
 from snapline.ids import check_id
 from snapline.storage.capture.json_values import json_of
@@ -45,6 +54,9 @@ class Shown(Protocol):
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
         """Ask the core at which effects agents stand; `then` gets that."""
+
+    def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
+        """Ask the core with which agents something waits; `then` gets that."""
 
     def look_at(self, agent: str) -> bytes:
         """The record of its state now."""
@@ -98,6 +110,8 @@ class ViewService:
         question = decode_question(request)
         if question.what == EFFECTS:
             return msgspec.json.encode(await self._effects())
+        if question.what == WAITING:
+            return msgspec.json.encode(await self._waiting())
         agent = check_id(question.agent)
         if question.what == LIVE:
             live = await self._live(agent)
@@ -124,6 +138,12 @@ class ViewService:
         said: asyncio.Future[AnswerEffects] = asyncio.get_running_loop().create_future()
         self._agents.effects(said.set_result)
         return (await said).effects
+
+    async def _waiting(self) -> WaitingAgents:
+        said: asyncio.Future[AnswerWaiting] = asyncio.get_running_loop().create_future()
+        self._agents.waiting(said.set_result)
+        answer = await said
+        return WaitingAgents(tuple([waiting_agent(view, self._host) for view in answer.agents]), answer.more)
 
     async def _live(self, agent: str) -> _Live:
         waiting = self._open.get(agent) or self._look(agent)

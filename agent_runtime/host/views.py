@@ -14,9 +14,11 @@ from snapline.agent_runtime.host.view_events import (
     AgentView,
     AnswerEffects,
     AnswerView,
+    AnswerWaiting,
     EffectsWanted,
     TurnView,
     ViewWanted,
+    WaitingWanted,
 )
 from snapline.conversation.effect_records import (
     INTENT,
@@ -37,6 +39,9 @@ IN_LOG = JournalEntry("host log", "")
 
 EFFECTS_SHOWN = 4000
 """Of one host: with 2 KB of texts each they fit into a document."""
+
+WAITING_SHOWN = 500
+"""Agents of one host: more nobody reads, and each takes a look at all that it has."""
 
 
 class Views:
@@ -69,6 +74,14 @@ class Views:
         ]
         self._desk.out.append(AnswerEffects(event.request, tuple(found[:EFFECTS_SHOWN])))
 
+    def on_waiting_wanted(self, event: WaitingWanted) -> None:
+        """Those with a durable turn first, that which has waited longest before the others; then those with most inputs."""
+        now_ns = self._desk.now
+        found = [agent for agent in self._desk.agents.values() if _has_waiting(agent)]
+        found.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
+        shown = tuple([_view_of(agent, now_ns) for agent in found[:WAITING_SHOWN]])
+        self._desk.out.append(AnswerWaiting(event.request, shown, len(found) - len(shown)))
+
     def turn_ended(self, agent: LocalAgent) -> None:
         """It is between two turns; the next one may start now."""
         for request in self.waiting.pop(agent.id, ()):
@@ -94,6 +107,18 @@ class Views:
             assert found.current is not None or found.is_failed, f"{agent} is between two turns, and nobody was told"
 
 
+def _has_waiting(agent: LocalAgent) -> bool:
+    return agent.turn is not None or agent.dead_letter_count > 0 or _inputs_of(agent) > 0
+
+
+def _inputs_of(agent: LocalAgent) -> int:
+    return 0 if agent.inputs is None else agent.inputs.numbered - agent.inputs.consumed
+
+
+def _waited_ns(turn: DurableTurn | None, now_ns: int) -> int:
+    return max(0, now_ns - turn.since_ns) if turn is not None and turn.since_ns else 0
+
+
 def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
     own = [*agent.deferred, *[entry for entry in agent.mailbox if entry[0] is None]]
     fired = [(name, 0) for _, name, _ in own if isinstance(name, str) and name not in (START, TURN_TIMER)]
@@ -108,7 +133,7 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         attempts=agent.attempts,
         retry_ns=None if agent.retry_ns in (None, STANDS_NS) else max(0, agent.retry_ns - now_ns),
         messages=sum([entry[0] is not None for entry in agent.mailbox]) + len(agent.stash),
-        inputs=0 if inputs is None else inputs.numbered - inputs.consumed,
+        inputs=_inputs_of(agent),
         outbox=agent.parked + len(agent.held),
         spawns=tuple([name for name, _, _ in agent.spawns]),
         timers=(
@@ -133,7 +158,7 @@ def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_
         len(turn.journal),
         tuple(turn.journal[-ENTRIES_SHOWN:]),
         IN_LOG if turn.is_logging else turn.waits,
-        max(0, now_ns - turn.since_ns) if turn.since_ns else 0,
+        _waited_ns(turn, now_ns),
         put_off,
         turn.problem,
         effects.open if effects is not None else None,

@@ -4,7 +4,8 @@ import pytest
 from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.test_inputs import Client
 
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
+from snapline.agent_runtime.host import views
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView, AnswerWaiting, ViewWanted, WaitingWanted
 from snapline.conversation import messages as msg
 
 
@@ -107,3 +108,21 @@ def test_an_agent_that_is_to_be_created_is_unborn(driver: Driver) -> None:
     assert view(driver, 1).spawns == ("c",)
     driver.feed(msg.AgentsReserved(driver.last(msg.ReserveAgents).request, 0, (), 2, ""))
     assert (view(driver, 2, "c").life, view(driver, 3, "c").turn) == ("unborn", "create")
+
+
+def test_of_all_agents_those_are_told_with_which_something_waits(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(driver)
+    driver.wake("a")
+    driver.fail("a", retries=0)
+    client.offer(("b", "k1", b"\x011"), ("b", "k2", b"\x012"))
+    client.open()
+    client.append()
+    driver.feed(WaitingWanted(4))
+    told = driver.last(AnswerWaiting)
+    assert [(each.agent, each.inputs, each.dead_letter_count) for each in told.agents] == [("b", 2, 0), ("a", 0, 1)]
+    monkeypatch.setattr(views, "WAITING_SHOWN", 1)
+    driver.feed(WaitingWanted(5))
+    told = driver.last(AnswerWaiting)
+    assert (len(told.agents), told.more) == (1, 1)

@@ -10,7 +10,7 @@ from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.input_service import InputService
-from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView
+from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
@@ -155,6 +155,9 @@ class FakeHost:
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
         then(AnswerEffects(1, tuple(self.standing)))
+
+    def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
+        then(AnswerWaiting(1, tuple([make_view(agent) for agent in self.agents]), 3))
 
     def look_at(self, agent: str) -> bytes:
         return msgspec.msgpack.encode({"amount": len(self.books.taken[agent])})

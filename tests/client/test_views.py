@@ -10,7 +10,7 @@ from tests.client.fake_fleet import FakeFleet, fleet_and_client
 
 from snapline.agent_runtime.host import view_service
 from snapline.client.client import Client
-from snapline.conversation.views import AgentState
+from snapline.conversation.views import AgentState, WaitingAgent
 from snapline.errors import (
     AgentMissingError,
     DamagedDataError,
@@ -172,3 +172,15 @@ async def test_a_look_that_nobody_waits_for_any_more_is_used_by_the_next(shop: S
     host.hold_views.pop()()
     host.hold_views = None
     assert (await again).is_live
+
+
+async def test_what_waits_is_told_by_every_host_and_by_one_that_is_silent_nothing() -> None:
+    async with fleet_and_client() as (fleet, client):
+        told = await client.waiting()
+        agents = msgspec.convert(told["agents"], list[WaitingAgent])
+        assert {(each.agent, each.host) for each in agents} >= {("a", "h1")} and all(
+            each.inputs == 2 for each in agents
+        )
+        assert told["more"] == 3 * len(fleet.hosts) and not told["silent_hosts"] and not told["effects"]
+        await fleet.hosts["h2"].stop()
+        assert (await client.waiting())["silent_hosts"] == ("h2",)

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM or not IS_THERE, reason="needs Chromium and playwright: `make test-ui`"),
 ]
 
-SCREENS = ("/", "/epochs", "/recovery", "/recovery?failed=host:h1", "/epochs/latest", "/agents/teller-1")
+SCREENS = ("/", "/epochs", "/recovery", "/waiting", "/recovery?failed=host:h1", "/epochs/latest", "/agents/teller-1")
 SIZES = ((1280, 900), (400, 800))
 SHOTS = Path(os.environ.get("SNAPLINE_SCREENSHOTS", ""))
 """Where pictures of every screen are left for people; "": nowhere."""

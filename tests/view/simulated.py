@@ -3,8 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from snapline.agent_runtime.encoding import encode_message
 from snapline.conversation.answers import LocatedAgent
-from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
+from snapline.conversation.outputs import (
+    Consumer,
+    ReadConsumersReply,
+    ReadOutputsReply,
+    ReleasedOutput,
+    ReleasedOutputs,
+)
+from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.storage.outputs.names import Cursor, parse_cursor
 
 
 class SimulatedFleet:
@@ -20,6 +29,10 @@ class SimulatedFleet:
         self.note = "as usual"
         self.error: SnaplineError | None = None
         self.asked: list[str] = []
+        self.waiting_agents: list[dict[str, Any]] = []
+        self.standing: list[dict[str, Any]] = []
+        self.outputs: list[tuple[int, str, Any]] = []
+        self.page = 2
         self.history: dict[str, Any] | None = {"kind": "EpochHistory", "protocol": "chandy-lamport", "epochs": []}
 
     async def status(self) -> dict[str, object]:
@@ -145,6 +158,36 @@ class SimulatedFleet:
         """None, once it is of an older release."""
         self._answer("history")
         return self.history
+
+    async def waiting(self) -> dict[str, object]:
+        self._answer("waiting")
+        return {
+            "kind": "WaitingAgents",
+            "agents": self.waiting_agents,
+            "more": 0,
+            "silent_hosts": [],
+            "effects": self.standing,
+        }
+
+    async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
+        """`outputs`: (epoch, topic, message), each of teller-0."""
+        self._answer(f"outputs {topic} after {after}")
+        place = parse_cursor(after)
+        if after and place.epoch > max([epoch for epoch, _, _ in self.outputs], default=0):
+            raise MisuseError("it is another's cursor")
+        releases = []
+        for number, (epoch, named, message) in enumerate(self.outputs, 1):
+            cursor = Cursor(epoch, number)
+            if cursor > place and (named == topic if topic else not named.startswith("@")):
+                one = ReleasedOutput("teller-0", number, named, encode_message(message), number, str(cursor))
+                releases.append(ReleasedOutputs(epoch, None, (one,)))
+        return ReadOutputsReply(
+            tuple(releases[: self.page]), releases[: self.page][-1].outputs[-1].cursor if releases else after
+        )
+
+    async def consumers(self) -> ReadConsumersReply:
+        self._answer("consumers")
+        return ReadConsumersReply((Consumer("books", "6.1", 1),))
 
     def _answer(self, call: str) -> None:
         self.asked.append(call)

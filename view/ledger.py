@@ -1,0 +1,143 @@
+"""What a fleet has given to the outside, read a part at a time: the ledger of effects, and the newest outputs of each topic.
+
+Nothing here grows with the fleet's age: of the ledger the newest words are kept, and each look reads so many pages at most. So a long ledger is whole
+after some looks; until then it is told that it is not.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from snapline.agent_runtime.effect_ledger import Effect, fold, open_at
+from snapline.agent_runtime.reading import MessageReader, Output, Undone
+from snapline.client.outputs import items_of
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.outputs import ReadOutputsReply
+from snapline.errors import MisuseError, NotFoundError
+
+WORDS_MAX = 20_000
+"""Of the ledger: folding them takes a tenth of a second."""
+
+PAGES_MAX = 8
+"""For one look, of a MiB or 5,000 outputs each: a page is answered in some ten milliseconds."""
+
+BACK_FIRST, BACK_STEP = 2, 8
+"""Epochs: the newest outputs are looked for in the last two, then 16, 128, 1024 …, until there are enough."""
+
+ENOUGH = 100
+"""Outputs among which the newest of each topic are looked for."""
+
+NEWEST_MAX, TOPICS_MAX = 10, 50
+"""Outputs of a topic, and topics."""
+
+
+class OutputCalls(Protocol):
+    """What is asked here."""
+
+    async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
+
+
+class EffectLedger:
+    """The newest words of the ledger of effects.
+
+    Attributes:
+        is_whole: all has been read that there is.
+    """
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._words: deque[Output | Undone] = deque(maxlen=WORDS_MAX)
+        self._cursor = ""
+        self._reader = MessageReader(EffectRecord, "message_type", "the output")
+        self._folded: list[Effect] | None = None
+        self._open: dict[int, list[Effect]] = {}
+        """Those two are of the words as they are."""
+
+    async def catch_up(self, calls: OutputCalls) -> None:
+        """Read on. SnaplineError."""
+        for _ in range(PAGES_MAX):
+            try:
+                page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
+            except NotFoundError:  # what came next was deleted: from the oldest that are left
+                self._cursor = ""
+                self._words.clear()
+                self._forget()
+                continue
+            for release in page.releases:
+                self._words.extend(items_of(release, self._reader))
+                self._forget()
+            self.is_whole = page.cursor == self._cursor and not page.releases
+            self._cursor = page.cursor
+            if self.is_whole:
+                return
+
+    def _forget(self) -> None:
+        self._folded = None
+        self._open.clear()
+
+    def effects(self) -> list[Effect]:
+        """Each with its fate, in the order in which they were asked for."""
+        if self._folded is None:
+            self._folded = fold(self._words)
+        return self._folded
+
+    def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
+        """Epoch → the effects that were open in its cut, with their fates now."""
+        for epoch in epochs:
+            if epoch not in self._open:
+                self._open[epoch] = open_at(self._words, epoch)
+        return {epoch: self._open[epoch] for epoch in epochs}
+
+
+class NewestOutputs(msgspec.Struct, frozen=True):
+    """What came last.
+
+    Attributes:
+        topics: → the newest, oldest first.
+        counts: topic → how many were found.
+        since: the epoch from which on it was looked for; 0: all that are kept were.
+        is_cut: not to their end: there are more than a look reads.
+    """
+
+    topics: Mapping[str, Sequence[Output]] = {}
+    counts: Mapping[str, int] = {}
+    since: int = 0
+    is_cut: bool = False
+
+
+async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
+    """The newest outputs that agents have given, if there are any that are kept. SnaplineError."""
+    back, before = BACK_FIRST, NewestOutputs()
+    while True:
+        found = await _outputs_since(calls, max(0, last_epoch - back))
+        if found.is_cut and before.counts:
+            return before
+        if found.is_cut or not found.since or sum(found.counts.values()) >= ENOUGH:
+            return found
+        back, before = back * BACK_STEP, found
+
+
+async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
+    reader, topics, counts = (
+        MessageReader(None, "message_type", "the output"),
+        dict[str, deque[Output]](),
+        Counter[str](),
+    )
+    cursor, is_cut = f"{epoch}.0" if epoch else "", True
+    for _ in range(PAGES_MAX):
+        try:
+            page = await calls.outputs_page(cursor)
+        except (MisuseError, NotFoundError):
+            if not cursor:
+                raise
+            break  # nothing is that new, or what came next was deleted: further back there may be some
+        for each in [item for release in page.releases for item in items_of(release, reader)]:
+            if isinstance(each, Output) and (each.topic in topics or len(topics) < TOPICS_MAX):
+                topics.setdefault(each.topic, deque(maxlen=NEWEST_MAX)).append(each)
+                counts[each.topic] += 1
+        is_cut, cursor = page.cursor != cursor, page.cursor
+        if not is_cut:
+            break
+    return NewestOutputs({topic: tuple(each) for topic, each in topics.items()}, counts, epoch, is_cut and bool(counts))

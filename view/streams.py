@@ -1,0 +1,66 @@
+"""Streams of what changes in a page that is made anew every few seconds, for a bounded number of viewers."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+
+from starlette.responses import StreamingResponse
+
+from snapline.errors import SnaplineError
+from snapline.view.doors import HEADERS
+from snapline.view.frame import trouble
+from snapline.view.markup import Markup, tag
+from snapline.view.pieces import Piece, ViewerCopy
+
+PERIOD_S = 2.0
+"""Between two looks."""
+
+STREAMS_MAX = 64
+"""At once, of one screen."""
+
+Look = Callable[[], Awaitable[Sequence[Piece]]]
+
+
+class Streams:
+    """Of one screen."""
+
+    def __init__(self, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._count = 0
+
+    def response(self, look: Look) -> StreamingResponse:
+        """Server-sent events: what has changed since the last look; and what goes wrong, in the page's element `notices`."""
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
+
+    async def events(self, look: Look) -> AsyncGenerator[str, None]:
+        """The events, one after each look."""
+        if self._count >= STREAMS_MAX:
+            yield f"event: refused\ndata: {json.dumps(f'{STREAMS_MAX} viewers look already: close one')}\n\n"
+            return
+        self._count += 1
+        try:
+            shown = ViewerCopy()
+            while True:
+                yield event(shown.changes(await _pieces(look)))
+                await asyncio.sleep(self._period_s)
+        finally:
+            self._count -= 1
+
+
+async def _pieces(look: Look) -> list[Piece]:
+    try:
+        return [Piece("notices", notices()), *await look()]
+    except SnaplineError as error:
+        return [Piece("notices", notices(str(error)))]
+
+
+def notices(sentence: str = "") -> Markup:
+    """Where a page says that it is not true any more."""
+    return tag("div", trouble(sentence), id="notices")
+
+
+def event(changes: Iterable[tuple[str, Markup]]) -> str:
+    """One of a stream."""
+    told = list(changes)
+    return f"data: {json.dumps(told, separators=(',', ':'))}\n\n" if told else ": nothing new\n\n"

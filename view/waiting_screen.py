@@ -1,0 +1,56 @@
+"""The screen *Waiting*, and what else is told of effects: asks for all viewers at once, every few seconds at most."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from snapline.agent_runtime.effect_ledger import Effect, with_standing
+from snapline.conversation.effect_records import StandingEffect
+from snapline.conversation.views import WaitingAgents
+from snapline.view.facts import ViewCalls
+from snapline.view.ledger import EffectLedger, newest_outputs
+from snapline.view.streams import PERIOD_S
+from snapline.view.waiting_page import WaitingFacts
+from snapline.view.watch import FleetWatch
+
+
+class WaitingScreen:
+    """What was heard last. For one event loop."""
+
+    def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
+        self._calls = calls
+        self._watch = watch
+        self._ledger = EffectLedger()
+        self._facts = WaitingFacts()
+        self._asked_s = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def facts(self) -> WaitingFacts:
+        """Not older than a period of the streams. SnaplineError."""
+        async with self._asking:
+            if time.monotonic() - self._asked_s >= PERIOD_S:
+                self._facts = await self._ask()
+                self._asked_s = time.monotonic()
+        return self._facts
+
+    async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
+        """Epoch → the effects that were open in its cut, with their fates now. SnaplineError."""
+        async with self._asking:
+            await self._ledger.catch_up(self._calls)
+            return await asyncio.to_thread(self._ledger.open_at, epochs)
+
+    async def _ask(self) -> WaitingFacts:
+        fleet = (await self._watch.now()).facts
+        told = await self._calls.waiting()
+        await self._ledger.catch_up(self._calls)
+        standing = msgspec.convert(told.get("effects", []), list[StandingEffect])
+        return WaitingFacts(
+            fleet=fleet,
+            agents=msgspec.convert(told, WaitingAgents),
+            outputs=await newest_outputs(self._calls, 0 if fleet is None else fleet.last_complete_epoch),
+            consumers=(await self._calls.consumers()).consumers,
+            effects=with_standing(await asyncio.to_thread(self._ledger.effects), standing),
+            is_ledger_whole=self._ledger.is_whole,
+        )
