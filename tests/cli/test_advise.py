@@ -2,19 +2,16 @@
 
 import msgspec
 import pytest
+from tests.kit.status import fleet_status
 
 from snapline.cli import advise
-from snapline.conversation.status import FleetStatus, HostStatus, IntervalStatus, LossStatus, RecoveryTime, StoreStatus
+from snapline.conversation.status import FleetStatus, HostStatus, IntervalStatus, LossStatus, RecoveryTime
 
 S = 1_000_000_000
 
 
 def status(protocol: str, *hosts: HostStatus, **changes: object) -> FleetStatus:
-    figures = dict.fromkeys(FleetStatus.__struct_fields__, 0)
-    words = {"fleet": "f", "phase": "running", "protocol": protocol, "reason": "", "mode": "", "leader": ""}
-    parts = {"hosts": hosts, "store": StoreStatus(""), "replicas": (), "concerns": (), "fork": None}
-    costs = {"loss": LossStatus(), "interval": IntervalStatus()}
-    return msgspec.convert({**figures, **words, **parts, **costs, "agents": 10, **changes}, FleetStatus)
+    return fleet_status(protocol=protocol, hosts=hosts, **{"agents": 10, **changes})
 
 
 def host(name: str, checkpoints: int, start: int = 1) -> HostStatus:

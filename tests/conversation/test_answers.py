@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+from tests.kit.status import fleet_status
 
 from snapline.conversation.answers import (
     AgentOnLine,
@@ -80,16 +81,11 @@ def test_the_status_tells_times_in_seconds() -> None:
     host = HostStatus("h1", "x:1", 2, "alive", 3, busy=(OpenTurn("a", 5),))
     concern = Concern("cut", ("h1", "h2"), 1_234_567_890, "a sentence")
     store = StoreStatus("file", "degraded", 2_000_000_000, "full", 1_500_000_000, 4)
-    figures = {name: 7 for name in FleetStatus.__struct_fields__}
-    words = {"fleet": "f", "phase": "running", "protocol": "p", "reason": "", "mode": "m", "leader": "c1"}
-    parts = {"hosts": (host,), "store": store, "replicas": ("c1",), "concerns": (concern,)}
     recovery = RecoveryTime(2, True, 250_000_000, 1_500_000, agents=3, rolled_back=2)
-    costs = {
-        "loss": LossStatus(1_500_000_000, 1, 9, (recovery,), 3_000_000_000, 0, ("rpo",)),
-        "interval": IntervalStatus(pause_ns=12_345),
-    }
+    loss = LossStatus(1_500_000_000, 1, 9, (recovery,), 3_000_000_000, 0, ("rpo",))
     fork = ForkedFrom("what-if", "ab", "f", 7, is_live=False)
-    fleet = msgspec.convert({**figures, **words, **parts, **costs, "fork": fork}, FleetStatus)
+    parts = {"hosts": (host,), "store": store, "concerns": (concern,), "fork": fork}
+    fleet = fleet_status(figures=7, loss=loss, interval=IntervalStatus(pause_ns=12_345), **parts)
     found = document_of(fleet)
     assert found["store"] == {
         "location": "file", "state": "degraded", "since_s": 2.0, "reason": "full", "next_try_s": 1.5, "skipped": 4
