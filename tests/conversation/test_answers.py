@@ -85,7 +85,7 @@ def test_the_status_tells_times_in_seconds() -> None:
     loss = LossStatus(1_500_000_000, 1, 9, (recovery,), 3_000_000_000, 0, ("rpo",))
     fork = ForkedFrom("what-if", "ab", "f", 7, is_live=False)
     parts = {"hosts": (host,), "store": store, "concerns": (concern,), "fork": fork}
-    fleet = fleet_status(figures=7, loss=loss, interval=IntervalStatus(pause_ns=12_345), **parts)
+    fleet = fleet_status(7, loss=loss, interval=IntervalStatus(pause_ns=12_345), **parts)
     found = document_of(fleet)
     assert found["store"] == {
         "location": "file", "state": "degraded", "since_s": 2.0, "reason": "full", "next_try_s": 1.5, "skipped": 4

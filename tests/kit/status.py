@@ -5,7 +5,7 @@ import msgspec
 from snapline.conversation.status import FleetStatus, StoreStatus
 
 
-def fleet_status(*, figures: int = 0, **said: object) -> FleetStatus:
+def fleet_status(figures: int = 0, /, **said: object) -> FleetStatus:
     """Words that are not `said` are empty, numbers `figures`, and what has a default has it."""
     plain = {str: "", int: figures, StoreStatus: StoreStatus("")}
     needed = [field for field in msgspec.structs.fields(FleetStatus) if field.required]
