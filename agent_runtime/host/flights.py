@@ -62,16 +62,32 @@ async def _come_of(command: RunStep, work: StepWork | EffectWork, world: Outside
 
 
 async def _effect_of(command: RunStep, work: EffectWork, world: Outside) -> Any:  # the function's own result
-    """Call it; where an earlier call may have been made, ask first. That one may still be on its way, for so long."""
     assert isinstance(command, RunEffect)
-    if command.is_in_doubt and work.probe is not None:
-        await world.pause(work.timeout_s)
-        asking = functools.partial(work.probe, key=command.key)
-        found = await run_step(world, f"{command.name}/probe", StepWork(asking, work.timeout_s, work.waits_s))
-        if found is not None:
-            return found
     calling = functools.partial(work.function, key=command.key)
-    return await run_step(world, command.name, StepWork(calling, work.timeout_s, work.waits_s))
+    if work.probe is None:
+        return await run_step(world, command.name, StepWork(calling, work.timeout_s, work.waits_s))
+    asking = StepWork(functools.partial(work.probe, key=command.key), work.timeout_s, work.waits_s)
+    return await _asked_first(command, StepWork(calling, work.timeout_s), asking, world)
+
+
+async def _asked_first(command: RunEffect, calling: StepWork, asking: StepWork, world: Outside) -> Any:
+    """Never repeat what nobody has asked about: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
+    assert calling.timeout_s is not None
+    left_s = calling.timeout_s if command.is_in_doubt else None
+    for wait_s in (*asking.waits_s, None):
+        if left_s is not None:
+            await world.pause(left_s)
+            found = await run_step(world, f"{command.name}/probe", asking)
+            if found is not None:
+                return found
+        begun_ns = world.now_ns()
+        try:
+            return await run_step(world, command.name, calling)
+        except Exception:
+            if wait_s is None:
+                raise
+            left_s = max(wait_s, calling.timeout_s - (world.now_ns() - begun_ns) / 1e9)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def foreign(awaited: object) -> MisuseError:

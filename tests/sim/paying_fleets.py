@@ -85,6 +85,42 @@ class DurableClerk(Clerk):
         await self.pay(order, ctx)
 
 
+CALL_S = 25.0
+"""Longer than the simulator has a request on its way: then a probe knows of all that were made."""
+
+
+class AskingClerk(Clerk):
+    """Charges each order in an effect, at a bank that knows no keys and tells what it has done."""
+
+    state: Till
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        asked: dict[str, Any] = {"probe": find_charge, "timeout_s": CALL_S, "retries": (0.1, 1.0, 5.0)}
+        self.state.sum += await ctx.effect("charge", charge_blindly, order.number, 5, **asked)
+        self.state.done += 1
+        if order.number < self.state.orders:
+            ctx.send(ctx.agent, Order(order.number + 1))
+
+
+def charge_blindly(order: int, amount: int, *, key: str) -> int:
+    """It looks at no key."""
+    return strict_charge(order, amount)
+
+
+def find_charge(order: int, amount: int, *, key: str) -> int | None:
+    return amount if order in PAID else None
+
+
+def asking_shop() -> snapline.Fleet:
+    def bank() -> dict[str, Any]:
+        PAID.clear()
+        return {"charge": charge_blindly, "charge/probe": find_charge}
+
+    agents: dict[str, Any] = {"clerk": functools.partial(AskingClerk, Till(2)), "other": functools.partial(Idle, 0)}
+    return snapline.Fleet("shop", agents=agents, triggers=[snapline.Every(5.0)], simulate=bank)
+
+
 def shop(kind: type[Clerk] = Clerk, **options: Any) -> snapline.Fleet:
     agents: dict[str, Any] = {"clerk": functools.partial(kind, Till(ORDERS)), "other": functools.partial(Idle, 0)}
     return snapline.Fleet("shop", agents=agents, triggers=[snapline.Every(0.1)], **options)

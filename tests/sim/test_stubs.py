@@ -10,6 +10,10 @@ from tests.sim import paying_fleets as paying
 from tests.sim.paying_fleets import ORDERS, PAID, REALLY, Clerk, DurableClerk, Till, counted, shop
 
 import snapline
+from snapline.agent_runtime.durable import StepWork
+from snapline.agent_runtime.host import flights
+from snapline.agent_runtime.host.durable_events import RunEffect
+from snapline.agent_runtime.outside import Outside
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.faults.words import CrashWord
@@ -33,6 +37,9 @@ QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 
 SEEDS = 30
 """So many a wrong fleet has to be convicted within."""
+
+ASKING_SEEDS = 8
+"""So many are enough here: calls may be on their way for so long."""
 
 
 def till_of(states: Mapping[str, object]) -> Till:
@@ -308,6 +315,42 @@ def test_a_step_that_pays_twice_is_convicted_by_what_its_stub_asserts(kind: type
     _, _, result = first_failure(functools.partial(shop, kind, simulate=paying.convicting))
     violation = result.violations[0]
     assert violation.oracle == "stub" and "charged twice" in violation.text and "paying_fleets.py:" in violation.text
+
+
+def asking(seed: int) -> Result:
+    """Hosts that only die: calls of one that goes on after it was replaced are not fenced, and a bank without keys does them."""
+    dies = [FaultPart(crash=CrashWord(at=f"{at}ms", host="*")) for at in (150, 800, 1_500, 2_600)]
+    steps = StepsPart(late_per_mille=200, lost_per_mille=150, failed_per_mille=250)
+    fleet = FleetPart(module="x:y", hosts=2)
+    until = LivenessPart(heal="3s")
+    scenario = Scenario(fleet=fleet, steps=steps, fault=dies, liveness=until, run=RunPart(until="3s", turns=10_000))
+    return run(scenario, seed, workload=Ending(paying.asking_shop(), []))
+
+
+def test_a_bank_that_ignores_keys_is_asked_before_anything_is_repeated() -> None:
+    found = [asking(seed) for seed in range(ASKING_SEEDS)]
+    assert {result.verdict for result in found} == {"pass"}, [x.violations or x.pending or x.error for x in found]
+    assert sum([result.probes.get("effect in doubt", 0) for result in found]) > 3
+
+
+def unasked(first: bool) -> Any:
+    """Repetitions are not asked about: the first call of a new life, or the retries of one."""
+    asks = flights._asked_first
+
+    async def mutant(command: RunEffect, calling: StepWork, asking: StepWork, world: Outside) -> object:
+        if first:
+            return await asks(msgspec.structs.replace(command, is_in_doubt=False), calling, asking, world)
+        call = msgspec.structs.replace(calling, waits_s=asking.waits_s)
+        return await asks(command, call, msgspec.structs.replace(asking, waits_s=()), world)
+
+    return mutant
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_does_not_ask_pays_twice(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights, "_asked_first", unasked(first))
+    found = next(result for result in map(asking, range(ASKING_SEEDS)) if result.verdict != "pass")
+    assert found.violations[0].oracle == "stub" and "charged twice" in found.violations[0].text
 
 
 def test_a_ledger_can_be_looked_at_at_the_end() -> None:
