@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar, overload
 from snapline.agent_runtime import durable, rolling_back
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, StepWork, TurnJournal
-from snapline.agent_runtime.effects import EffectOptions, Saga, effect_work, read_outcome, undo_work
+from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_state
 from snapline.agent_runtime.host.events import Emission, Spawn
@@ -27,9 +27,6 @@ from snapline.storage.packs.saved_effects import MadeEffect
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
-
-UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
-"""How compensations are called: nobody has said otherwise, and they must not fail easily."""
 
 
 class Context:
@@ -341,6 +338,10 @@ class Context:
             self._sagas[-1].add(MadeEffect(intent.key, 0, name, intent.undo, intent.undo_arguments))
         return read_outcome(name, intent.key, found, function)
 
+    async def before_risk(self) -> None:
+        """Wait until a complete snapshot holds this turn as far as it has come: no failure undoes that any more. In durable turns only; an effect that calls nothing."""
+        await self.effect("before-risk", at_rest)
+
     def saga(self, name: str) -> Saga:
         """Effects that stand or fall together: `async with ctx.saga("trip"): …`. In durable turns only.
 
@@ -447,7 +448,7 @@ class Context:
         """
         name = f"{made.name}/undo"
         function = load_undo(made.name, made.undo, made.undo_arguments)
-        work = undo_work(made, function, UNDO_OPTIONS, self._world.now_ns(), saga)
+        work = undo_work(made, function, self._world.now_ns(), saga)
         found = await self._wait("effect", name, work.digest, work=work)
         read_outcome(name, made.key, found, lambda: None)
 

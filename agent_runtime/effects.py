@@ -36,6 +36,14 @@ class EffectOptions(msgspec.Struct, frozen=True):
     repeatable: bool
 
 
+UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
+"""How compensations are called: nobody has said otherwise, and they must not fail easily."""
+
+
+def at_rest(*, key: str) -> None:
+    """Nothing is done: to have come so far is all that was wanted."""
+
+
 def effect_work(
     journal: TurnJournal,
     name: str,
@@ -97,9 +105,7 @@ def _check(journal: TurnJournal, name: str, options: EffectOptions) -> None:
         raise MisuseError(f"effect {name!r} is not repeatable, and has retries: leave one of them")
 
 
-def undo_work(
-    made: MadeEffect, function: Callable[..., Any], options: EffectOptions, asked_ns: int, saga: str
-) -> EffectWork:
+def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, saga: str) -> EffectWork:
     """The compensation of an effect; `function` with its arguments."""
     intent = EffectIntent(
         made.key,
@@ -108,10 +114,10 @@ def undo_work(
         is_undo=True,
         generation=made.generation,
         saga=saga[:KEY_CHARACTERS_MAX],
-        timeout_s=options.timeout_s,
+        timeout_s=UNDO_OPTIONS.timeout_s,
     )
     digest = argument_digest(made.name, (made.name, made.key, made.undo, made.undo_arguments))
-    return EffectWork(function, digest, intent, None, options.timeout_s, options.waits_s)
+    return EffectWork(function, digest, intent, None, UNDO_OPTIONS.timeout_s, UNDO_OPTIONS.waits_s)
 
 
 def read_outcome(

@@ -17,7 +17,7 @@ from snapline import errors
 PAGE = Path(__file__).with_name("api.md")
 
 TOPICS = {
-    "Agents and messages": ("Agent", "Message", "handler", "Context", "heartbeat"),
+    "Agents and messages": ("Agent", "Message", "handler", "Context", "heartbeat", "CircuitBreaker"),
     "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
     "What `stop_when` and invariants see": (
         "Cut",

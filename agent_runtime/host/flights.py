@@ -9,7 +9,7 @@ from typing import Any
 from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, STALE, EffectWork, StepWork, read_call
-from snapline.agent_runtime.effects import not_undone
+from snapline.agent_runtime.effects import at_rest, not_undone
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
@@ -63,6 +63,8 @@ async def _come_of(command: RunStep, work: StepWork | EffectWork, world: Outside
 
 async def _effect_of(command: RunStep, work: EffectWork, world: Outside) -> Any:  # the function's own result
     assert isinstance(command, RunEffect)
+    if getattr(work.function, "func", None) is at_rest:
+        return None
     calling = functools.partial(work.function, key=command.key)
     if work.probe is None:
         return await run_step(world, command.name, StepWork(calling, work.timeout_s, work.waits_s))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
+    CircuitOpenError,
     CoordinatorUnavailableError,
     DamagedDataError,
     DistrustError,
@@ -53,6 +54,7 @@ from snapline.errors import (
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.agent import Agent, Message, handler
+    from snapline.agent_runtime.breaker import CircuitBreaker
     from snapline.agent_runtime.context import Context
     from snapline.agent_runtime.effect_ledger import Effect
     from snapline.agent_runtime.fleet import Fleet
@@ -93,6 +95,7 @@ _HOMES = {
     "Blob": "snapline.storage.capture.blob_value",
     "ByHand": "snapline.protocols.policy",
     "Certificates": "snapline.client.connecting",
+    "CircuitBreaker": "snapline.agent_runtime.breaker",
     "Client": "snapline.client.client",
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.snapshots.cut",
@@ -141,6 +144,8 @@ __all__ = [
     "Blob",
     "ByHand",
     "Certificates",
+    "CircuitBreaker",
+    "CircuitOpenError",
     "Client",
     "Context",
     "CoordinatorUnavailableError",

@@ -30,6 +30,7 @@
         ├── StepCancelledError      nobody waits for a step any more
         ├── StepFailedError         a durable turn's step raised
         │   └── EffectFailedError   its effect did: it may have been done all the same
+        ├── CircuitOpenError        a service has failed again and again: it is left alone for a while
         ├── WaitTimeoutError        a durable turn has waited long enough
         ├── UnansweredCallError     a call whose turn has ended without an answer
         ├── InputsError             some of many inputs have no receipt
@@ -211,6 +212,10 @@ class EffectFailedError(StepFailedError):
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "", key: str = "") -> None:
         super().__init__(message, step=step, error=error, reason=reason)
         self.key = key
+
+
+class CircuitOpenError(WorldError):
+    """Calls of a service have failed again and again: for a while nobody calls it (`CircuitBreaker`)."""
 
 
 class WaitTimeoutError(WorldError, TimeoutError):

@@ -11,6 +11,7 @@ from snapline import errors
 
 NAMES = {
     *("Agent", "Message", "handler", "heartbeat", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
+    "CircuitBreaker",
     *("Blob", "History", "Pickled", "TorchState", "mark_dirty", "tracked_array"),
     *("Adaptive", "ByHand", "EveryMessages"),
     *(
@@ -43,6 +44,7 @@ NAMES = {
         "InputBuriedError",
         "SnapshotAbortedError",
         *(
+            "CircuitOpenError",
             "DivergenceError",
             "StepCancelledError",
             "StepFailedError",

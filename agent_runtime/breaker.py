@@ -1,0 +1,69 @@
+"""A circuit breaker as a part of an agent's state: a service that has failed again and again is left alone for a while.
+
+It is plain state. What it counts is what the turn's journal says, and its time is the context's: so a durable turn that is run again decides as it did, checkpoints hold it, and a
+turn that fails for good takes back what it has counted.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from snapline.errors import CircuitOpenError, MisuseError
+
+_NS = 1_000_000_000
+
+
+class Clock(Protocol):
+    """A context, as far as it is needed."""
+
+    def now(self) -> int: ...
+
+
+class CircuitBreaker(msgspec.Struct):
+    """A field of a state, one for each service: after `failures_max` failures in a row nothing is called for `open_s` seconds, then one call decides.
+
+    `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch what the block raises: a turn that fails takes back what it has counted.
+
+    Attributes:
+        failures_max: so many failures in a row, from 1 on.
+        open_s: so long it is open then.
+        failures: in a row, up to now.
+        opened_ns: since when it is open, in nanoseconds since 1970; 0: it is not.
+    """
+
+    failures_max: int = 5
+    open_s: float = 60.0
+    failures: int = 0
+    opened_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.failures_max < 1 or not self.open_s > 0:
+            raise MisuseError(
+                f"a circuit breaker opens after 1 failure or more, for more than 0 seconds, not {self.failures_max} and {self.open_s:g}"
+            )
+
+    @contextmanager
+    def guard(self, ctx: Clock) -> Iterator[None]:
+        """Around the calls of one service. Whatever the block raises counts as a failure, unless it is a misuse of ours.
+
+        Raises:
+            CircuitOpenError: too many have failed lately; the block is not run.
+        """
+        if self.opened_ns:
+            left_s = self.open_s - (ctx.now() - self.opened_ns) / _NS
+            if left_s > 0:
+                raise CircuitOpenError(
+                    f"{self.failures} calls in a row have failed: the next one may come in {left_s:.3g} s"
+                )
+        try:
+            yield
+        except MisuseError:
+            raise
+        except Exception:
+            self.failures += 1
+            if self.failures >= self.failures_max:
+                self.opened_ns = ctx.now()
+            raise
+        self.failures = self.opened_ns = 0
