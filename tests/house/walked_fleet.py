@@ -121,7 +121,7 @@ def ask_line(address: str) -> None:
 
 PUBLISHED = "coordinator/leader/epochs/refs.py:Refs.on_published"
 
-EPOCHS, MESSAGES = 3, range(2, 6)
+EPOCHS, MESSAGES = 5, range(2, 6)
 """So many tries has a way: another epoch, or a frame of another kind, may be under way when one begins."""
 
 
