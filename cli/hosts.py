@@ -106,9 +106,9 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="So many, the last ones.")] = LINES,
 ) -> None:
     """Print the end of a process's log, of a fleet whose folder is on this machine."""
-    from snapline.deploy.data_directory import LOGS_FOLDER
+    from snapline.cli.places import logs_of
 
-    folder = connection.folder() / LOGS_FOLDER
+    folder = logs_of(connection.folder())
     file = folder / f"{check_id(host, 'host')}.log"
     if not file.is_file():
         known = sorted([each.stem for each in folder.glob("*.log")]) if folder.is_dir() else []

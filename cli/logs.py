@@ -15,7 +15,7 @@ from snapline.cli.log_entries import LogEntry, format_instant, is_as_serious, me
 from snapline.cli.log_files import ProcessLog, find_logs
 from snapline.cli.options import Display
 from snapline.cli.output import OutputFormat, document
-from snapline.cli.places import folder_of
+from snapline.cli.places import folder_of, logs_of
 from snapline.cli.settings import UserSettings
 from snapline.errors import NotFoundError
 
@@ -127,11 +127,10 @@ class _Shown:
 
 
 def _folder(name: str | None, data_dir: Path | None, context: str | None) -> Path:
-    from snapline.deploy.data_directory import LOGS_FOLDER
-
     settings = UserSettings(context)
-    chosen = None if data_dir is None else str(data_dir)
-    return folder_of(settings, settings.get("name", name).value, chosen, "local") / LOGS_FOLDER
+    if data_dir is not None:
+        return logs_of(data_dir)
+    return logs_of(folder_of(settings, settings.get("name", name).value, None, "local"))
 
 
 def _readable(entry: LogEntry) -> str:

@@ -33,6 +33,15 @@ def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str =
     return folder / "keeper" if on == "podman" else folder
 
 
+def logs_of(folder: Path) -> Path:
+    """Where the processes of a fleet write their logs, as far as they are on this machine; `folder` is theirs, or their keeper's."""
+    from snapline.deploy.data_directory import LOGS_FOLDER
+    from snapline.deploy.kept_fleet import read_plan
+
+    kept = read_plan(folder)
+    return (folder if kept is None else Path(kept.what.data_dir)) / LOGS_FOLDER
+
+
 def join(name: str, address: str) -> "RayCluster":
     """Join a Ray cluster; code of the current folder travels to its nodes."""
     from snapline.deploy.ray_cluster import RayCluster

@@ -18,6 +18,8 @@ from tests.kit.command_line import Run
 from snapline.cli import log_entries
 from snapline.cli.log_entries import LEVELS, EntryReader, LogEntry, merge, parse_since
 from snapline.cli.log_files import find_logs
+from snapline.deploy.kept_fleet import KeptPlan, write_plan
+from snapline.deploy.plan import FleetPlan
 from snapline.errors import MisuseError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -280,6 +282,19 @@ def test_the_fleet_is_the_one_that_the_settings_name(run: Run, logged: Path, fol
     os.rename(folder / "other", folder / "runs" / "bank")
     assert run("logs", "--name", "bank").code == 0
     assert run("logs", environment={"SNAPLINE_NAME": "bank"}).code == 0
+
+
+@pytest.mark.parametrize("where", ["", "--data-dir fleet/keeper", "--data-dir fleet"])
+def test_logs_of_containers_are_where_their_launcher_has_them_written(
+    run: Run, logged: Path, folder: Path, where: str
+) -> None:
+    """The keeper of such a fleet has a folder of its own, DIR/keeper."""
+    plan = FleetPlan("fleet", fleet="bank:fleet", data_dir=str(logged), hosts=1, node={})
+    write_plan(logged / "keeper", KeptPlan("podman", plan))
+    (folder / "snapline.toml").write_text(f'[up]\non = "podman"\ndata_dir = "{logged}"\n')
+    end = run("host", "logs", "h1", "-n", "1", *where.split())
+    assert (end.code, end.out) == (0, HOST.splitlines()[-1] + "\n"), end.err
+    assert len(run("logs", *where.split()).out.splitlines()) == 6
 
 
 @pytest.mark.parametrize(
