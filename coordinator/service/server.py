@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -129,8 +129,9 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         healthy = health.aio.HealthServicer()
         await begin(healthy)
         async with contextlib.AsyncExitStack() as doors:
-            await open_health_door(doors, healthy, options.health)
             process = _Process(options, store)
+            doors.enter_context(_stopped_by_signals(process.end))  # first: what is opened later is closed again
+            await open_health_door(doors, healthy, options.health)
             await open_metrics_door(doors, process.metrics_door, options.metrics, options.node)
             doors.enter_context(options.log_ids.reading(process.standing))
             return await process.run(healthy)
@@ -213,8 +214,7 @@ class _Process:
             _log.info("coordinator %s at %s, store %s", self._options.node, address, self._store.location)
             failpoint("coordinator.serving")
             async with supervised():
-                with _stopped_by_signals(self._leadership):
-                    await self._leadership.ended.wait()
+                await self._leadership.ended.wait()
         finally:
             if self._leadership.driver is not None:
                 self._leadership.driver.close_streams()
@@ -226,6 +226,10 @@ class _Process:
         if self._leadership.failure is not None:
             raise self._leadership.failure
         return self._leadership.exit_code
+
+    def end(self) -> None:
+        """Let `run` return, also if it has not begun."""
+        self._leadership.end(0)
 
     def standing(self) -> dict[str, object]:
         """Read when something is logged."""
@@ -432,16 +436,12 @@ async def _keep_reloading(security: Security) -> None:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(leadership: Leadership) -> Iterator[None]:
+def _stopped_by_signals(end: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        leadership.end(0)
-
     installed = []
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, end)
             installed.append(number)
     try:
         yield

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -71,3 +72,19 @@ async def test_sigkill_and_restart_go_on_and_sigterm_ends_cleanly(tmp_path: Path
     assert await asyncio.wait_for(process.wait(), 10) == 0
     await client.close()
     await host.drop()
+
+
+async def test_sigterm_before_it_serves_ends_it_cleanly_and_takes_its_metrics_file_along(tmp_path: Path) -> None:
+    """Whoever sees the file may take the process for started, and stop it: here while it waits for its port."""
+    file = tmp_path / "metrics.json"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = ("--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--hosts", "1")
+        options += ("--data-dir", str(tmp_path / "coordinator"), "--store", str(tmp_path / "store"))
+        options += ("--metrics", "127.0.0.1:0", "--metrics-file", str(file))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "snapline", "coordinator", "run", *options)
+        async with asyncio.timeout(20):
+            while not file.exists():
+                await asyncio.sleep(0.01)
+        process.terminate()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert not file.exists()
