@@ -154,9 +154,13 @@ class Security:
                 f"give certificates, listen on 127.0.0.1, or pass --insecure if the network is yours alone"
             )
 
+    def may_dial(self, address: str) -> bool:
+        """Whether `check_dial_address` lets it pass."""
+        return self._mode is not _Mode.LOOPBACK or is_loopback(address)
+
     def check_dial_address(self, address: str) -> None:
         """Refuse to send in plaintext to another machine; see `check_listen_address`."""
-        if self._mode is _Mode.LOOPBACK and not is_loopback(address):
+        if not self.may_dial(address):
             raise MisuseError(
                 f"dialling {address} without certificates would send everything in plaintext: "
                 f"give certificates, or pass --insecure if the network is yours alone"

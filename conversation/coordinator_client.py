@@ -27,6 +27,7 @@ from snapline.conversation.answers import (
 from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.people import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
+from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import decode_reply, encode_request, path_of
 from snapline.errors import CoordinatorUnavailableError, DistrustError, SnaplineError, UnknownOutcomeError
@@ -65,8 +66,8 @@ class CoordinatorClient:
     """Calls to the coordinator; make it inside a running event loop. All methods may be called at the same time.
 
     `address` is one, or those of several replicas with commas between. A call goes to the replica that answered last; one that
-    does not lead names the leader; if one does not answer the next is tried, until the call's time is over. So a call may be
-    made twice: what changes something is numbered by what it is about.
+    does not lead names the leader; if one does not answer the next is tried, until the call's time is over (`replica_turns.py`).
+    So a call may be made twice: what changes something is numbered by what it is about.
 
     All raise CoordinatorUnavailableError if nobody answers (DistrustError, if it is the certificates that keep us apart),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
@@ -83,10 +84,11 @@ class CoordinatorClient:
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
-        self._addresses = [each.strip() for each in address.split(",") if each.strip()]
-        self._current = self._addresses[0]
+        self._turns = ReplicaTurns(
+            [each.strip() for each in address.split(",") if each.strip()], self._security.may_dial
+        )
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._channel(self._current)  # an address that must not be used is refused here
+        self._channel(self._turns.current)  # an address that must not be used is refused here
 
     async def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
@@ -306,13 +308,13 @@ class CoordinatorClient:
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
         while True:
-            address, left_s = self._current, deadline_s - loop.time()
+            address, left_s = self._turns.current, deadline_s - loop.time()
             try:
                 ask: _Ask = self._channel(address).unary_unary(path_of(call))
                 return decode_reply(call, await ask(request, timeout=max(left_s, 0.001)))
             except grpc.aio.AioRpcError as error:
                 failure = self._failure(error, address, silent)
-                is_alone = len(self._addresses) == 1 and address in silent
+                is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise failure from error
                 if left_s <= RETRY_S or is_alone:
@@ -320,19 +322,26 @@ class CoordinatorClient:
                 if loop.time() >= trouble_s:
                     trouble_s = math.inf
                     self._on_trouble(f"{failure}; trying on")
-                told = dict(error.trailing_metadata() or ())
-                self._current = str(told.get(LEADER_KEY) or self._after(address))
             await asyncio.sleep(RETRY_S)
 
     def _failure(self, error: grpc.aio.AioRpcError, address: str, silent: dict[str, None]) -> SnaplineError:
-        """What the failed call means; notes in `silent` who does not answer at all."""
+        """What the failed call means, and whom to ask next; notes in `silent` who does not answer at all."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return _error_of(error, self.address)
-        if LEADER_KEY in dict(error.trailing_metadata() or ()):
+        told = dict(error.trailing_metadata() or ())
+        if LEADER_KEY in told:
             silent.pop(address, None)
+            self._turns.leads_elsewhere(address, str(told[LEADER_KEY]))
         else:
             silent[address] = None
-        lost, count = [each for each in self._addresses if each in silent], len(self._addresses)
+            self._turns.is_silent(address)
+        lost, count = [each for each in self._turns.given if each in silent], len(self._turns.given)
+        unreached = [each for each in silent if each not in self._turns.given]
+        if unreached and not lost:
+            return CoordinatorUnavailableError(
+                f"the coordinator's leader is said to be at {', '.join(unreached)}, where nobody answers us, and does not answer "
+                f"at {self.address}: give the addresses of all replicas as they are reached from here"
+            )
         if count == 1 or not lost:
             return _error_of(error, self.address)
         quorum = count // 2 + 1
@@ -344,7 +353,7 @@ class CoordinatorClient:
     async def _distrust(self) -> DistrustError | None:
         """If it is the certificates that keep us from every replica."""
         last = ("", "")
-        for address in self._addresses:
+        for address in self._turns.given:
             why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
             if why is None:
                 return None
@@ -353,11 +362,6 @@ class CoordinatorClient:
             f"the coordinator at {last[0]} and we do not trust each other ({last[1]}): "
             f"have one authority sign both certificates, and give its certificate to both as --tls-ca"
         )
-
-    def _after(self, address: str) -> str:
-        """The next one in turn; the first one after an address that we were only told of."""
-        place = self._addresses.index(address) if address in self._addresses else -1
-        return self._addresses[(place + 1) % len(self._addresses)]
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:

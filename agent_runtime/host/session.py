@@ -15,6 +15,7 @@ from snapline.channels.security import Security
 from snapline.channels.trust import TRUST_WAIT_S, Distrust, why_distrusted
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
+from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.errors import DistrustError, ProtocolError
 
@@ -42,15 +43,14 @@ class Session:
         received: Callable[[Directive], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._addresses = [each.strip() for each in address.split(",") if each.strip()]
-        self._address = self._addresses[0]
+        self._turns = ReplicaTurns([each.strip() for each in address.split(",") if each.strip()], security.may_dial)
         self._security = security
         self._hello = hello
         self._received = received
         self._warn = warn
         self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
-        self._distrust = Distrust(self._addresses)
+        self._distrust = Distrust(self._turns.given)
 
     def send(self, message: HostMessage) -> None:
         """Queue a message; dropped while there is no stream."""
@@ -67,14 +67,14 @@ class Session:
         while not self._is_closing:
             try:
                 async with self._security.open_channel(
-                    self._address, role="coordinator", name="coordinator"
+                    self._turns.current, role="coordinator", name="coordinator"
                 ) as channel:
                     await self._attend(channel)
                     warned = False
             except _STREAM_ENDED as error:
                 if _is_denied(error):
                     self._received(TurnedAway(_reason(error), True))
-                address, leads_elsewhere = self._address, self._turn_to_next(error)
+                address, leads_elsewhere = self._turns.current, self._turn_to_next(error)
                 is_silent = not leads_elsewhere and not self._is_closing
                 if is_silent and not (warned and self._distrust.is_proved):
                     sentence = await self._why_silent(address, error)
@@ -88,13 +88,11 @@ class Session:
     def _turn_to_next(self, error: Exception) -> bool:
         """Try the leader that a replica named, or the next one in turn; returns whether a replica answered."""
         told = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
-        if told.get(LEADER_KEY):
-            self._address = str(told[LEADER_KEY])
-        else:
-            place = self._addresses.index(self._address) if self._address in self._addresses else -1
-            self._address = self._addresses[(place + 1) % len(self._addresses)]
         if LEADER_KEY in told:
+            self._turns.leads_elsewhere(self._turns.current, str(told[LEADER_KEY]))
             self._distrust.answered()
+        else:
+            self._turns.is_silent(self._turns.current)
         return LEADER_KEY in told
 
     async def _why_silent(self, address: str, error: Exception) -> str:

@@ -1,7 +1,8 @@
 """The tools' client among several replicas: whom it asks next, and what it says while nobody answers for the fleet."""
 
+import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc.aio
 import pytest
@@ -16,8 +17,8 @@ from snapline.protos.v1 import coordinator_pb2_grpc
 class Follower(coordinator_pb2_grpc.CoordinatorServicer):
     """A replica that lives and does not lead; the leader that it names."""
 
-    def __init__(self) -> None:
-        self.leader = ""
+    def __init__(self, leader: str = "") -> None:
+        self.leader = leader
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.FleetStatus:  # type: ignore[type-arg]
         context.set_trailing_metadata(((LEADER_KEY, self.leader),))
@@ -25,14 +26,31 @@ class Follower(coordinator_pb2_grpc.CoordinatorServicer):
         raise AssertionError("abort raises")
 
 
+class Leader(coordinator_pb2_grpc.CoordinatorServicer):
+    """A replica that leads."""
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.FleetStatus:  # type: ignore[type-arg]
+        return pb.FleetStatus(fleet="bank")
+
+
+@contextlib.asynccontextmanager
+async def serving(*replicas: coordinator_pb2_grpc.CoordinatorServicer) -> AsyncIterator[str]:
+    """Their addresses, with commas between."""
+    addresses = []
+    async with contextlib.AsyncExitStack() as stack:
+        for replica in replicas:
+            server = grpc.aio.server()
+            coordinator_pb2_grpc.add_CoordinatorServicer_to_server(replica, server)  # type: ignore[no-untyped-call]
+            addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+        yield ",".join(addresses)
+
+
 @pytest.fixture
 async def follower() -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Follower(), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    async with serving(Follower()) as address:
+        yield address
 
 
 def dead() -> str:
@@ -75,3 +93,42 @@ async def test_with_one_of_three_dead_the_others_are_about_to_elect(
 async def test_one_that_is_alone_and_dead_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said, ended = await heard(dead(), monkeypatch)
     assert said == [] and ended.startswith("no coordinator answers at ")
+
+
+@pytest.fixture(params=["refused", "silent", "barred"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An address that the replicas have for one of them, and we have not: refused, without a word, or not to be dialled without certificates."""
+    if request.param == "barred":
+        yield "10.255.255.1:7400"
+        return
+    if request.param == "refused":
+        yield dead()
+        return
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        yield f"127.0.0.1:{mute.getsockname()[1]}"
+
+
+async def test_a_leader_is_found_at_the_address_that_we_were_given_though_others_name_another(elsewhere: str) -> None:
+    async with serving(Follower(elsewhere), Follower(elsewhere), Leader()) as addresses:
+        client = CoordinatorClient(addresses)
+        assert (await client.status(timeout_s=8.0)).fleet == "bank"
+        assert (await client.status(timeout_s=0.5)).fleet == "bank", "who has answered is asked again"
+        await client.close()
+
+
+async def test_a_replica_that_is_given_and_silent_is_passed_over(follower: str) -> None:
+    """A machine without power refuses nothing: its port is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with serving(Leader()) as leader:
+            client = CoordinatorClient(f"127.0.0.1:{mute.getsockname()[1]},{leader}")
+            assert (await client.status(timeout_s=8.0)).fleet == "bank"
+            await client.close()
+
+
+async def test_a_leader_that_cannot_be_reached_is_told_by_the_address_that_was_named() -> None:
+    elsewhere = dead()
+    async with serving(Follower(elsewhere)) as address:
+        client = CoordinatorClient(address)
+        with pytest.raises(CoordinatorUnavailableError, match=f"said to be at {elsewhere}, .* give the addresses"):
+            await client.status(timeout_s=2.0)
+        await client.close()

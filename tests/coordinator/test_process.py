@@ -78,9 +78,9 @@ async def test_sigterm_before_it_serves_ends_it_cleanly_and_takes_its_metrics_fi
     """Whoever sees the file may take the process for started, and stop it: here while it waits for its port."""
     file = tmp_path / "metrics.json"
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = ("--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--hosts", "1")
-        options += ("--data-dir", str(tmp_path / "coordinator"), "--store", str(tmp_path / "store"))
-        options += ("--metrics", "127.0.0.1:0", "--metrics-file", str(file))
+        options = ["--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--hosts", "1"]
+        options += ["--data-dir", str(tmp_path / "coordinator"), "--store", str(tmp_path / "store")]
+        options += ["--metrics", "127.0.0.1:0", "--metrics-file", str(file)]
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "snapline", "coordinator", "run", *options)
         async with asyncio.timeout(20):
             while not file.exists():

@@ -10,6 +10,7 @@ from tests.channels.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
 from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, Finish, Leave
 from snapline.conversation.wire import encode_directive
 from snapline.errors import DistrustError
@@ -131,3 +132,35 @@ async def test_a_host_that_was_trusted_waits_for_the_end_of_a_rotation(
     running.cancel()
     await asyncio.wait([running], timeout=20)
     await server.stop(None)
+
+
+class Naming(Hangup):
+    """Leads nothing, and names somebody who cannot be reached from here."""
+
+    async def Attend(
+        self,
+        requests: AsyncIterator[pb.HostMessage],
+        context: "grpc.aio.ServicerContext[pb.HostMessage, pb.Directive]",
+    ) -> None:
+        context.set_trailing_metadata(((LEADER_KEY, "127.0.0.1:9"),))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "another replica leads")
+
+
+@pytest.mark.timeout(60)
+async def test_a_host_finds_the_leader_at_the_address_that_it_was_given() -> None:
+    """Replicas may know one another by addresses that lead nowhere from its machine."""
+    follower = grpc.aio.server()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Naming(with_error=True), follower)  # type: ignore[no-untyped-call]  # generated
+    ports = [follower.add_insecure_port("127.0.0.1:0") for _ in range(2)]
+    await follower.start()
+    leader, port = await served(Security.loopback())
+    addresses = ",".join([f"127.0.0.1:{each}" for each in (*ports, port)])
+    received: asyncio.Queue[Directive] = asyncio.Queue()
+    session = Session(addresses, Security.loopback(), Leave, received.put_nowait, lambda text: None)
+    running = asyncio.create_task(session.run())
+    assert isinstance(await asyncio.wait_for(received.get(), 20), Finish)
+    await session.leave("the test ends", wait_s=0)
+    running.cancel()
+    await asyncio.wait([running], timeout=20)
+    for server in (leader, follower):
+        await server.stop(None)
