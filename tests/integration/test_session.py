@@ -158,9 +158,11 @@ async def test_a_host_finds_the_leader_at_the_address_that_it_was_given() -> Non
     received: asyncio.Queue[Directive] = asyncio.Queue()
     session = Session(addresses, Security.loopback(), Leave, received.put_nowait, lambda text: None)
     running = asyncio.create_task(session.run())
-    assert isinstance(await asyncio.wait_for(received.get(), 20), Finish)
-    await session.leave("the test ends", wait_s=0)
-    running.cancel()
-    await asyncio.wait([running], timeout=20)
-    for server in (leader, follower):
-        await server.stop(None)
+    try:
+        assert isinstance(await asyncio.wait_for(received.get(), 20), Finish)
+    finally:
+        await session.leave("the test ends", wait_s=0)
+        running.cancel()
+        await asyncio.wait([running], timeout=20)
+        for server in (leader, follower):
+            await server.stop(None)
