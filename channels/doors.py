@@ -8,7 +8,8 @@ gRPC would read and parse a whole request before anybody is asked, and a request
 becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
 reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
 more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
-small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`DoorKeeper.first_message`).
+small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`DoorKeeper.first_message`). What callers
+have asked for and do not take is bounded for each of them (`under_way.py`).
 
 A person may bear a token (`tokens.py`) beside a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
 asks every client for a certificate or none. Then the caller is who the token says, and nobody if it is not good. Calls of operators and
@@ -33,6 +34,7 @@ from google.protobuf.message import DecodeError
 from snapline.channels.log_lines import LogScope
 from snapline.channels.security import Identity, Security
 from snapline.channels.tokens import ALLOWED, FAILED, PEOPLE, REFUSED, borne_in, clipped
+from snapline.channels.under_way import CallsUnderWay, CallUnderWay
 from snapline.errors import MisuseError, ProtocolError, SnaplineError
 
 VIEWER, OPERATOR, ADMIN = PEOPLE
@@ -185,6 +187,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
         self._people = people
         self._refusals_told: dict[tuple[str, str], float] = {}
         self._gates: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._under_way = CallsUnderWay()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -292,6 +295,19 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
         """Who makes this call, by token or certificate; None without TLS."""
         return CALLER.get(Caller(self._security.identity(context))).identity
 
+    async def begin(self, context: Context) -> CallUnderWay:
+        """A call with one request begins; it ends here if its caller has too many under way."""
+        identity = self.identity(context)
+        caller = f"{identity.role}/{identity.name}" if identity is not None else ""
+        refusal = self._under_way.refusal(caller)
+        if refusal:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+        call = self._under_way.begun(caller)
+        context.add_done_callback(call.over)  # type: ignore[arg-type]  # any function will do; the stubs want a class of theirs
+        if context.done():  # its caller has left meanwhile, and nobody calls back any more
+            call.over()
+        return call
+
     @contextlib.asynccontextmanager
     async def _place(self, context: Context) -> AsyncIterator[bool]:
         identity = self.identity(context)
@@ -339,9 +355,15 @@ class _Call:
 
     async def _answer(self, _requests: Any, context: Context) -> Any:
         await self._check(context)
+        call = await self._guard.begin(context)
         request = await self._read(context)
         if self._handler.response_streaming:
             return await self._handler.unary_stream(request, context)
+        answer = await self._answer_one(request, context)
+        call.answered(len(answer) if isinstance(answer, bytes) else answer.ByteSize())
+        return answer
+
+    async def _answer_one(self, request: Any, context: Context) -> Any:
         if not self._door.acts:
             return await self._handler.unary_unary(request, context)
         await self._guard.record(context, self._method, about(request))

@@ -6,6 +6,8 @@ client that pings an idle link (`too_many_pings`), a frozen peer is noticed afte
 after up to 1.8 s, a message above 4 MiB kills the stream at the receiver only, and two processes may listen on one port.
 """
 
+import resource
+
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 
 PING_INTERVAL_MS = 2000
@@ -27,6 +29,10 @@ and parts of what hosts say are a MiB and some; answers to clients may be larger
 
 STREAMS_MAX = 64
 """Calls at once on one connection: a host has one or two, tools a handful. More wait at the caller."""
+
+CONNECTIONS_MAX = 2_000
+"""At one port; the next is closed at once. A fleet has 256 hosts with two each, its replicas and tools, and programs that speak to agents. One that says
+nothing costs 50 KB, until `HANDSHAKE_MS_MAX` are over. And no more than half of the files that the process may have open: stores need some too."""
 
 HANDSHAKE_MS_MAX = 10_000
 """Who has connected must have shown its certificate by then; 120 s by default."""
@@ -55,7 +61,14 @@ def server_options() -> _Options:
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
+        ("grpc.max_allowed_incoming_connections", min(CONNECTIONS_MAX, _files_max() // 2)),
     ]
+
+
+def _files_max() -> int:
+    """How many this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX * 2 if soft == resource.RLIM_INFINITY else soft
 
 
 def client_options(server_name: str | None = None) -> _Options:

@@ -313,6 +313,11 @@ class CoordinatorClient:
                 ask: _Ask = self._channel(address).unary_unary(path_of(call))
                 return decode_reply(call, await ask(request, timeout=max(left_s, 0.001)))
             except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.CANCELLED and left_s > RETRY_S:
+                    await asyncio.sleep(
+                        RETRY_S
+                    )  # not by us: gRPC's server had too many calls waiting, and has not begun this one
+                    continue
                 failure = self._failure(error, address, silent)
                 is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
                 if error.code() != grpc.StatusCode.UNAVAILABLE:

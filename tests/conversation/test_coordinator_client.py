@@ -132,3 +132,23 @@ async def test_a_leader_that_cannot_be_reached_is_told_by_the_address_that_was_n
         with pytest.raises(CoordinatorUnavailableError, match=f"said to be at {elsewhere}, .* give the addresses"):
             await client.status(timeout_s=2.0)
         await client.close()
+
+
+class Overrun(Leader):
+    """Has more calls waiting than gRPC takes, at first."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.FleetStatus:  # type: ignore[type-arg]
+        self.asked += 1
+        if self.asked < 3:
+            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+        return await super().Status(request, context)
+
+
+async def test_a_call_that_an_overrun_replica_has_dropped_is_made_again() -> None:
+    async with serving(Overrun()) as address:
+        client = CoordinatorClient(address)
+        assert (await client.status(timeout_s=8.0)).fleet == "bank"
+        await client.close()

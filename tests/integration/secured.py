@@ -28,9 +28,8 @@ async def running_secured(
     data_dir: Path, certificates: Path, fleet: str, arguments: Mapping[str, str], *, hosts: int, coordinators: int
 ) -> AsyncIterator[Running]:
     """Run it, `MODULE:FLEET`; certificates are made in a folder, and read there by every process."""
-    made = await snapline(
-        *("auth", "init", certificates, "--hosts", _names("h", hosts), "--replicas", _names("c", coordinators))
-    )
+    replicas = _names("c", coordinators) if coordinators > 1 else "coordinator"
+    made = await snapline("auth", "init", certificates, "--hosts", _names("h", hosts), "--replicas", replicas)
     assert made.code == 0, made.err
 
     def trust(kind: Kind, name: str) -> list[str]:

@@ -1,0 +1,60 @@
+"""What callers have asked for and not taken: a bound for each of them, since gRPC keeps every answer until its caller has room for it.
+
+A caller who asks and never reads costs a call's own memory (16 KB, measured) and its answer, for as long as the connection stands. Decides only: no I/O.
+"""
+
+CALLS_MAX = 4_096
+"""Under way of one caller: 64 connections full of calls. All programs that show one certificate are one caller, and each that waits for an answer has a
+call under way."""
+
+UNREAD_BYTES_MAX = 64 * 1024 * 1024
+"""Of answers that were given and not taken: four of the largest. Beyond it what is asked is not even looked up. Calls that had begun by then add theirs."""
+
+
+class CallsUnderWay:
+    """Of all callers of one server."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+
+    def refusal(self, caller: str) -> str:
+        """Why another call of theirs may not begin; empty: it may."""
+        if self._calls.get(caller, 0) >= CALLS_MAX:
+            return f"{CALLS_MAX} calls of this caller are under way: wait for their answers"
+        if self._bytes.get(caller, 0) >= UNREAD_BYTES_MAX:
+            return f"{UNREAD_BYTES_MAX >> 20} MiB of answers to this caller have not been taken: read them first"
+        return ""
+
+    def begun(self, caller: str) -> "CallUnderWay":
+        """A call begins; tell it when it has its answer, and when it is over."""
+        self._calls[caller] = self._calls.get(caller, 0) + 1
+        return CallUnderWay(self, caller)
+
+    def _change(self, caller: str, *, calls: int, size: int) -> None:
+        for table, change in ((self._calls, calls), (self._bytes, size)):
+            table[caller] = table.get(caller, 0) + change
+            if not table[caller]:
+                del table[caller]
+
+
+class CallUnderWay:
+    """One call under way."""
+
+    def __init__(self, unread: CallsUnderWay, caller: str) -> None:
+        self._under_way = unread
+        self._caller = caller
+        self._size = 0
+        self._is_over = False
+
+    def answered(self, size: int) -> None:
+        """It has an answer of so many bytes, which is to be sent now."""
+        if not self._is_over:
+            self._size = size
+            self._under_way._change(self._caller, calls=0, size=size)
+
+    def over(self, _context: object = None) -> None:
+        """The answer was taken, or nobody wants it any more; the second time is nothing."""
+        if not self._is_over:
+            self._is_over = True
+            self._under_way._change(self._caller, calls=-1, size=-self._size)
