@@ -1,7 +1,8 @@
 """Messages and states as bytes: MessagePack by msgspec, with NumPy arrays and some others as extension types.
 
-A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. Encoding happens
-at `ctx.send`, so the sender may go on changing its objects. Nothing here runs code while decoding: there is no pickle.
+A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`; one that belongs to a sampled trace
+says so behind the name (`traceparents.py`). Encoding happens at `ctx.send`, so the sender may go on changing its objects. Nothing here runs
+code while decoding: there is no pickle.
 
 The extensions are those of `storage/capture/values.py`. All of a message stands in one record; what a checkpoint keeps beside
 a state's record (large arrays, histories) is the matter of `storage/capture/encoder.py`.
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
+from snapline.agent_runtime.traceparents import MARK, TAIL_BYTES
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.storage.capture.decoder import StateDecoder
@@ -139,6 +141,8 @@ def encode_message(message: object) -> bytes:
 def split_message(payload: bytes) -> tuple[str, memoryview]:
     """Take a payload apart into the type's name and the body."""
     end = 1 + payload[0]
+    if end > TAIL_BYTES and payload.startswith(MARK, end - TAIL_BYTES):
+        return payload[1 : end - TAIL_BYTES].decode(), memoryview(payload)[end:]
     return payload[1:end].decode(), memoryview(payload)[end:]
 
 

@@ -16,6 +16,7 @@ from snapline.ids import check_id
 
 if TYPE_CHECKING:
     from snapline.channels.security import Security
+    from snapline.channels.spans import SpanOptions
     from snapline.client.client import Client
     from snapline.conversation.coordinator_client import CoordinatorClient
 
@@ -84,6 +85,41 @@ class LogLines:
     def arguments(self) -> tuple[str, ...]:
         """The same for processes that we start."""
         return ("--log-format", self.log_format.value, "--log-level", self.log_level.value)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What a process, or those that a launcher starts, tell OpenTelemetry."""
+
+    otel: Annotated[
+        float | None,
+        typer.Option(
+            "--otel",
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            envvar="SNAPLINE_OTEL",
+            show_envvar=False,
+            help="Tell spans to OpenTelemetry, as its OTEL_… variables say: of epochs, recoveries, requests that bring "
+            "a trace, and of SHARE (0 to 1) of the others.",
+            show_default="off",
+        ),
+    ] = None
+
+    def options(self) -> "SpanOptions":
+        """What the option means."""
+        from snapline.channels.spans import SpanOptions
+
+        return SpanOptions(self.otel)
+
+    def checked(self) -> "Spans":
+        """The same, where the processes are this machine's; MisuseError if OpenTelemetry is not there."""
+        self.options().check()
+        return self
+
+    def arguments(self) -> tuple[str, ...]:
+        """The same for processes that we start."""
+        return () if self.otel is None else ("--otel", f"{self.otel:g}")
 
 
 @dataclass(frozen=True)

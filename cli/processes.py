@@ -13,6 +13,7 @@ from snapline.cli.command import command
 from snapline.cli.options import (
     FleetArguments,
     LogLines,
+    Spans,
     Trust,
     check_address,
     check_addresses,
@@ -116,6 +117,7 @@ def coordinator_run(
     trust: Trust,
     log_lines: LogLines,
     metrics_at: MetricsAt,
+    spans: Spans,
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
     store: Store,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Hosts to wait for before starting.")],
@@ -168,6 +170,7 @@ def coordinator_run(
         security=trust.security(),
         health=check_address(health, "--health") if health else "",
         metrics=metrics_at.place(),
+        spans=spans.options(),
         log_ids=_start_logging(log_lines, replica=node),
         hosts_expected=hosts,
         rejoin_grace_s=rejoin_grace,
@@ -186,6 +189,7 @@ def host_run(
     trust: Trust,
     log_lines: LogLines,
     metrics_at: MetricsAt,
+    spans: Spans,
     coordinator: Annotated[
         str,
         typer.Option(
@@ -232,6 +236,7 @@ def host_run(
         security=trust.security(),
         health=check_address(health, "--health") if health else "",
         metrics=metrics_at.place(),
+        spans=spans.options(),
         trace="" if trace is None else str(trace),
         trace_every=trace_every,
     )

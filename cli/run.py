@@ -14,7 +14,7 @@ import typer
 
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
-from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, LogLines, parse_arguments
+from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, LogLines, Spans, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 
@@ -36,6 +36,7 @@ class OnFailure(StrEnum):
 def run(
     display: Display,
     log_lines: LogLines,
+    spans: Spans,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
     coordinators: Annotated[
@@ -84,14 +85,13 @@ def run(
     epoch.
     """
     check_reference(fleet)
-    arguments = parse_arguments(arg)
+    arguments, log = parse_arguments(arg), log_lines.arguments() + spans.checked().arguments()
     folder = data_dir or _new_folder(fleet)
     replicas = coordinators if coordinators is not None else _count_of(folder)
-    progress = FleetProgress(display.printer())
-    started_s = time.monotonic()
+    progress, started_s = FleetProgress(display.printer()), time.monotonic()
     try:
         ending = asyncio.run(
-            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log_lines, progress)
+            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log, progress)
         )
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
@@ -140,7 +140,7 @@ async def _run(
     on_failure: OnFailure,
     is_traced: bool,
     has_metrics: bool,
-    log_lines: LogLines,
+    log: tuple[str, ...],
     progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.data_directory import METRICS_FOLDER
@@ -161,7 +161,7 @@ async def _run(
         trace_every=int(is_traced),
         store=store,
         metrics=METRICS_AT if has_metrics else "",
-        log=log_lines.arguments(),
+        log=log,
         on_note=progress.note,
         on_status=progress.status,
     )

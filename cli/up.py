@@ -20,6 +20,7 @@ from snapline.cli.options import (
     LogFormat,
     LogLevel,
     LogLines,
+    Spans,
     parse_arguments,
 )
 from snapline.cli.output import Document, DocumentTables, document
@@ -118,6 +119,7 @@ Certificates = Annotated[
 @command
 def up(
     display: Display,
+    spans: Spans,
     fleet: FleetReference,
     on: On = None,
     name: Name = None,
@@ -171,6 +173,7 @@ def up(
     place = _place_of(settings.get("on", on))
     arguments = parse_arguments(arg)
     log = _log_lines(settings.get("log_format", log_format), settings.get("log_level", log_level)).arguments()
+    log += spans.arguments()
     plan = _plan(settings, found, fleet, arguments, place, log, is_insecure=insecure, has_metrics=metrics)
     if dry_run:
         display.printer().result(_dry(plan, place, found["tls"]), _show)

@@ -1,11 +1,14 @@
 """What a program gives, looked at: an input as it goes to a host, a time-out."""
 
 import secrets
+import sys
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
 from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.conversation.inputs import KEY_CHARACTERS_MAX, GivenInput
 from snapline.errors import EncodingError, MessageTooLargeError, MisuseError
@@ -37,8 +40,24 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
     elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
         raise MisuseError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
     if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
-        return GivenInput(agent, key, _json_of(*message), message[0])
-    return GivenInput(agent, key, encode_message(message))
+        return GivenInput(agent, key, _json_of(*message), message[0] + current_tail().decode())
+    return GivenInput(agent, key, with_tail(encode_message(message), current_tail()))
+
+
+TOLD: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
+"""The trace of a caller who has told it, as those of a gateway do."""
+
+
+def current_tail() -> bytes:
+    """What a message says of the trace in which the program stands just now; b"": of none that is sampled.
+
+    OpenTelemetry is asked if the program uses it; it is not loaded for that.
+    """
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or TOLD.get():
+        return TOLD.get()
+    found = api.get_current_span().get_span_context()
+    return Traceparent(found.trace_id, found.span_id).tail() if found.is_valid and found.trace_flags.sampled else b""
 
 
 def _json_of(name: str, fields: object) -> bytes:

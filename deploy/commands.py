@@ -46,7 +46,7 @@ class SnaplineCommands:
         log: Sequence[str] = (),
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…`. `trust`: `--tls-…` or `--insecure`."""
+        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…` and `--otel`. `trust`: `--tls-…` or `--insecure`."""
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet

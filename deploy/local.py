@@ -136,7 +136,7 @@ class LocalFleet(LaunchedFleet):
             trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
             store: URL or path of the checkpoint store; empty: `DIR/store`.
             metrics: where each process serves metrics, with port 0; `DIR/metrics` says where that is. Empty: nowhere.
-            log: `--log-format` and `--log-level` of each process; empty: as the environment says, else text and info.
+            log: `--log-format`, `--log-level` and `--otel` of each process; empty: as the environment says, else text and info.
             environment: added to the children's environment.
             connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.

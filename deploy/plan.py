@@ -32,7 +32,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         on_failure: whether a lost host's agents move at once, or wait for it for a while; it comes back in both cases.
         is_insecure: plaintext between nodes: the user said so.
         domain: trust domain of the certificates.
-        log: options of each process that say what it logs.
+        log: options of each process that say what it logs, and tells OpenTelemetry.
         has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` says where.
     """
 

@@ -20,8 +20,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
+from snapline.client.giving import TOLD
 from snapline.errors import MessageTooLargeError, MisuseError, SnaplineError
 from snapline.gateway.problems import problem, problem_of
 
@@ -76,6 +78,8 @@ class Gateway:
 
     async def _give(self, request: Request) -> Response:
         answer, timeout_s = _answer_of(request), _timeout_of(request)
+        traceparent = read_header(request.headers.get("traceparent", ""))
+        TOLD.set(b"" if traceparent is None else traceparent.tail())  # each request has a task of its own
         key = request.headers.get(KEY) or f"http-{secrets.token_hex(16)}"
         agent, message = request.path_params["agent"], (request.path_params["message"], await _body_of(request))
         if answer == "none":

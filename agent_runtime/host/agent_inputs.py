@@ -6,6 +6,7 @@ letters, consumed is in the agent's checkpoint; those beyond it come again from 
 
 import msgspec
 
+from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DROPPED, NO_INPUTS, KnownKey, SavedInputs
@@ -86,7 +87,7 @@ class AgentInputs:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
         self.waiting.pop(logged.key, None)
-        digest = digest_of(logged.payload)[:DIGEST_BYTES]
+        digest = digest_of(without_tail(logged.payload))[:DIGEST_BYTES]
         known = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried, reply, is_open)
         self.keys[logged.key] = known
         self.reply_bytes += len(reply)

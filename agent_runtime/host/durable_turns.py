@@ -44,6 +44,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
+from snapline.agent_runtime.traceparents import is_of_type
 from snapline.conversation.effect_words import read_effect_word
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
@@ -312,7 +313,7 @@ class DurableTurns:
         if turn.look.has_seen_stash:
             return False  # what was put off since was looked at in the mailbox
         for place, stashed in enumerate(agent.stash):
-            if _is_of(stashed.payload, waits.name):
+            if is_of_type(stashed.payload, waits.name):
                 del agent.stash[place]
                 self._tell_taken(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
@@ -330,7 +331,7 @@ class DurableTurns:
         if inlet is None and not isinstance(mark, LoggedInput):
             return False
         if waits.kind == "receive":
-            return _is_of(payload, waits.name)
+            return is_of_type(payload, waits.name)
         return inlet is not None and inlet.sender == waits.name and payload.startswith(_reply_to(turn))
 
     def _take(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, place: int) -> None:
@@ -424,8 +425,3 @@ def _forget_time_out(agent: LocalAgent) -> None:
 def _reply_to(turn: DurableTurn) -> bytes:
     """How the reply begins for which it waits."""
     return reply_to(call_id(turn.seed, len(turn.journal)))
-
-
-def _is_of(payload: bytes, name: str) -> bool:
-    """Is this a message of that type?"""
-    return payload[1 : 1 + payload[0]] == name.encode()

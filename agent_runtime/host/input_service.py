@@ -20,6 +20,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import check_message, message_of_json
+from snapline.agent_runtime.traceparents import plain_name, with_tail
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.conversation.effect_words import (
@@ -47,6 +48,15 @@ ANSWER_S_MAX = 60.0
 """For the host's word. Clients have shorter limits of their own; without one, a call ends here."""
 
 
+TakeInput = Callable[[str, bytes], bytes]
+"""An agent and a message for it; returns the message as it is to be kept."""
+
+
+def as_it_is(_agent: str, payload: bytes) -> bytes:
+    """Where nobody follows inputs."""
+    return payload
+
+
 _Look = Callable[[GivenInput], ev.OfferedInput | InputOutcome]
 
 
@@ -65,8 +75,9 @@ class Agents(AnswerSource, Protocol):
 class InputService:
     """The service of one host. All calls come on its event loop."""
 
-    def __init__(self, agents: Agents, guard: DoorKeeper, *, host: str) -> None:
+    def __init__(self, agents: Agents, guard: DoorKeeper, *, host: str, take_input: TakeInput = as_it_is) -> None:
         self._agents = agents
+        self._take_input = take_input
         self._guard = guard
         self._host = host
         self._bytes = 0
@@ -165,14 +176,10 @@ class InputService:
             reason = f"agent {given.agent!r} is not on host {self._host} just now"
             return InputOutcome(RETRY, 0, reason, *self._agents.place_of(given.agent))
         try:
-            if given.type:
-                return ev.OfferedInput(
-                    given.agent, given.key, message_of_json(given.agent, known, given.type, given.payload)
-                )
-            check_message(given.agent, known, given.payload)
+            payload = _message_in(given, known)
         except MisuseError as error:
             return InputOutcome(REFUSED, reason=str(error))
-        return ev.OfferedInput(given.agent, given.key, given.payload)
+        return ev.OfferedInput(given.agent, given.key, self._take_input(given.agent, payload))
 
     async def _answers(
         self, client: str, offered: Sequence[ev.OfferedInput], context: Context
@@ -196,6 +203,16 @@ class InputService:
             return outcome
         host, address = self._agents.place_of(agent)
         return msgspec.structs.replace(outcome, host=host, address=address)
+
+
+def _message_in(given: GivenInput, known: AgentType) -> bytes:
+    """The message, as the agent's turn takes it; MisuseError if it could not. JSON may say its trace behind the type, as other messages do."""
+    if not given.type:
+        check_message(given.agent, known, given.payload)
+        return given.payload
+    name = plain_name(given.type)
+    message = message_of_json(given.agent, known, name, given.payload)
+    return with_tail(message, given.type[len(name) :].encode())
 
 
 def _word_in(payload: bytes) -> msgspec.Struct:

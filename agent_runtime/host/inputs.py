@@ -21,6 +21,7 @@ from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.wish import EpochWish
+from snapline.agent_runtime.traceparents import without_tail
 from snapline.conversation import messages as msg
 from snapline.conversation.effect_words import is_effect_word
 from snapline.conversation.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
@@ -164,10 +165,11 @@ class Inputs:
         if inputs is None:
             return None
         known, pending = inputs.keys.get(offered.key), inputs.waiting.get(offered.key)
+        payload = without_tail(offered.payload)
         if pending is not None:
-            number, is_same = pending.input.number, pending.input.payload == offered.payload
+            number, is_same = pending.input.number, without_tail(pending.input.payload) == payload
         elif known is not None:
-            number, is_same = known.number, known.digest == digest_of(offered.payload)[:DIGEST_BYTES]
+            number, is_same = known.number, known.digest == digest_of(payload)[:DIGEST_BYTES]
         else:
             return None
         if not is_same:

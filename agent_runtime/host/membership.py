@@ -17,6 +17,7 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
+from snapline.agent_runtime.traceparents import plain_name
 from snapline.conversation import messages as msg
 
 RESUMED: Entry = (None, "resumed", b"")
@@ -86,7 +87,7 @@ class Membership:
     def reserve(self, agent: LocalAgent) -> None:
         """Ask for the ids of the agents that this one creates."""
         request = self._desk.next_request()
-        wanted = tuple([msg.AgentKind(name, kind) for name, kind, _ in agent.spawns])
+        wanted = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, wanted)
         self._desk.out.append(msg.ReserveAgents(request, self._desk.plan, wanted))
 
@@ -130,7 +131,7 @@ class Membership:
         if name in desk.routes:
             self._outlets.leave(parent, [(name, creation_payload(kind, state))])
             return
-        child = LocalAgent(name, kind, event.incarnation)
+        child = LocalAgent(name, plain_name(kind), event.incarnation)
         child.is_born = False
         child.awaits_creation = True
         desk.agents[name] = child

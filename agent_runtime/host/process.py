@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +21,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
-from snapline.agent_runtime.host.input_service import InputService
+from snapline.agent_runtime.host.input_service import InputService, TakeInput, as_it_is
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
@@ -34,6 +35,7 @@ from snapline.channels.log_lines import BoundIds, LogScope
 from snapline.channels.metrics import Readings
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.security import Security, is_loopback
+from snapline.channels.spans import SpanOptions, open_spans
 from snapline.channels.supervisor import supervised
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
@@ -41,6 +43,9 @@ from snapline.conversation.view_wire import SERVICE as AGENTS
 from snapline.ids import check_id
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.host.host_spans import HostSpans
 
 LONG_TURN_NS = 1_000_000_000
 """Turns that run longer are named in the heartbeat, so that a waiting epoch can be explained."""
@@ -61,6 +66,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
     security: Security
     health: str = ""  # where health is served without certificates; "" = nowhere
     metrics: MetricsPlace = MetricsPlace()
+    spans: SpanOptions = SpanOptions()  # for OpenTelemetry
     log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # what its log lines bear
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # of each channel, trace every so manieth message
@@ -90,17 +96,13 @@ class Host:
         self._heartbeat: asyncio.Task[None] | None = None
         self._heartbeat_ns = 500_000_000
         self._metrics: HostMetrics | None = None
+        self._spans: HostSpans | None = None
+        self._take_input: TakeInput = as_it_is
         self._address = ""
         self._people = AskedPeople(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
-        self._carrier = HostCarrier(
-            options.host,
-            options.fleet,
-            self,
-            self._transport,
-            trace=self._trace,
-            trace_every=options.trace_every,
-        )
+        self._export = open_spans(options.spans, role="host", name=options.host)
+        self._carrier = self._make_carrier()
         self.opened = self._carrier.opened
         self.received = self._carrier.received
         self.next_frame = self._carrier.next_frame
@@ -109,8 +111,30 @@ class Host:
         self.view, self.look_at = self._carrier.view, self._carrier.turns.look_at
         self.effects, self.waiting = self._carrier.effects, self._carrier.waiting
         self.type_of = self._carrier.turns.type_of
-        self._inputs = InputService(self, self._transport.guard, host=options.host)
+        self._inputs = InputService(self, self._transport.guard, host=options.host, take_input=self._take_input)
         self._views = ViewService(self, host=options.host)
+
+    def _make_carrier(self) -> HostCarrier:
+        options, export = self._options, self._export
+        if export is None:
+            return HostCarrier(
+                options.host, options.fleet, self, self._transport, trace=self._trace, trace_every=options.trace_every
+            )
+        from snapline.agent_runtime.host.host_spans import HostSpans
+        from snapline.agent_runtime.host.span_carrier import SpanCarrier
+
+        self._spans = HostSpans(export)
+        carrier = SpanCarrier(
+            options.host,
+            options.fleet,
+            self,
+            self._transport,
+            export=export,
+            trace=self._trace,
+            trace_every=options.trace_every,
+        )
+        self._take_input = carrier.spans.take_input
+        return carrier
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -145,6 +169,8 @@ class Host:
                 self._trace.close()
             await self._transport.stop()
             await self._people.close()
+            if self._export is not None:
+                await asyncio.to_thread(self._export.close)
             self._worker.shutdown(wait=False, cancel_futures=True)
             self._evaluator.shutdown(wait=False, cancel_futures=True)
             self._logger.shutdown(wait=False, cancel_futures=True)
@@ -296,6 +322,8 @@ class Host:
     def send(self, message: HostMessage) -> None:
         if self._metrics is not None:
             self._metrics.said(message)
+        if self._spans is not None:
+            self._spans.said(message)
         self._session.send(message)
 
     def _hello(self) -> HostMessage:
@@ -304,6 +332,8 @@ class Host:
     def _directive_received(self, directive: Directive) -> None:
         if self._metrics is not None:
             self._metrics.directive_received(directive)
+        if self._spans is not None:
+            self._spans.directive_received(directive)
         self._carrier.directive_received(directive)
 
     def welcomed(self, heartbeat_ns: int) -> None:
@@ -352,6 +382,6 @@ async def run_host(options: HostOptions) -> int:
     """Run a host until its fleet ends, it is told to stop, or it is turned away; returns the exit code.
 
     Raises:
-        MisuseError: it may not listen where it was told to.
+        MisuseError: it may not listen where it was told to; or it is to have spans, and OpenTelemetry is not there.
     """
     return await Host(options).run()

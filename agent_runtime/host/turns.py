@@ -28,6 +28,7 @@ from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
+from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
@@ -432,7 +433,8 @@ class Turns:
             return TurnJournal(b"", begun, turn.logged, takes_effects=takes_effects)
         is_imaged = type(running.agent).allow_pickle or has_one_order(running.known.state_type)
         state = running.image if is_imaged else encode_ordered(running.agent.state)
-        seed = turn_seed(self._cluster, turn.agent, turn.number, sender=turn.sender, payload=turn.payload, state=state)
+        begun_for = without_tail(turn.payload)
+        seed = turn_seed(self._cluster, turn.agent, turn.number, sender=turn.sender, payload=begun_for, state=state)
         return TurnJournal(seed, None, turn.logged, takes_effects=takes_effects)
 
     def _create(self, turn: ev.StartTurn) -> None:

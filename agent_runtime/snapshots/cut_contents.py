@@ -11,6 +11,7 @@ import msgspec
 from snapline.agent_runtime.durable import unwrapped
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host.creation import CREATE
+from snapline.agent_runtime.traceparents import plain_name
 from snapline.agent_runtime.undoing import UNDO
 from snapline.storage.capture.plain_values import plain_value
 from snapline.storage.capture.saved_values import FAILURES, read_record
@@ -149,7 +150,7 @@ def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Tr
 def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
     """The agents that an agent has asked for."""
     for spawn in checkpoint.spawns:
-        yield PendingSpawn(checkpoint.agent, spawn.agent, spawn.kind)
+        yield PendingSpawn(checkpoint.agent, spawn.agent, plain_name(spawn.kind))
 
 
 def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:

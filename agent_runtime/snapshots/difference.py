@@ -14,6 +14,7 @@ import msgspec
 
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare, shown
+from snapline.agent_runtime.traceparents import plain_name
 from snapline.errors import NotFoundError
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
@@ -219,7 +220,8 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
             return [{"receiver": x.receiver, "message": describe_payload(x.payload)} for x in checkpoint.outbox]
         case "spawns":
             return [
-                {"agent": x.agent, "kind": x.kind, "creates": describe_payload(x.payload)} for x in checkpoint.spawns
+                {"agent": x.agent, "kind": plain_name(x.kind), "creates": describe_payload(x.payload)}
+                for x in checkpoint.spawns
             ]
         case _:
             letters = [

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from snapline.conversation.messages import HostMessage
 from snapline.conversation.wire import encode_directive
@@ -19,6 +19,9 @@ from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.operations import Operation, encode_operation
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+
+if TYPE_CHECKING:
+    from snapline.coordinator.service.fleet_spans import FleetSpans
 
 _log = logging.getLogger("snapline.coordinator")
 
@@ -71,9 +74,17 @@ class Driver:
         on_ended: called then, unless it is over because of `stop`.
     """
 
-    def __init__(self, core: LeaderCore, log: ReplicatedLog, keeper: StoreKeeper, figures: LeaderFigures) -> None:
+    def __init__(
+        self,
+        core: LeaderCore,
+        log: ReplicatedLog,
+        keeper: StoreKeeper,
+        figures: LeaderFigures,
+        spans: "FleetSpans | None" = None,
+    ) -> None:
         self._core = core
         self._figures = figures
+        self._spans = spans
         self._replicated_log = log
         self._keeper = keeper
         self._pool = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="coordinator-store")
@@ -268,6 +279,8 @@ class Driver:
             _log.error("an operation that cannot be proposed: %s", error)
             outcome = Rejected(str(error))
         self._figures.decided(command.kind, outcome)
+        if self._spans is not None:
+            self._spans.decided(command.kind, outcome)
         self.feed(ev.ProposalEnded(command.token, outcome))
 
     def _in_thread(self, call: Callable[[CommandT], ev.Event], command: CommandT) -> None:

@@ -176,7 +176,7 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
         "sent": checkpoint.sent,
         "received": checkpoint.received,
         "outbox": [{"receiver": x.receiver, "message": describe(x.payload)} for x in checkpoint.outbox],
-        "spawns": [{"agent": spawn.agent, "kind": spawn.kind} for spawn in checkpoint.spawns],
+        "spawns": [{"agent": spawn.agent, "kind": spawn.kind.partition("@")[0]} for spawn in checkpoint.spawns],
         "timers": [
             {"name": x.name, "remaining_s": x.remaining_ns / 1e9, "message": describe(x.payload)}
             for x in checkpoint.own_timers

@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -22,6 +23,7 @@ from snapline.channels.log_lines import BoundIds
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.options import server_options
 from snapline.channels.security import RELOAD_S, AddressError, Security
+from snapline.channels.spans import SpanOptions, open_spans
 from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
@@ -46,6 +48,9 @@ from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.storage.keeping.retention_policy import Policy
 from snapline.storage.store.store import Store
+
+if TYPE_CHECKING:
+    from snapline.coordinator.service.fleet_spans import FleetSpans
 
 _log = logging.getLogger("snapline.coordinator")
 
@@ -85,6 +90,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         security: certificates, or loopback only.
         health: where health is served without certificates (`channels/health.py`); empty: nowhere.
         metrics: where metrics are (`channels/metrics_door.py`).
+        spans: what it tells OpenTelemetry (`channels/spans.py`).
         log_ids: what its log lines bear (`channels/log_lines.py`).
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs that a recovery may go back to, at least 2.
@@ -102,6 +108,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     security: Security = msgspec.field(default_factory=Security.loopback)
     health: str = ""
     metrics: MetricsPlace = MetricsPlace()
+    spans: SpanOptions = SpanOptions()
     log_ids: BoundIds = msgspec.field(default_factory=BoundIds)
     rejoin_grace_s: float = 3.0
     keep_epochs: int = 10
@@ -160,6 +167,8 @@ class _Process:
         self._is_alone = len(self._members) == 1
         self._leadership = Leadership(self._make_driver)
         self._figures = LeaderFigures(self._machine.state)
+        self._export = open_spans(options.spans, role="coordinator", name=options.node)
+        self._spans: FleetSpans | None = None
         self._replica = Replica(
             ReplicaOptions(
                 node=options.node,
@@ -223,6 +232,8 @@ class _Process:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._replica.stop()
+            if self._export is not None:
+                await asyncio.to_thread(self._export.close)
         if self._leadership.failure is not None:
             raise self._leadership.failure
         return self._leadership.exit_code
@@ -322,7 +333,17 @@ class _Process:
         )
         retention = options.retention or Policy(keep_last=options.keep_epochs)
         keeper = StoreKeeper(self._store, state, retention=retention, on_deleted=self._figures.deleted)
-        return Driver(core, self._log, keeper, self._figures)
+        return Driver(core, self._log, keeper, self._figures, self._begin_spans())
+
+    def _begin_spans(self) -> "FleetSpans | None":
+        """Of the leader that begins here."""
+        if self._export is None:
+            return None
+        from snapline.coordinator.service.fleet_spans import FleetSpans
+
+        self._spans = self._spans or FleetSpans(self._export, self._machine.state)
+        self._spans.begin()
+        return self._spans
 
 
 def _log_lost(lost: list[str], store: Store) -> LogError:

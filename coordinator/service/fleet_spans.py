@@ -1,0 +1,128 @@
+"""Epochs and recoveries as spans, made of what is committed about them; the replica that leads tells them, when they are over.
+
+    checkpoint (epoch, trigger, protocol)         recovery (plan, reason, line)  → link to the checkpoint that it restores
+      host.checkpoint, one of each host             recovery.plan    from the suspicion until the plan was committed
+        agent.checkpoint, the last one there        recovery.load    until all hosts had applied it
+      checkpoint.commit                               host.recovery, one of each host
+
+Hosts tell their own part. A leader that took an epoch over tells it whole: its times are committed. One that dies between a decision and its
+telling leaves the parts of the hosts below a span that nobody has told.
+"""
+
+from opentelemetry import trace
+
+from snapline.channels.span_export import SpanExport
+from snapline.channels.span_ids import checkpoint_ids, recovery_ids
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.epoch_records import EpochEnd
+from snapline.coordinator.state.fleet_records import Committed, PlanRecord, ProposalOutcome
+from snapline.coordinator.state.fleet_view import FleetView
+
+NAMES_SHOWN = 16
+"""Of hosts that were lost, in a span."""
+
+
+class FleetSpans:
+    """What the leaders of one process tell."""
+
+    def __init__(self, export: SpanExport, state: FleetView) -> None:
+        self._export = export
+        self._state = state
+        self._told: set[int] = set()
+        self._told_plan = 0
+
+    def begin(self) -> None:
+        """This process leads from now on: what is over already was told by others."""
+        self._told = {end.epoch for end in self._state.image.ends}
+        plan = self._state.plan
+        self._told_plan = plan.number if plan is not None and plan.done_ns else self._told_plan
+
+    def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
+        """A proposal has ended; the state has applied it."""
+        if not isinstance(outcome, Committed) or outcome.result.is_refused:
+            return
+        if isinstance(kind, op.CompleteEpoch | op.AbortEpoch | op.CommitPlan | op.Restore):
+            self._tell_epochs()
+        if isinstance(kind, op.ConfirmPlan):
+            self._tell_plan()
+
+    # ---- epochs -----------------------------------------------------------------------------------------------------
+
+    def _tell_epochs(self) -> None:
+        """Also those that a plan has ended beside."""
+        ends = self._state.image.ends
+        for end in ends:
+            if end.epoch not in self._told:
+                self._tell_epoch(end)
+        self._told = {end.epoch for end in ends}
+
+    def _tell_epoch(self, end: EpochEnd) -> None:
+        image, account = self._state.image, end.account
+        span = self._export.begin(
+            "checkpoint",
+            ids=checkpoint_ids(image.cluster, end.epoch),
+            start_ns=end.begun_ns,
+            attributes={
+                "snapline.fleet": image.name,
+                "snapline.epoch": end.epoch,
+                "snapline.plan": end.plan,
+                "snapline.trigger": end.trigger,
+                "snapline.protocol": image.protocol,
+                "snapline.is_complete": end.is_complete,
+                "snapline.state_bytes": end.state_bytes,
+                "snapline.channel_state_messages": end.channel_state_messages,
+                "snapline.new_bytes": 0 if account is None else account.new_bytes,
+            },
+        )
+        ended_ns = max(end.begun_ns, end.ended_ns)
+        if not end.is_complete:
+            span.set_status(trace.StatusCode.ERROR, end.reason)
+        elif account is not None and account.last is not None:
+            reported_ns = min(ended_ns, end.begun_ns + account.last.after_ns)
+            commit = self._export.begin(
+                "checkpoint.commit",
+                under=span.get_span_context(),
+                start_ns=reported_ns,
+                attributes={"snapline.epoch": end.epoch, "snapline.last_host": account.last.host},
+            )
+            commit.end(ended_ns)
+        span.end(ended_ns)
+
+    # ---- recoveries -------------------------------------------------------------------------------------------------
+
+    def _tell_plan(self) -> None:
+        """The current one, once, when all hosts have applied it; the fleet's start is none."""
+        plan = self._state.plan
+        if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._told_plan):
+            return
+        self._told_plan = plan.number
+        cluster = self._state.image.cluster
+        line = (checkpoint_ids(cluster, plan.line_epoch),) if plan.line_epoch else ()
+        begun_ns = min(plan.suspected_ns or plan.committed_ns, plan.committed_ns)
+        span = self._export.begin(
+            "recovery",
+            ids=recovery_ids(cluster, plan.number),
+            start_ns=begun_ns,
+            attributes=self._about(plan),
+            links=line,
+        )
+        for name, start_ns, end_ns in (
+            ("recovery.plan", begun_ns, plan.committed_ns),
+            ("recovery.load", plan.committed_ns, plan.done_ns),
+        ):
+            part = self._export.begin(name, under=span.get_span_context(), start_ns=start_ns)
+            part.end(max(start_ns, end_ns))
+        span.end(max(plan.committed_ns, plan.done_ns))
+
+    def _about(self, plan: PlanRecord) -> dict[str, str | int | float | bool]:
+        return {
+            "snapline.fleet": self._state.image.name,
+            "snapline.plan": plan.number,
+            "snapline.reason": plan.reason,
+            "snapline.line_epoch": plan.line_epoch,
+            "snapline.lost_hosts": ", ".join(plan.lost[:NAMES_SHOWN]),
+            "snapline.agents": plan.agents,
+            "snapline.rolled_back": plan.rolled_back,
+            "snapline.messages": plan.messages,
+            "snapline.lost_work_s": plan.lost_ns / 1e9,
+        }
