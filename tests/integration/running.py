@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -133,6 +133,7 @@ async def running(
     coordinators: int = 1,
     store: str = "",
     metrics: str = "",
+    log: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """Run a fleet; `fleet` without a dot names a module of `tests/integration/fleets`."""
@@ -147,6 +148,7 @@ async def running(
         coordinators=coordinators,
         store=store,
         metrics=metrics,
+        log=log,
         environment=environment,
     )
     async with local:
