@@ -140,6 +140,7 @@ class SpanExport:
         share: of requests without a trace, so many begin one.
         tracer: takes every span that it is given.
         queue: on their way.
+        resource: what says of each which process has told it.
     """
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
@@ -147,14 +148,12 @@ class SpanExport:
         self.queue = SpanQueue(exporter or _exporter())
         self._ids = GivenIds()
         defaults = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE}
-        resource = Resource.create({**defaults, "service.instance.id": name, "snapline.role": role})
-        self._ours = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
+        self.resource = Resource.create({**defaults, "service.instance.id": name, "snapline.role": role})
+        self._ours = TracerProvider(ALWAYS_ON, self.resource, shutdown_on_exit=False, id_generator=self._ids)
         self._ours.add_span_processor(self.queue)
         self.tracer = self._ours.get_tracer("snapline")
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            theirs = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
-            theirs.add_span_processor(self.queue)
-            trace.set_tracer_provider(theirs)
+            trace.set_tracer_provider(_their_provider(self.queue, self.resource))
 
     def begin(
         self,
@@ -184,6 +183,13 @@ def context_of(ids: SpanIds) -> trace.SpanContext:
     return trace.SpanContext(
         ids.trace, ids.span, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
     )
+
+
+def _their_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
+    """For libraries: what they tell within a span that is followed."""
+    theirs = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
+    theirs.add_span_processor(queue)
+    return theirs
 
 
 def _exporter() -> SpanExporter:

@@ -45,7 +45,7 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
 
 
 TOLD: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
-"""The trace of a caller who has told it, as those of a gateway do."""
+"""The trace that a caller has told, where the program stands in none itself: so do those of a gateway."""
 
 
 def current_tail() -> bytes:
@@ -54,10 +54,10 @@ def current_tail() -> bytes:
     OpenTelemetry is asked if the program uses it; it is not loaded for that.
     """
     api = sys.modules.get("opentelemetry.trace")
-    if api is None or TOLD.get():
+    found = None if api is None else api.get_current_span().get_span_context()
+    if found is None or not found.is_valid:
         return TOLD.get()
-    found = api.get_current_span().get_span_context()
-    return Traceparent(found.trace_id, found.span_id).tail() if found.is_valid and found.trace_flags.sampled else b""
+    return Traceparent(found.trace_id, found.span_id).tail() if found.trace_flags.sampled else b""
 
 
 def _json_of(name: str, fields: object) -> bytes:
