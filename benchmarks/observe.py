@@ -1,22 +1,31 @@
-"""What metrics cost: CPU per handled message while every process of a fleet is asked for them each second, against nobody asking.
+"""What metrics and spans cost: CPU per handled message with them, against without.
 
-    .venv/bin/python -m benchmarks.observe [--pairs 30] [--window 2]
+    .venv/bin/python -m benchmarks.observe [--pairs 30] [--window 2] [--spans | --alike]
 
 The fleet of `snapshot.py`: 100 agents on two hosts that message without pause, here with a snapshot every second, and `--metrics` on every
 process. Windows in which all are scraped alternate with windows in which nobody asks, in random order in one run. CPU is that of the
 coordinator and of both hosts, not of who asks. What is left out is what `--metrics` costs without being asked: two readings of the clock
 for each agent and epoch. The interval is that of the median, of order statistics, at 95 %.
+
+With `--spans`: two such fleets run beside each other, one with `--otel` and one without, so each window has a figure of both, of the same seconds
+of the machine. One turn in a hundred keeps its token for a moment and sends it on by a timer, and of these turns as many begin a trace as
+makes one message in a hundred a followed one; a trace goes on for 255 turns. A collector in this process counts the spans. `--alike`: both fleets
+without `--otel`, which says how far two fleets differ that do the same.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
 import random
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -28,6 +37,9 @@ from snapline.deploy.data_directory import METRICS_FOLDER
 from snapline.deploy.local import LocalFleet
 
 PERIOD_S = 1.0
+
+RESTS, SHARE = 100, 0.004
+"""Every hundredth turn may begin a trace, and so many of these do; each goes on for 255 turns: a hundredth of all messages."""
 
 
 def scrape(address: str) -> int:
@@ -104,13 +116,98 @@ async def _pairs(
     )
 
 
+# -- spans ----------------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A collector that counts the spans of turns."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        counted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                counted.turns += body.count(b"turn Token") + body.count(b"turn Later")
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counted]:
+    counted = Counted()
+    thread = threading.Thread(target=counted.server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield counted
+    finally:
+        counted.server.shutdown()
+        thread.join()
+
+
+def fleet_beside(folder: Path, name: str, log: tuple[str, ...]) -> LocalFleet:
+    (folder / f"{name}-counts").mkdir()
+    return LocalFleet(
+        data_dir=folder / name,
+        fleet="benchmarks.snapshot_agents:fleet",
+        hosts=2,
+        arguments={"folder": str(folder / f"{name}-counts"), "rests": str(RESTS)},
+        log=log,
+    )
+
+
+async def measure_spans(pairs: int, seconds: float, share: float | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="snapline-bench-") as name, counting() as counted:
+        folder = Path(name)
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{counted.server.server_port}"
+        plain = fleet_beside(folder, "plain", ())
+        told = fleet_beside(folder, "told", () if share is None else ("--otel", f"{share:g}"))
+        async with plain, told:
+            clients = [CoordinatorClient(fleet.address, Security.loopback()) for fleet in (plain, told)]
+            for client in clients:
+                await until_running(client)
+            await asyncio.sleep(5.0)
+            before = counted.turns, handled(folder / "told-counts")
+            ratios = []
+            for _ in range(pairs):
+                windows = [
+                    window(client, _pids(fleet), folder / f"{each}-counts", seconds, [])
+                    for client, fleet, each in zip(clients, (plain, told), ("plain", "told"), strict=True)
+                ]
+                off, on = await asyncio.gather(*windows)
+                ratios.append(on / off)
+                print(f"  {off:6.2f} µs → {on:6.2f} µs   × {ratios[-1]:.3f}", flush=True)
+            found = (counted.turns - before[0]) / (handled(folder / "told-counts") - before[1])
+            for client in clients:
+                await client.close()
+    low, high = interval(ratios)
+    what = "two fleets that do the same" if share is None else f"{found:.2%} of the turns told as spans"
+    print(f"\n{what}: × {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+
+
+def _pids(fleet: LocalFleet) -> list[int]:
+    return [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--window", type=float, default=2.0, help="seconds")
+    parser.add_argument("--spans", action="store_true", help="of spans, not of metrics")
+    parser.add_argument("--share", type=float, default=SHARE, help="of what may begin a trace, with --spans")
+    parser.add_argument("--alike", action="store_true", help="of two fleets without spans")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
-    asyncio.run(measure(options.pairs, options.window))
+    if options.spans or options.alike:
+        asyncio.run(measure_spans(options.pairs, options.window, None if options.alike else options.share))
+    else:
+        asyncio.run(measure(options.pairs, options.window))
 
 
 if __name__ == "__main__":

@@ -29,12 +29,19 @@ class Token(snapline.Message):
     padding: bytes
 
 
+class Later(snapline.Message):
+    """A token that its agent has kept for a moment: what sends it on is a timer, so a trace may begin there."""
+
+    token: Token
+
+
 class Place(msgspec.Struct):
     neighbours: list[str]
     folder: str
     tokens: int
     handled: int = 0
     notes: bytes = b""
+    rests_every: int = 0
 
 
 class Passer(snapline.Agent):
@@ -52,18 +59,28 @@ class Passer(snapline.Agent):
         state.handled += 1
         counter = _counter if _counter is not None else _count(state.folder)
         counter[0] += 1
+        if state.rests_every and state.handled % state.rests_every == 0:
+            ctx.set_timer(str(state.handled), 0.0, Later(message))
+            return
         ctx.send(state.neighbours[state.handled % len(state.neighbours)], Token(message.hops + 1, message.padding))
 
+    @snapline.handler
+    async def on_later(self, message: Later, ctx: snapline.Context) -> None:
+        place, token = self.state, message.token
+        ctx.send(place.neighbours[place.handled % len(place.neighbours)], Token(token.hops + 1, token.padding))
 
-def fleet(folder: str, agents: str = "100", degree: str = "8", tokens: str = "4") -> snapline.Fleet:
-    """`agents` that send to `degree` random others each; `tokens` per agent are under way."""
+
+def fleet(folder: str, agents: str = "100", degree: str = "8", tokens: str = "4", rests: str = "0") -> snapline.Fleet:
+    """`agents` that send to `degree` random others each; `tokens` per agent are under way. Every `rests`th turn keeps its token for a moment."""
     chance = random.Random(1)
     names = [f"p{number}" for number in range(int(agents))]
     neighbours = {name: chance.sample([other for other in names if other != name], int(degree)) for name in names}
     return snapline.Fleet(
         "passers",
         agents={
-            name: functools.partial(_make, Place(neighbours[name], folder, int(tokens), notes=bytes(500)))
+            name: functools.partial(
+                _make, Place(neighbours[name], folder, int(tokens), notes=bytes(500), rests_every=int(rests))
+            )
             for name in names
         },
     )

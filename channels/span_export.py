@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
+from snapline.channels.quick_span import QuickSpan
 from snapline.channels.span_ids import SpanIds
 from snapline.errors import MisuseError
 
@@ -49,10 +50,11 @@ class SpanQueue(SpanProcessor):
         exported, dropped: spans so far; dropped ones found the queue full, or the collector did not take them.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
         self.exported = self.dropped = 0
         self._exporter = exporter
-        self._waiting: deque[ReadableSpan] = deque()
+        self._resource = resource
+        self._waiting: deque[ReadableSpan | QuickSpan] = deque()
         self._is_closed = False
         self._is_failing = False
         self._wake = threading.Event()
@@ -62,8 +64,11 @@ class SpanQueue(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Called by OpenTelemetry, on any thread."""
         context = span.context
-        if context is None or not context.trace_flags.sampled:
-            return
+        if context is not None and context.trace_flags.sampled:
+            self.put(span)
+
+    def put(self, span: ReadableSpan | QuickSpan) -> None:
+        """One that has ended; on any thread."""
         if len(self._waiting) >= QUEUE_SPANS_MAX or self._is_closed:
             self.dropped += 1
             return
@@ -80,13 +85,14 @@ class SpanQueue(SpanProcessor):
 
     def _export(self) -> None:
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_SPANS_MAX))]
+            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_SPANS_MAX))]
             try:
+                batch = [x.readable(self._resource) if isinstance(x, QuickSpan) else x for x in taken]
                 is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
             except Exception as error:  # whatever an exporter raises
                 log.debug("an exporter of spans failed: %s", error)
                 is_taken = False
-            self._count(len(batch), is_taken=is_taken)
+            self._count(len(taken), is_taken=is_taken)
 
     def _count(self, spans: int, *, is_taken: bool) -> None:
         """Said once when it begins and once when it is over: a collector may be away for days."""
@@ -145,10 +151,10 @@ class SpanExport:
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
         self.share = share
-        self.queue = SpanQueue(exporter or _exporter())
         self._ids = GivenIds()
         defaults = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE}
         self.resource = Resource.create({**defaults, "service.instance.id": name, "snapline.role": role})
+        self.queue = SpanQueue(exporter or _exporter(), self.resource)
         self._ours = TracerProvider(ALWAYS_ON, self.resource, shutdown_on_exit=False, id_generator=self._ids)
         self._ours.add_span_processor(self.queue)
         self.tracer = self._ours.get_tracer("snapline")

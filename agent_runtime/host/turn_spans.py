@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from opentelemetry import context as contexts
 from opentelemetry import trace
+from opentelemetry.util.types import AttributeValue
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
@@ -26,12 +27,16 @@ from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
-from snapline.channels.span_export import SpanExport, context_of
+from snapline.agent_runtime.traceparents import MARK, Traceparent, read_tail, tail_of, with_tail
+from snapline.channels.quick_span import QuickSpan
+from snapline.channels.span_export import SpanExport
 from snapline.channels.span_ids import SpanIds
 
 ROOTS = ("start", "timer")
 """What a trace may begin with here: nobody sent it. An input's begins where it comes in."""
+
+HEAD_BYTES = 320
+"""Of a payload, in which a tail begins if there is one: a call's head, or a creation's with a kind of ordinary length, and a name."""
 
 OUTCOME_CHARACTERS_MAX = 300
 """Of an error, in a span."""
@@ -49,7 +54,7 @@ class TurnPlace(NamedTuple):
 class FollowedTurn(NamedTuple):
     """A turn that has begun and not ended."""
 
-    span: trace.Span
+    span: QuickSpan
     context: contexts.Context
     tail: bytes
     incarnation: int
@@ -85,18 +90,16 @@ class TurnSpans:
         if tail_of(payload) or random.random() >= self._export.share:
             return payload
         name, _ = split_message(payload)
-        span = self._export.begin(
-            f"input {name}",
-            kind=trace.SpanKind.PRODUCER,
-            attributes={"snapline.agent": agent, "snapline.message": name},
-        )
-        span.end()
+        span = QuickSpan(f"input {name}", trace.SpanKind.PRODUCER, None, {"snapline.agent": agent})
+        self._tell(span)
         return with_tail(payload, _traceparent(span).tail())
 
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run a turn, or a segment of one, within its span."""
+        """Run a turn, or a segment of one, within its span. Most are followed by nobody, and that is seen in a tenth of a microsecond."""
+        if turn.what == "message" and turn.payload.find(MARK, 0, HEAD_BYTES) < 0:
+            return self._run(turn)
         opened = self.open.get(turn.agent) if turn.what == "segment" and turn.turn is None else self._begin(turn)
         if opened is None:
             return self._run(turn)
@@ -117,20 +120,16 @@ class TurnSpans:
         name = _message_name(what, payload)
         derived = 0 if parent is None else self._derived(turn, name, parent)
         place = self._place_of(turn)
-        span = self._export.begin(
-            f"turn {name}",
-            under=None if parent is None else context_of(SpanIds(parent.trace, parent.span)),
-            span=derived,
-            kind=trace.SpanKind.CONSUMER,
-            attributes={
-                "snapline.agent": turn.agent,
-                "snapline.message": name,
-                "snapline.sender": sender,
-                "snapline.number": place.number,
-                "snapline.incarnation": turn.incarnation,
-                "snapline.replayed": begun is not None or place.is_again,
-            },
-        )
+        attributes: dict[str, AttributeValue] = {
+            "snapline.agent": turn.agent,
+            "snapline.sender": sender,
+            "snapline.number": place.number,
+            "snapline.incarnation": turn.incarnation,
+        }
+        if begun is not None or place.is_again:
+            attributes["snapline.replayed"] = True
+        above = None if parent is None else SpanIds(parent.trace, parent.span)
+        span = QuickSpan(f"turn {name}", trace.SpanKind.CONSUMER, above, attributes, span=derived)
         after = _traceparent(span, HOPS_FIRST if parent is None else parent.hops - 1)
         context = trace.set_span_in_context(span)
         opened = FollowedTurn(span, context, after.tail(), turn.incarnation, bool(derived))
@@ -165,7 +164,7 @@ class TurnSpans:
         del self.open[agent]
         if opened.is_durable:
             self._told[agent] = opened.span.get_span_context().span_id
-        opened.span.end()
+        self._tell(opened.span)
 
     def undone(self) -> None:
         """A plan has ended all turns here. A durable one is told by whoever goes on with it."""
@@ -174,13 +173,17 @@ class TurnSpans:
         for each in opened:
             if not each.is_durable:
                 each.span.set_status(trace.StatusCode.ERROR, "a recovery has undone it")
-                each.span.end()
+                self._tell(each.span)
+
+    def _tell(self, span: QuickSpan) -> None:
+        span.end()
+        self._export.queue.put(span)
 
 
 HOPS_FIRST = Traceparent(0, 0).hops
 
 
-def _traceparent(span: trace.Span, hops: int = HOPS_FIRST) -> Traceparent:
+def _traceparent(span: QuickSpan, hops: int = HOPS_FIRST) -> Traceparent:
     of = span.get_span_context()
     return Traceparent(of.trace_id, of.span_id, hops)
 

@@ -138,11 +138,9 @@ def test_a_turn_is_below_the_span_that_sent_its_message_and_its_messages_below_i
     assert span.name == "turn Do" and span.attributes is not None
     assert dict(span.attributes) == {
         "snapline.agent": "a",
-        "snapline.message": "Do",
         "snapline.sender": "z",
         "snapline.number": 3,
         "snapline.incarnation": 1,
-        "snapline.replayed": False,
     }
     after = Traceparent(CALLER.trace, id_of(span), CALLER.hops - 1)
     (_, sent), (_, _, timer), (_, said, _) = ended.sends[0], ended.timers[0], ended.outputs[0]
@@ -204,7 +202,7 @@ def test_a_durable_turn_is_one_span_over_its_incarnations() -> None:
         ended = seat.run(payload, "segment", found=found)
         (span,) = seat.spans_told()
         assert traced(ended.sends[0][1]).span == id_of(span) == early[-1]
-        assert span.attributes is not None and span.attributes["snapline.replayed"] is is_again
+        assert span.attributes is not None and span.attributes.get("snapline.replayed", False) is is_again
         ids.append(id_of(span))
     assert ids[0] == ids[1]
 
