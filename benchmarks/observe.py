@@ -1,16 +1,16 @@
 """What metrics and spans cost: CPU per handled message with them, against without.
 
-    .venv/bin/python -m benchmarks.observe [--pairs 30] [--window 2] [--spans | --alike]
+    .venv/bin/python -m benchmarks.observe [--pairs 30] [--window 2] [--spans]
 
 The fleet of `snapshot.py`: 100 agents on two hosts that message without pause, here with a snapshot every second, and `--metrics` on every
 process. Windows in which all are scraped alternate with windows in which nobody asks, in random order in one run. CPU is that of the
 coordinator and of both hosts, not of who asks. What is left out is what `--metrics` costs without being asked: two readings of the clock
 for each agent and epoch. The interval is that of the median, of order statistics, at 95 %.
 
-With `--spans`: two such fleets run beside each other, one with `--otel` and one without, so each window has a figure of both, of the same seconds
-of the machine. One turn in a hundred keeps its token for a moment and sends it on by a timer, and of these turns as many begin a trace as
-makes one message in a hundred a followed one; a trace goes on for 255 turns. A collector in this process counts the spans. `--alike`: both fleets
-without `--otel`, which says how far two fleets differ that do the same.
+With `--spans`: one fleet with `--otel 1`, in which a token rests now and then: a timer sends it on, a trace begins there, and goes on for 255
+turns. Windows in which so many rest that one message in a hundred is followed alternate with windows in which none does; before each it is
+waited until the traces of the one before have ended. A collector in this process counts the spans. What is left out is what `--otel` costs a
+message that nobody follows: `benchmarks/turns.py` has that.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from benchmarks.snapshot import cpu_s, handled, until_running
+from benchmarks.snapshot_agents import RESTING
 
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
@@ -38,8 +39,11 @@ from snapline.deploy.local import LocalFleet
 
 PERIOD_S = 1.0
 
-RESTS, SHARE = 100, 0.004
-"""Every hundredth turn may begin a trace, and so many of these do; each goes on for 255 turns: a hundredth of all messages."""
+RESTS_EVERY = 25_500
+"""Of a host's turns, each so manieth begins a trace of 255 turns: a hundredth of all."""
+
+SETTLE_S = 4.0
+"""A token makes some hundred turns a second."""
 
 
 def scrape(address: str) -> int:
@@ -151,48 +155,48 @@ def counting() -> Iterator[Counted]:
         thread.join()
 
 
-def fleet_beside(folder: Path, name: str, log: tuple[str, ...]) -> LocalFleet:
-    (folder / f"{name}-counts").mkdir()
-    return LocalFleet(
-        data_dir=folder / name,
-        fleet="benchmarks.snapshot_agents:fleet",
-        hosts=2,
-        arguments={"folder": str(folder / f"{name}-counts"), "rests": str(RESTS)},
-        log=log,
-    )
-
-
-async def measure_spans(pairs: int, seconds: float, share: float | None) -> None:
+async def measure_spans(pairs: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="snapline-bench-") as name, counting() as counted:
         folder = Path(name)
+        counts = folder / "counts"
+        counts.mkdir()
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{counted.server.server_port}"
-        plain = fleet_beside(folder, "plain", ())
-        told = fleet_beside(folder, "told", () if share is None else ("--otel", f"{share:g}"))
-        async with plain, told:
-            clients = [CoordinatorClient(fleet.address, Security.loopback()) for fleet in (plain, told)]
-            for client in clients:
-                await until_running(client)
-            await asyncio.sleep(5.0)
-            before = counted.turns, handled(folder / "told-counts")
-            ratios = []
-            for _ in range(pairs):
-                windows = [
-                    window(client, _pids(fleet), folder / f"{each}-counts", seconds, [])
-                    for client, fleet, each in zip(clients, (plain, told), ("plain", "told"), strict=True)
-                ]
-                off, on = await asyncio.gather(*windows)
-                ratios.append(on / off)
-                print(f"  {off:6.2f} µs → {on:6.2f} µs   × {ratios[-1]:.3f}", flush=True)
-            found = (counted.turns - before[0]) / (handled(folder / "told-counts") - before[1])
-            for client in clients:
-                await client.close()
+        fleet = LocalFleet(
+            data_dir=folder / "run",
+            fleet="benchmarks.snapshot_agents:fleet",
+            hosts=2,
+            arguments={"folder": str(counts), "tokens": "1", "rests": str(RESTS_EVERY)},
+            log=("--otel", "1"),
+        )
+        async with fleet:
+            client = CoordinatorClient(fleet.address, Security.loopback())
+            await until_running(client)
+            await asyncio.sleep(2.0)
+            pids = [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
+            await _pairs_of_spans(client, pids, counts, counted, pairs, seconds)
+            await client.close()
+
+
+async def _pairs_of_spans(
+    client: CoordinatorClient, pids: list[int], counts: Path, counted: Counted, pairs: int, seconds: float
+) -> None:
+    chance = random.Random(time.time_ns())
+    ratios, spans, messages = [], 0, 0
+    for _ in range(pairs):
+        found = {}
+        for is_followed in chance.sample([True, False], 2):
+            (counts / RESTING).touch() if is_followed else (counts / RESTING).unlink(missing_ok=True)
+            await asyncio.sleep(SETTLE_S)
+            before = counted.turns, handled(counts)
+            found[is_followed] = await window(client, pids, counts, seconds, [])
+            if is_followed:
+                spans, messages = spans + counted.turns - before[0], messages + handled(counts) - before[1]
+        ratios.append(found[True] / found[False])
+        print(f"  {found[False]:6.2f} µs → {found[True]:6.2f} µs   × {ratios[-1]:.3f}", flush=True)
     low, high = interval(ratios)
-    what = "two fleets that do the same" if share is None else f"{found:.2%} of the turns told as spans"
-    print(f"\n{what}: × {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
-
-
-def _pids(fleet: LocalFleet) -> list[int]:
-    return [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
+    print(
+        f"\n{spans / messages:.2%} of the turns followed: × {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+    )
 
 
 def main() -> None:
@@ -200,12 +204,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--window", type=float, default=2.0, help="seconds")
     parser.add_argument("--spans", action="store_true", help="of spans, not of metrics")
-    parser.add_argument("--share", type=float, default=SHARE, help="of what may begin a trace, with --spans")
-    parser.add_argument("--alike", action="store_true", help="of two fleets without spans")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
-    if options.spans or options.alike:
-        asyncio.run(measure_spans(options.pairs, options.window, None if options.alike else options.share))
+    if options.spans:
+        asyncio.run(measure_spans(options.pairs, options.window))
     else:
         asyncio.run(measure(options.pairs, options.window))
 

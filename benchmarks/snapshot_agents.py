@@ -24,6 +24,14 @@ def _count(folder: str) -> memoryview:
     return _counter
 
 
+def _is_wanted(folder: str) -> bool:
+    """Whether tokens may rest just now: the benchmark's word, in a file that it makes and removes."""
+    return (Path(folder) / RESTING).exists()
+
+
+RESTING = "resting"
+
+
 class Token(snapline.Message):
     hops: int
     padding: bytes
@@ -59,8 +67,8 @@ class Passer(snapline.Agent):
         state.handled += 1
         counter = _counter if _counter is not None else _count(state.folder)
         counter[0] += 1
-        if state.rests_every and state.handled % state.rests_every == 0:
-            ctx.set_timer(str(state.handled), 0.0, Later(message))
+        if state.rests_every and counter[0] % state.rests_every == 0 and _is_wanted(state.folder):
+            ctx.set_timer("rest", 0.0, Later(message))
             return
         ctx.send(state.neighbours[state.handled % len(state.neighbours)], Token(message.hops + 1, message.padding))
 
@@ -71,7 +79,7 @@ class Passer(snapline.Agent):
 
 
 def fleet(folder: str, agents: str = "100", degree: str = "8", tokens: str = "4", rests: str = "0") -> snapline.Fleet:
-    """`agents` that send to `degree` random others each; `tokens` per agent are under way. Every `rests`th turn keeps its token for a moment."""
+    """`agents` that send to `degree` random others each; `tokens` per agent are under way. Each `rests`th turn of a host may keep its token for a moment."""
     chance = random.Random(1)
     names = [f"p{number}" for number in range(int(agents))]
     neighbours = {name: chance.sample([other for other in names if other != name], int(degree)) for name in names}

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from snapline.channels.metrics import COUNTER, Family, Readings
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
     from snapline.channels.span_export import SpanExport
+
+
+SPANS = (
+    Family("spans_exported_total", COUNTER, "spans that the collector of `--otel` has taken; silent without that"),
+    Family("spans_dropped_total", COUNTER, "spans that found the queue full, or that it did not take"),
+)
+"""What every process says of them in its metrics."""
 
 
 class SpanOptions(msgspec.Struct, frozen=True):
@@ -46,3 +54,10 @@ def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | N
     from snapline.channels.span_export import SpanExport
 
     return SpanExport(options.share, role=role, name=name)
+
+
+def read_spans(export: "SpanExport | None") -> Readings:
+    """Of `SPANS`, now."""
+    if export is None:
+        return {}
+    return {"spans_exported_total": export.queue.exported, "spans_dropped_total": export.queue.dropped}

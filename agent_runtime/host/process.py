@@ -35,7 +35,7 @@ from snapline.channels.log_lines import BoundIds, LogScope
 from snapline.channels.metrics import Readings
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.security import Security, is_loopback
-from snapline.channels.spans import SpanOptions, open_spans
+from snapline.channels.spans import SPANS, SpanOptions, open_spans, read_spans
 from snapline.channels.supervisor import supervised
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
@@ -373,9 +373,10 @@ class Host:
         self._metrics = metrics = HostMetrics(self._carrier.core)
 
         async def read() -> Readings:
-            return metrics.read(self._carrier.heartbeat(0, self._long_turns()))
+            found = metrics.read(self._carrier.heartbeat(0, self._long_turns()))
+            return {**found, **read_spans(self._export)}
 
-        return MetricsDoor(HOST, self._options.host, FAMILIES, read, self._options.security)
+        return MetricsDoor(HOST, self._options.host, (*FAMILIES, *SPANS), read, self._options.security)
 
 
 async def run_host(options: HostOptions) -> int:

@@ -20,10 +20,11 @@ from grpc_reflection.v1alpha import reflection
 from snapline.channels.doors import COORDINATOR, DoorKeeper
 from snapline.channels.health import READY, begin, open_health_door, tell
 from snapline.channels.log_lines import BoundIds
+from snapline.channels.metrics import Readings
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.options import server_options
 from snapline.channels.security import RELOAD_S, AddressError, Security
-from snapline.channels.spans import SpanOptions, open_spans
+from snapline.channels.spans import SPANS, SpanOptions, open_spans, read_spans
 from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
@@ -256,7 +257,11 @@ class _Process:
             self._figures,
             hosts_expected=self._options.hosts_expected,
         )
-        return MetricsDoor(COORDINATOR, self._options.node, FAMILIES, metrics.read, self._options.security)
+
+        async def read() -> Readings:
+            return {**await metrics.read(), **read_spans(self._export)}
+
+        return MetricsDoor(COORDINATOR, self._options.node, (*FAMILIES, *SPANS), read, self._options.security)
 
     async def _start_replica(self) -> None:
         try:

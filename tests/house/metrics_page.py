@@ -4,13 +4,14 @@ from pathlib import Path
 
 from snapline.agent_runtime.host.metrics import FAMILIES as HOST
 from snapline.channels.metrics import ABOUT, PREFIX, Family
+from snapline.channels.spans import SPANS
 from snapline.coordinator.service.metrics import FLEET, RAFT
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEGIN, END = "<!-- made by `python -m tests.house.metrics_page` -->\n", "<!-- end -->\n"
 
 TABLES: dict[str, tuple[Family, ...]] = {
-    "Of every process": (ABOUT,),
+    "Of every process": (ABOUT, *SPANS),
     "Of a coordinator that leads: the fleet": FLEET,
     "Of every coordinator: its replica": RAFT,
     "Of every host": HOST,
