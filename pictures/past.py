@@ -17,6 +17,7 @@ too. A message from or to an agent that a cut does not hold says nothing about t
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -40,7 +41,8 @@ class PastEvents:
         _undone_at: by position, that of the recovery which undid the event; 0 if none did. No recovery that undoes
             anything stands at 0.
         _histories: agent → positions of its events that survive so far.
-        _starts: agent → by checkpoint number, how many of these come until it, itself included.
+        _starts: agent → (number, how many of these come until it, itself included) of each checkpoint, ascending. What was before the first
+            one that is known is number 0, whatever it was: a trace may begin in the middle.
         _latest: (agent, number) → position of the last checkpoint so numbered.
         _sent: message → its last send. _messages: all of them, in send order.
     """
@@ -50,10 +52,10 @@ class PastEvents:
         self.fronts: list[Front] = []
         self.known: dict[str, None] = {}
         self._told = told
-        self._events: list[Event | Recovery] = []
+        self._events: list[Event | Recovery | None] = []
         self._undone_at = array("q")
         self._histories: dict[str, list[int]] = {}
-        self._starts: dict[str, list[int]] = {}
+        self._starts: dict[str, list[tuple[int, int]]] = {}
         self._latest: dict[tuple[str, int], int] = {}
         self._sent: dict[str, _Message] = {}
         self._messages: list[_Message] = []
@@ -68,7 +70,7 @@ class PastEvents:
             return
         self._history(event.agent).append(position)
         if isinstance(event, CheckpointTaken):
-            self._starts[event.agent].append(len(self._histories[event.agent]))
+            self._starts[event.agent].append((event.number, len(self._histories[event.agent])))
             self._latest[event.agent, event.number] = position
         elif isinstance(event, MessageSent):
             self._history(event.to)
@@ -77,11 +79,16 @@ class PastEvents:
         else:
             self._receive(position, event)
 
+    def pass_by(self) -> None:
+        """What comes next is no agent's: it has a position, and changes nothing."""
+        self._events.append(None)
+        self._undone_at.append(0)
+
     def _history(self, agent: str) -> list[int]:
         history = self._histories.get(agent)
         if history is None:
             history = self._histories[agent] = []
-            self._starts[agent] = [0]
+            self._starts[agent] = [(0, 0)]
             self.known[agent] = None
         return history
 
@@ -105,16 +112,17 @@ class PastEvents:
         positions = {}
         for agent, number in line.items():
             history, starts = self._history(agent), self._starts[agent]
-            if number is None or not 0 <= number < len(starts):
+            if number is None or not 0 <= number <= starts[-1][0]:
                 positions[agent] = position
                 continue
-            start = starts[number]
+            index = bisect_right(starts, number, key=_number_of) - 1
+            start = starts[index][1]
             positions[agent] = history[start - 1] if start else INITIAL
             if start < len(history):
                 self.undone.append(Band(positions[agent], position, "undone", agent, "undone by a recovery"))
             for undone in history[start:]:
                 self._undone_at[undone] = position
-            del history[start:], starts[number + 1 :]
+            del history[start:], starts[index + 1 :]
         if positions:
             back = sum(number is not None for number in line.values())
             words = f"of {back:,} agent{'s' * (back != 1)}" if back else "in which no agent goes back"
@@ -180,6 +188,10 @@ class PastEvents:
 
     def _is_inside(self, position: int, checkpoint: float) -> bool:
         return position < checkpoint and not 0 < self._undone_at[position] <= checkpoint
+
+
+def _number_of(checkpoint: tuple[int, int]) -> int:
+    return checkpoint[0]
 
 
 class _Message(msgspec.Struct, gc=False):

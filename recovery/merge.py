@@ -31,10 +31,9 @@ A killed process loses the end of its file, never anything before a checkpoint t
 A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers
 it then stands right behind the one before it, with the same state: nobody can go back to more than there is.
 
-Sampled traces are merged alike. They describe the execution of the sampled messages.
+Sampled traces are merged alike. They describe the execution of the sampled messages. Markers are passed by.
 """
 
-import heapq
 import re
 from bisect import bisect_right
 from collections import deque
@@ -44,6 +43,17 @@ from typing import Literal
 import msgspec
 
 from snapline.errors import TraceError
+from snapline.recovery.host_trace import (
+    CheckpointLine,
+    EventLine,
+    PlanLine,
+    ReceiveLine,
+    ReceiveMarkerLine,
+    SendLine,
+    SendMarkerLine,
+    decode_line,
+    interleaved,
+)
 from snapline.recovery.trace import (
     CheckpointTaken,
     Event,
@@ -53,37 +63,6 @@ from snapline.recovery.trace import (
     Recovery,
     encode,
 )
-
-
-class _PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
-    plan: int
-    line: dict[str, int]
-    time_ns: int = 0
-
-
-class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    agent: str
-    index: int
-    kind: Literal["basic", "forced", "coordinated"] = "basic"
-    time_ns: int = 0
-
-
-class _SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    agent: str
-    message: str
-    to: str
-    time_ns: int = 0
-
-
-class _ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
-    agent: str
-    message: str
-    time_ns: int = 0
-
-
-_Line = _CheckpointLine | _SendLine | _ReceiveLine
-
-_decode = msgspec.json.Decoder(_PlanLine | _Line).decode
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -134,7 +113,7 @@ class _Section:
         self.file = file
         self.plan = plan
         self.line = line
-        self.events: list[_Line] = []
+        self.events: list[EventLine] = []
 
 
 def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
@@ -146,14 +125,16 @@ def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
         if torn is not None:
             raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
         try:
-            item = _decode(line)
+            item = decode_line(line)
         except msgspec.DecodeError as error:
             torn = number, error
             continue
-        if isinstance(item, _PlanLine):
+        if isinstance(item, PlanLine):
             if found and item.plan <= found[-1].plan:
                 raise TraceError(f"{name}: line {number}: plan {item.plan} comes after plan {found[-1].plan}")
             found.append(_Section(name, item.plan, item.line))
+        elif isinstance(item, SendMarkerLine | ReceiveMarkerLine):
+            continue
         elif not found:
             raise TraceError(f"{name}: line {number}: agent {item.agent!r} moves before any plan has placed it")
         else:
@@ -176,8 +157,8 @@ def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
     return line
 
 
-def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[_Line]]:
-    found: dict[str, list[_Line]] = {}
+def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[EventLine]]:
+    found: dict[str, list[EventLine]] = {}
     homes: dict[str, _Section] = {}
     for section in sections:
         for line in section.events:
@@ -201,15 +182,15 @@ class _Cut(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
-def _find_lost(own: Mapping[str, Sequence[_Line]], sent: Container[str]) -> dict[str, _Cut]:
+def _find_lost(own: Mapping[str, Sequence[EventLine]], sent: Container[str]) -> dict[str, _Cut]:
     """Agent → where its part ends; `sent`: what earlier plans have sent and the line keeps."""
     receives: dict[str, tuple[str, int]] = {}
     sends: set[str] = set()
     for agent, lines in own.items():
         for position, line in enumerate(lines):
-            if isinstance(line, _ReceiveLine):
+            if isinstance(line, ReceiveLine):
                 receives[line.message] = agent, position
-            elif isinstance(line, _SendLine):
+            elif isinstance(line, SendLine):
                 sends.add(line.message)
     pending = [
         (agent, position, message)
@@ -224,16 +205,16 @@ def _find_lost(own: Mapping[str, Sequence[_Line]], sent: Container[str]) -> dict
             continue
         cuts[agent] = _Cut(first, message)
         for line in own[agent][first:end]:
-            if isinstance(line, _SendLine) and line.message in receives:
+            if isinstance(line, SendLine) and line.message in receives:
                 pending.append((*receives[line.message], message))
     return cuts
 
 
-def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[_Line]:
+def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[EventLine]:
     if not cuts:
         return deque(section.events)
     rest = {agent: cut.first for agent, cut in cuts.items()}
-    kept: deque[_Line] = deque()
+    kept: deque[EventLine] = deque()
     for line in section.events:
         left = rest.get(line.agent)
         if left is not None:
@@ -242,37 +223,6 @@ def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[_Line]:
             rest[line.agent] = left - 1
         kept.append(line)
     return kept
-
-
-def _interleaved(queues: Sequence[deque[_Line]], sent: Container[str]) -> Iterator[_Line]:
-    """All lines: each queue in its order, each receive after its send, else the oldest first.
-
-    Whoever takes a send enters it into `sent` before asking for the next line.
-    """
-    ready: list[tuple[int, int]] = []
-    awaited: dict[str, int] = {}
-    moved = list(range(len(queues)))
-    while True:
-        for index in moved:
-            if queues[index]:
-                head = queues[index][0]
-                if isinstance(head, _ReceiveLine) and head.message not in sent:
-                    awaited[head.message] = index
-                else:
-                    heapq.heappush(ready, (head.time_ns, index))
-        if not ready:
-            break
-        _, index = heapq.heappop(ready)
-        line = queues[index].popleft()
-        yield line
-        moved = [index]
-        if isinstance(line, _SendLine) and line.message in awaited:
-            moved.append(awaited.pop(line.message))
-    if awaited:
-        names = ", ".join(map(repr, awaited))
-        raise TraceError(
-            f"messages {names}: each is received before its send could come: the files contradict each other"
-        )
 
 
 # -- the fleet ----------------------------------------------------------------------------------------------------------
@@ -349,9 +299,9 @@ class _Merger:
         gaps = self._gaps(own)
         for agent in own:
             self._fill(agent, gaps)
-        for each in _interleaved([_kept(section, self._cuts) for section in sections], self._sent):
+        for each in interleaved([_kept(section, self._cuts) for section in sections], self._sent):
             self._take(plan, each)
-            if isinstance(each, _CheckpointLine):
+            if isinstance(each, CheckpointLine):
                 self._fill(each.agent, gaps)
 
     # -- recovery -------------------------------------------------------------------------------------------------------
@@ -406,13 +356,13 @@ class _Merger:
 
     # -- events ---------------------------------------------------------------------------------------------------------
 
-    def _gaps(self, own: Mapping[str, Sequence[_Line]]) -> dict[tuple[str, int], int]:
+    def _gaps(self, own: Mapping[str, Sequence[EventLine]]) -> dict[tuple[str, int], int]:
         """(Agent, checkpoint) → the next one that has a line, where that is not the next number."""
         gaps: dict[tuple[str, int], int] = {}
         for agent, lines in own.items():
             last = self._history(agent).last
             for line in lines[: self._cuts[agent].first] if agent in self._cuts else lines:
-                if not isinstance(line, _CheckpointLine):
+                if not isinstance(line, CheckpointLine):
                     continue
                 if line.index <= last:
                     raise TraceError(f"agent {agent!r} takes checkpoint {line.index} after checkpoint {last}")
@@ -426,9 +376,9 @@ class _Merger:
         for number in range(last + 1, gaps.get((agent, last), 0)):
             self._append(CheckpointTaken(agent, number))
 
-    def _take(self, plan: int, line: _Line) -> None:
+    def _take(self, plan: int, line: EventLine) -> None:
         match line:
-            case _SendLine():
+            case SendLine():
                 if not line.message.startswith(f"{line.agent}>{line.to}:"):
                     raise TraceError(
                         f"agent {line.agent!r} sends {line.message!r} to {line.to!r}: that is no message of it"
@@ -437,9 +387,9 @@ class _Merger:
                     raise TraceError(f"agent {line.agent!r} sends {line.message!r} twice")
                 name = self._sent[line.message] = f"{line.agent}/{plan}{line.message[len(line.agent) :]}"
                 self._append(MessageSent(line.agent, name, line.to))
-            case _ReceiveLine():
+            case ReceiveLine():
                 self._append(MessageReceived(line.agent, self._sent[line.message]))
-            case _CheckpointLine():
+            case CheckpointLine():
                 kind: Literal["basic", "forced"] = "forced" if line.kind == "forced" else "basic"
                 self._append(CheckpointTaken(line.agent, line.index, kind))
 

@@ -228,7 +228,7 @@ MUTANTS: dict[str, tuple[object, str, Method]] = {
     "recoveries are left out": (merge._Merger, "_recover", lambda self, line: None),
     "the oldest first, whatever has been sent": (
         merge,
-        "_interleaved",
+        "interleaved",
         lambda queues, sent: iter(sorted((line for queue in queues for line in queue), key=lambda line: line.time_ns)),
     ),
 }

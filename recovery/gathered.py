@@ -1,0 +1,188 @@
+"""What hosts have traced, as it was and in one order: for pictures of what happened, markers and undone events among it.
+
+`merge.py` makes of the same lines one execution that can be analysed, and needs all of it. Here a part is enough: traces that begin in
+the middle, such as the last seconds of a fleet that runs, and files whose ends are lost. What is missing is not guessed: a message whose
+send nobody traced has none. Plans come one after the other as there, with a `Recovery` between them: the union of the hosts' lines.
+Messages keep the names that hosts gave them; after a rollback a name is used again, and then means the last send so named.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from snapline.errors import TraceError
+from snapline.recovery.host_trace import (
+    CheckpointLine,
+    HostLine,
+    PlanLine,
+    ReceiveLine,
+    ReceiveMarkerLine,
+    SendLine,
+    SendMarkerLine,
+    decode_line,
+    interleaved,
+)
+from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
+
+
+class MarkerLeft(msgspec.Struct, frozen=True, gc=False):
+    """A marker item has left its host. `message` names it."""
+
+    host: str
+    message: str
+    to: str
+    epoch: int
+
+
+class MarkerCame(msgspec.Struct, frozen=True, gc=False):
+    """It has come to another host."""
+
+    host: str
+    message: str
+    sender: str
+    epoch: int
+
+
+Marker = MarkerLeft | MarkerCame
+
+
+class TracedEvent(msgspec.Struct, frozen=True, gc=False):
+    """Something that happened.
+
+    Attributes:
+        host: where, of a host's trace; "" if nobody knows, and of a recovery.
+        time_ns: since 1970, by the clock of that host; 0 if nobody knows.
+        epochs: of a checkpoint: those that it is a record of. `plan`: of a recovery, its number.
+    """
+
+    event: Event | Marker | Recovery
+    host: str = ""
+    time_ns: int = 0
+    epochs: tuple[int, ...] = ()
+    plan: int = 0
+
+
+class HostPart(msgspec.Struct, frozen=True):
+    """What one run of a host has traced, in its order; plan lines stand before what happened under them."""
+
+    host: str
+    lines: Sequence[PlanLine | HostLine]
+
+
+def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
+    """Read the file of a host. `name`: of the file, for errors.
+
+    Raises:
+        TraceError: a line is none. The last one may be torn.
+    """
+    found: list[PlanLine | HostLine] = []
+    torn: tuple[int, msgspec.DecodeError] | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if torn is not None:
+            raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
+        try:
+            found.append(decode_line(line))
+        except msgspec.DecodeError as error:
+            torn = number, error
+    return HostPart(host, found)
+
+
+def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
+    """All that happened, in one order.
+
+    Raises:
+        TraceError: the parts contradict each other.
+    """
+    plans: dict[int, list[_Section]] = {}
+    for part in parts:
+        for plan, section in _sections(part).items():
+            plans.setdefault(plan, []).append(section)
+    return list(_events(plans))
+
+
+class _Section:
+    """What one host did under one plan. `line`: None: it was under it already when its trace began."""
+
+    __slots__ = ("host", "line", "lines", "time_ns")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.lines: deque[HostLine] = deque()
+        self.line: dict[str, int] | None = None
+        self.time_ns = 0
+
+
+def _sections(part: HostPart) -> dict[int, _Section]:
+    """By plan, in their order. What stands before the first plan line is of the plan before it, whichever that was."""
+    found: dict[int, _Section] = {}
+    here = _Section(part.host)
+    for line in part.lines:
+        if not isinstance(line, PlanLine):
+            here.lines.append(line)
+            continue
+        if not found and here.lines:
+            found[line.plan - 1] = here
+        here = found.setdefault(line.plan, _Section(part.host))
+        if line.line:
+            here.line, here.time_ns = {**(here.line or {}), **line.line}, line.time_ns
+    return found or {0: here}
+
+
+def _events(plans: Mapping[int, Sequence[_Section]]) -> Iterator[TracedEvent]:
+    is_first = True
+    for plan in sorted(plans):
+        sections = plans[plan]
+        line = {agent: number for section in sections for agent, number in (section.line or {}).items()}
+        if line and not is_first:
+            time_ns = max(section.time_ns for section in sections)
+            yield TracedEvent(Recovery(dict(line)), time_ns=time_ns, plan=plan)
+        is_first = False
+        yield from _under_plan(sections)
+
+
+def _under_plan(sections: Sequence[_Section]) -> Iterator[TracedEvent]:
+    homes: dict[int, str] = {}
+    for section in sections:
+        homes.update(dict.fromkeys(map(id, section.lines), section.host))
+    missing = _Missing(section.lines for section in sections)
+    for line in interleaved([section.lines for section in sections], missing):
+        missing.take(line)
+        yield _traced(line, homes[id(line)])
+
+
+class _Missing:
+    """Messages that a receive need not wait for: those that were sent, and those whose send nobody has traced."""
+
+    def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
+        self._waiting = {
+            line.message for queue in queues for line in queue if isinstance(line, SendLine | SendMarkerLine)
+        }
+
+    def __contains__(self, message: object) -> bool:
+        return message not in self._waiting
+
+    def take(self, line: HostLine) -> None:
+        if isinstance(line, SendLine | SendMarkerLine):
+            self._waiting.discard(line.message)
+
+
+def _traced(line: HostLine, host: str) -> TracedEvent:
+    match line:
+        case CheckpointLine():
+            taken = CheckpointTaken(line.agent, line.index, "forced" if line.kind == "forced" else "basic")
+            return TracedEvent(taken, host, line.time_ns, line.epochs)
+        case SendLine():
+            event: Event | Marker = MessageSent(line.agent, line.message, line.to)
+        case ReceiveLine():
+            event = MessageReceived(line.agent, line.message)
+        case SendMarkerLine():
+            event = MarkerLeft(line.host, line.message, line.to, line.epoch)
+        case ReceiveMarkerLine():
+            event = MarkerCame(line.host, line.message, line.sender, line.epoch)
+        case _:
+            assert_never(line)
+    return TracedEvent(event, host, line.time_ns)

@@ -1,0 +1,129 @@
+"""Lines that a host traces, and the order of what several hosts have traced.
+
+    {"event": "plan", "plan": 2, "line": {"a": 5}, "time_ns": …}                agents here begin, or go back
+    {"event": "checkpoint", "agent": "a", "index": 6, "kind": "coordinated", "epochs": [4], "time_ns": …}
+    {"event": "send", "agent": "a", "message": "a>b:17", "to": "b", "time_ns": …}
+    {"event": "receive", "agent": "b", "message": "a>b:17", "time_ns": …}
+    {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     for all channels of a link together
+    {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
+
+They stand in the order in which they happened on that host. Between hosts a message is sent before it is received; clocks decide
+what is left. Markers say nothing of what agents have done: who analyses a trace passes them by.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from snapline.errors import TraceError
+
+
+class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
+    """The agents of `line` go on from these checkpoints; others that stand below it go on from where they are."""
+
+    plan: int
+    line: dict[str, int]
+    time_ns: int = 0
+
+
+class CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
+    """`epochs`: those that it is a record of."""
+
+    agent: str
+    index: int
+    kind: Literal["basic", "forced", "coordinated"] = "basic"
+    time_ns: int = 0
+    epochs: tuple[int, ...] = ()
+
+
+class SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
+    """A message has left its agent's outbox."""
+
+    agent: str
+    message: str
+    to: str
+    time_ns: int = 0
+
+
+class ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
+    """A turn has consumed a message."""
+
+    agent: str
+    message: str
+    time_ns: int = 0
+
+
+class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send_marker"):
+    """All agents of `host` have recorded: a marker item goes on the link to another host."""
+
+    host: str
+    to: str
+    epoch: int
+    time_ns: int = 0
+
+    @property
+    def message(self) -> str:
+        """What the two ends have in common."""
+        return f"{self.host}>{self.to}#{self.epoch}"
+
+
+class ReceiveMarkerLine(
+    msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive_marker", rename={"sender": "from"}
+):
+    """It has come."""
+
+    host: str
+    sender: str
+    epoch: int
+    time_ns: int = 0
+
+    @property
+    def message(self) -> str:
+        """What the two ends have in common."""
+        return f"{self.sender}>{self.host}#{self.epoch}"
+
+
+EventLine = CheckpointLine | SendLine | ReceiveLine
+MarkerLine = SendMarkerLine | ReceiveMarkerLine
+HostLine = EventLine | MarkerLine
+
+Line = TypeVar("Line", bound=HostLine)
+
+decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
+
+
+def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:
+    """All lines: each queue in its order, each receive after its send, else the oldest first.
+
+    Whoever takes a send enters it into `sent` before asking for the next line.
+
+    Raises:
+        TraceError: a message is received before its send could come.
+    """
+    ready: list[tuple[int, int]] = []
+    awaited: dict[str, int] = {}
+    moved = list(range(len(queues)))
+    while True:
+        for index in moved:
+            if queues[index]:
+                head = queues[index][0]
+                if isinstance(head, ReceiveLine | ReceiveMarkerLine) and head.message not in sent:
+                    awaited[head.message] = index
+                else:
+                    heapq.heappush(ready, (head.time_ns, index))
+        if not ready:
+            break
+        _, index = heapq.heappop(ready)
+        line = queues[index].popleft()
+        yield line
+        moved = [index]
+        if isinstance(line, SendLine | SendMarkerLine) and line.message in awaited:
+            moved.append(awaited.pop(line.message))
+    if awaited:
+        names = ", ".join(map(repr, awaited))
+        raise TraceError(
+            f"messages {names}: each is received before its send could come: the files contradict each other"
+        )
