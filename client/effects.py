@@ -25,7 +25,7 @@ from snapline.conversation.effect_words import (
 )
 from snapline.conversation.inputs import REFUSED, GivenInput
 from snapline.conversation.letters import GONE, RETRY
-from snapline.conversation.views import EFFECTS
+from snapline.conversation.views import EFFECTS, Question
 from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError
 
 
@@ -135,5 +135,5 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[StandingEffect]:
     """At which effects agents stand now, as their hosts see it; of a host that does not say it, nothing."""
-    told = await ask_every_host(coordinator, hosts, EFFECTS, list[StandingEffect])
+    told = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[StandingEffect])
     return [effect for some in told.values() for effect in some or ()]

@@ -5,7 +5,7 @@ and others while it is lost. Nothing changes by asking, so whatever fails is ask
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -15,8 +15,8 @@ from snapline.client.queues import OVER, Place
 from snapline.conversation.answers import LocateReply
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus, HostStatus
-from snapline.conversation.view_wire import encode_question
-from snapline.conversation.views import STATE, WAITING, NotHereError, Question, WaitingAgents
+from snapline.conversation.view_wire import encode_question, trace_question
+from snapline.conversation.views import STATE, WAITING, NotHereError, Question, RecentTrace, TraceWanted, WaitingAgents
 from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
@@ -69,9 +69,9 @@ async def see(
 
 
 async def ask_every_host(
-    coordinator: CoordinatorClient, hosts: HostCalls, what: str, kind: type[Told]
+    coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[Told]
 ) -> dict[str, Told | None]:
-    """What each host that is alive says of its agents; None: it says nothing in time, or its release cannot. Nothing if nobody knows who is there."""
+    """What each host that is alive says; None: it says nothing in time, or its release cannot. Nothing if nobody knows who is there."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
@@ -79,7 +79,7 @@ async def ask_every_host(
 
     async def ask(host: HostStatus) -> Told | None:
         try:
-            told = await hosts.show(host.host, host.address, encode_question(Question("", what)), ASK_S_MAX)
+            told = await hosts.show(host.host, host.address, encode_question(question(host.host)), ASK_S_MAX)
             return msgspec.json.decode(told, type=kind)
         except (OfferFailed, NotHereError, SnaplineError, msgspec.MsgspecError):
             return None
@@ -91,12 +91,23 @@ async def ask_every_host(
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
     """With which agents of the fleet something waits, as its hosts see it now."""
-    told = await ask_every_host(coordinator, hosts, WAITING, WaitingAgents)
+    told = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
     some = [each for each in told.values() if each is not None]
     silent = tuple([host for host, each in told.items() if each is None])
     return WaitingAgents(
         tuple([agent for each in some for agent in each.agents]), sum([each.more for each in some]), silent
     )
+
+
+async def recent_traces(
+    coordinator: CoordinatorClient, hosts: HostCalls, after: Mapping[str, str], *, every: int, most: int
+) -> dict[str, RecentTrace | None]:
+    """What has happened on each host since the cursor in `after`; `most`: lines of one host."""
+
+    def question(host: str) -> Question:
+        return trace_question(TraceWanted(after.get(host, ""), every, most))
+
+    return await ask_every_host(coordinator, hosts, question, RecentTrace)
 
 
 async def _place(coordinator: CoordinatorClient, question: Question, limit_s: float, tries: int) -> Place:

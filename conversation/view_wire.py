@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from snapline.conversation.codec import parsed
 from snapline.conversation.inputs import PART_BYTES
 from snapline.conversation.views import (
@@ -9,10 +11,12 @@ from snapline.conversation.views import (
     EFFECTS,
     LIVE,
     STATE,
+    TRACE,
     VIEW_BYTES_MAX,
     WAITING,
     NotHereError,
     Question,
+    TraceWanted,
 )
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import agents_pb2
@@ -22,7 +26,7 @@ SERVICE: str = _SERVICE.full_name
 SHOW = "Show"
 SHOW_PATH = f"/{SERVICE}/{SHOW}"
 
-_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS, WAITING)
+_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE)
 
 _PARTS_MAX = VIEW_BYTES_MAX // PART_BYTES + 1
 
@@ -43,6 +47,23 @@ def decode_question(data: bytes) -> Question:
     if request.what not in _KNOWN:
         raise ProtocolError(f"{request.what!r} cannot be asked of this version: {', '.join(_KNOWN)} can")
     return Question(request.agent, request.what, request.field)
+
+
+def trace_question(wanted: TraceWanted) -> Question:
+    """The question for a part of a host's trace."""
+    return Question("", TRACE, msgspec.json.encode(wanted).decode())
+
+
+def trace_wanted(question: Question) -> TraceWanted:
+    """Which part is asked for.
+
+    Raises:
+        ProtocolError: it does not say.
+    """
+    try:
+        return msgspec.json.decode(question.field or "{}", type=TraceWanted)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"this says no part of a trace: {error}") from error
 
 
 def retry_message(reason: str) -> bytes:

@@ -1,8 +1,10 @@
 """What people ask a host about one agent, or all that it has, and what it answers; `view_wire.py` makes bytes of it."""
 
+from typing import Annotated
+
 import msgspec
 
-STATE, LIVE, DESCRIPTION, EFFECTS, WAITING = "state", "live", "description", "effects", "waiting"
+STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE = "state", "live", "description", "effects", "waiting", "trace"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
 """Of one document: as much as a message may have. More is read from the store itself."""
@@ -13,8 +15,9 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         what: "state": of the newest snapshot; "live": now, between two turns; "description": how the agent stands; "effects": those at which
-            agents of this host stand, "waiting": its agents with which something waits; both whatever `agent` is.
-        field: of a state only what stands at this path.
+            agents of this host stand, "waiting": its agents with which something waits, "trace": what has happened here in the last seconds;
+            these whatever `agent` is.
+        field: of a state only what stands at this path; of a trace, which part (`TraceWanted`).
     """
 
     agent: str
@@ -82,6 +85,39 @@ class WaitingAgents(msgspec.Struct, frozen=True):
     agents: tuple[WaitingAgent, ...] = ()
     more: int = 0
     silent_hosts: tuple[str, ...] = ()
+
+
+class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which part of its trace a host is asked for. Asking makes the host trace, for some seconds.
+
+    Attributes:
+        after: cursor of the last answer; "": all that the host has, which is nothing if nobody has asked before.
+        every: of each channel, every so manieth message is traced from now on: both ends trace the same ones.
+        most: lines; of more the newest are told.
+    """
+
+    after: str = ""
+    every: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1
+    most: Annotated[int, msgspec.Meta(ge=1)] = 20_000
+
+
+class RecentTrace(msgspec.Struct, frozen=True):
+    """What has happened on a host since a question before.
+
+    Attributes:
+        cursor: for the next question.
+        every: of each channel, every so manieth message is traced from now on.
+        missed: lines that were lost or left out since the cursor that was given.
+        time_ns: of the answer, since 1970, by the host's clock.
+        lines: as `snapline run --trace` writes them (`recovery/host_trace.py`), the first of them a plan line.
+    """
+
+    host: str
+    cursor: str = ""
+    every: int = 1
+    missed: int = 0
+    time_ns: int = 0
+    lines: list[msgspec.Raw] = []
 
 
 class NotHereError(Exception):

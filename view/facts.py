@@ -12,6 +12,7 @@ import msgspec
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.messages import OpenTurn
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.conversation.views import RecentTrace
 
 COURSE_MAX = 120
 """Samples of the course that is drawn: two minutes, one a second."""
@@ -165,6 +166,9 @@ class ViewCalls(FleetCalls, Protocol):
     async def waiting(self) -> dict[str, object]: ...
     async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
     async def consumers(self) -> ReadConsumersReply: ...
+    async def recent_traces(
+        self, after: Mapping[str, str], *, every: int, most: int
+    ) -> Mapping[str, RecentTrace | None]: ...
 
 
 class Heard(msgspec.Struct, frozen=True):

@@ -3,18 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from snapline.client.client import TIMEOUT_S, Client
+from snapline.client.hosts import HostCalls
+from snapline.client.views import recent_traces
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.conversation.views import RecentTrace
 from snapline.errors import MisuseError
 
 
 class FleetQuestions:
     """Asks; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
 
-    def __init__(self, client: Client, coordinator: CoordinatorClient) -> None:
+    def __init__(self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls) -> None:
         self._client = client
         self._coordinator = coordinator
+        self._hosts = hosts
 
     async def status(self) -> dict[str, object]:
         """As `snapline status`."""
@@ -64,3 +68,9 @@ class FleetQuestions:
     async def consumers(self) -> ReadConsumersReply:
         """As `snapline output consumers list`."""
         return await patiently(self._coordinator.read_consumers)
+
+    async def recent_traces(
+        self, after: Mapping[str, str], *, every: int, most: int
+    ) -> Mapping[str, RecentTrace | None]:
+        """What has happened on each host since its cursor in `after`; None: it does not tell."""
+        return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)

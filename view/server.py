@@ -4,6 +4,7 @@ from pathlib import Path
 
 from snapline.channels.security import Security
 from snapline.client.client import open_client
+from snapline.client.hosts import HostCalls
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.gateway.serving import serve_app
 from snapline.view.acting import Operators
@@ -31,9 +32,11 @@ async def serve(
     async with await open_client(address, security, CLIENT_NAME) as client:
         coordinator = CoordinatorClient(address, security)
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
-        view = View(FleetQuestions(client, coordinator), token=token, operators=operators)
+        hosts = HostCalls(security, CLIENT_NAME)
+        view = View(FleetQuestions(client, coordinator, hosts), token=token, operators=operators)
         try:
             await serve_app(view.app(), listen)
         finally:
             await view.close()
+            await hosts.close()
             await coordinator.close()

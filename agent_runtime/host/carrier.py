@@ -24,6 +24,7 @@ from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.part_times import timed
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
+from snapline.agent_runtime.host.tracing import Tracing
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.migrations import MigrationError
@@ -75,6 +76,7 @@ class HostCarrier:
         core: the host core.
         plan: the plan confirmed last.
         offer, ask, view: messages from outside, who waits for answers, who wants to see an agent; see `Intake`.
+        tracing: where its trace goes, and who looks at it.
         started: agent → since when (monotonic ns), of turns that wait for something.
         at: whose turn, or step, is run or started just now: what is logged is about it.
     """
@@ -106,8 +108,8 @@ class HostCarrier:
         self.at: ev.StartTurn | de.RunStep | None = None
         self._around = around
         self._transport = transport
-        self._trace = trace
         self._now_ns = around.now_ns
+        self.tracing = Tracing(around, self.core, self.feed, trace, trace_every)
         self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn, step_ended=self.feed)
         self._run_turn = self.turns.run
         self.checkpoints = CheckpointWriter(
@@ -155,7 +157,7 @@ class HostCarrier:
             ev.UndialPeer: lambda command: transport.undial(command.peer),
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
-            ev.Trace: self._carry_trace,
+            ev.Trace: self.tracing.carry,
             lt.MessageBuried: lambda command: _log_letter(command.sender, command.agent, command.error),
             lt.MessageVoided: lambda command: _log_letter(command.sender, command.receiver, command.error),
             ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
@@ -261,14 +263,6 @@ class HostCarrier:
         log.info("stream to %s closed: %s", command.peer, command.reason)
         self._transport.close_stream(command.peer)
 
-    def _carry_trace(self, command: ev.Trace) -> None:
-        if self._trace is None:
-            return
-        if command.what == "checkpoint":
-            self._trace.checkpoint(command.agent, command.number, command.other)
-        else:
-            self._trace.message(command.what, command.agent, command.other, command.number)
-
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
     def hello(self, *, instance: str, address: str) -> Join:
@@ -352,8 +346,8 @@ class HostCarrier:
             return
         self._around.captured(command, known, image)
         took = self._now_ns() - started
-        if self._trace is not None:
-            self._trace.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
+        if self.tracing.is_on:
+            self.tracing.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
         capture = Capture(
             known, version, image, command.control, self._around.wall_ns(), took,
             base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs), started_ns=started,
@@ -372,10 +366,10 @@ class HostCarrier:
             return
         self._around.captured(command, known, image)
         took = self._now_ns() - started
-        if self._trace is not None and command.basis in ("basic", "forced"):
-            self._trace.checkpoint(command.agent, command.control.number, command.basis)
-        elif self._trace is not None:
-            self._trace.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
+        if self.tracing.is_on and command.basis in ("basic", "forced"):
+            self.tracing.checkpoint(command.agent, command.control.number, command.basis)
+        elif self.tracing.is_on:
+            self.tracing.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, self._around.wall_ns(), took))
         if self._measures:
             self.feed(ev.CheckpointMeasured(command.agent, took))
@@ -471,10 +465,10 @@ class HostCarrier:
         self._tables.loaded(command.line_epoch, outcome.tables)
         if outcome.buffers:
             self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), _nothing)
-        if self._trace is not None:
+        if self.tracing.is_on:
             loaded = outcome.agents
             numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
-            self._trace.plan(command.plan, numbers)
+            self.tracing.plan(command.plan, numbers)
         logged = outcome.logged
         agents = tuple(outcome.agents)
         self.feed(

@@ -70,7 +70,7 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
-from snapline.agent_runtime.host.view_events import EffectsWanted, ViewWanted, WaitingWanted
+from snapline.agent_runtime.host.view_events import EffectsWanted, TracingWanted, ViewWanted, WaitingWanted
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.host.wish import EpochWish
 from snapline.channels.frame import LinkHello, Refused
@@ -160,6 +160,7 @@ class HostCore:
             ViewWanted: self._views.on_view_wanted,
             EffectsWanted: self._views.on_effects_wanted,
             WaitingWanted: self._views.on_waiting_wanted,
+            TracingWanted: self._views.on_tracing_wanted,
             le.BatchAppended: self._log.on_batch_appended,
             le.LogSealed: self._log.on_log_sealed,
             le.LogWatched: self._log.on_log_watched,

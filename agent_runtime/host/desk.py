@@ -56,7 +56,7 @@ class HostDesk:
 
     Attributes:
         host: id of this host.
-        trace_every: of each channel, every so manieth message is traced; 0 = none.
+        trace_every: of each channel, every so manieth message is traced; 0 = none. It changes while somebody looks.
         is_watched: a judge wants to know of every logged message when it leaves.
         start: number of this run of the host, from the coordinator; 0 before the first Welcome.
         cluster: id of this fleet's run.

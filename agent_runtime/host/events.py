@@ -461,7 +461,8 @@ class WakeWriter(Command, frozen=True, gc=False):
 class Trace(Command, frozen=True, gc=False):
     """A sampled message left ("send") or is consumed ("receive"); for traces and pictures only.
 
-    Or a tentative checkpoint has become permanent ("checkpoint", `other` its basis).
+    Or a tentative checkpoint has become permanent ("checkpoint", `other` its basis), or this host has sent another one a marker item, or got
+    one ("send_marker", "receive_marker"; `number` its epoch).
     """
 
     what: str

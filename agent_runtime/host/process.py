@@ -111,6 +111,7 @@ class Host:
         self.view, self.look_at = self._carrier.view, self._carrier.turns.look_at
         self.effects, self.waiting = self._carrier.effects, self._carrier.waiting
         self.type_of = self._carrier.turns.type_of
+        self.recent_trace = self._carrier.tracing.recent
         self._inputs = InputService(self, self._transport.guard, host=options.host, take_input=self._take_input)
         self._views = ViewService(self, host=options.host)
 

@@ -37,6 +37,9 @@ class TraceSink(Protocol):
     def message(self, what: str, agent: str, other: str, number: int) -> None:
         """A message left ("send") or was consumed ("receive")."""
 
+    def marker(self, what: str, host: str, other: str, epoch: int) -> None:
+        """A marker item left ("send_marker") or came ("receive_marker")."""
+
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         """A checkpoint was taken."""
 

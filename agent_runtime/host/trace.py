@@ -1,7 +1,7 @@
 """A host's trace: one JSON object a line, for pictures and analysis.
 
-`checkpoint`, `send` and `receive` lines in the order of each agent's own events, with wall-clock times, and a `plan` line
-where agents begin or go back. Messages are sampled by their number, so that both ends trace the same ones. Written by and by: what a SIGKILL leaves is whole lines.
+`recovery/host_trace.py` describes them. Messages are sampled by their number, so that both ends trace the same ones. Written by and by: what
+a SIGKILL leaves is whole lines.
 """
 
 import asyncio
@@ -17,6 +17,33 @@ LINES_MAX = 20_000
 """Lines kept for one flush; at a sampling that makes more, the surplus is dropped."""
 
 
+TraceLine = dict[str, object]
+
+
+def message_line(what: str, agent: str, other: str, number: int, *, time_ns: int) -> TraceLine:
+    """A message left ("send") or was consumed ("receive")."""
+    sender, receiver = (agent, other) if what == "send" else (other, agent)
+    line: TraceLine = {"event": what, "agent": agent, "message": f"{sender}>{receiver}:{number}", "time_ns": time_ns}
+    return {**line, "to": other} if what == "send" else line
+
+
+def marker_line(what: str, host: str, other: str, epoch: int, *, time_ns: int) -> TraceLine:
+    """A marker item left ("send_marker") or came ("receive_marker")."""
+    end = "to" if what == "send_marker" else "from"
+    return {"event": what, "host": host, end: other, "epoch": epoch, "time_ns": time_ns}
+
+
+def checkpoint_line(agent: str, number: int, kind: str, epochs: tuple[int, ...], *, time_ns: int) -> TraceLine:
+    """A checkpoint was taken."""
+    line: TraceLine = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
+    return {**line, **({"epochs": list(epochs)} if epochs else {}), "time_ns": time_ns}
+
+
+def plan_line(number: int, line: dict[str, int], *, time_ns: int) -> TraceLine:
+    """The agents here go on from these checkpoints: what this host has traced of them beyond is undone."""
+    return {"event": "plan", "plan": number, "line": line, "time_ns": time_ns}
+
+
 class TraceWriter:
     """Appends to one file; blocking writes of a few kilobytes, on the event loop."""
 
@@ -27,25 +54,20 @@ class TraceWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
-        sender, receiver = (agent, other) if what == "send" else (other, agent)
-        line = {"event": what, "agent": agent, "message": f"{sender}>{receiver}:{number}", "time_ns": time.time_ns()}
-        if what == "send":
-            line["to"] = other
-        self._add(line)
+        self._add(message_line(what, agent, other, number, time_ns=time.time_ns()))
+
+    def marker(self, what: str, host: str, other: str, epoch: int) -> None:
+        self._add(marker_line(what, host, other, epoch, time_ns=time.time_ns()))
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         """Written through at once: before a checkpoint is durable, so is the trace of what it holds."""
-        line: dict[str, object] = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
-        if epochs:
-            line["epochs"] = list(epochs)
-        self._add({**line, "time_ns": time.time_ns()})
+        self._add(checkpoint_line(agent, number, kind, epochs, time_ns=time.time_ns()))
         self.flush()
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """The agents here go on from these checkpoints: what this host has traced of them beyond is undone."""
-        self._add({"event": "plan", "plan": number, "line": line, "time_ns": time.time_ns()})
+        self._add(plan_line(number, line, time_ns=time.time_ns()))
 
-    def _add(self, line: dict[str, object]) -> None:
+    def _add(self, line: TraceLine) -> None:
         if len(self._lines) < LINES_MAX:
             self._lines.append(msgspec.json.encode(line))
         if self._timer is None:

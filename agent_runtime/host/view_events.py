@@ -35,6 +35,12 @@ class WaitingWanted(Event, frozen=True, gc=False):
     request: int
 
 
+class TracingWanted(Event, frozen=True, gc=False):
+    """Somebody looks at what happens here, or nobody does any more: of each channel, every so manieth message is traced from now on; 0 = none."""
+
+    every: int
+
+
 class TurnView(msgspec.Struct, frozen=True, gc=False):
     """How a durable turn stands that has not ended.
 

@@ -21,15 +21,18 @@ from snapline.agent_runtime.host.agent_documents import bounded, description, ne
 from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.channels.doors import ERROR_KEY, Context
 from snapline.conversation.effect_records import StandingEffect
-from snapline.conversation.view_wire import SHOW, decode_question, retry_message, view_messages
+from snapline.conversation.view_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
 from snapline.conversation.views import (
     DESCRIPTION,
     EFFECTS,
     LIVE,
+    TRACE,
     VIEW_BYTES_MAX,
     WAITING,
     AgentState,
     NotHereError,
+    RecentTrace,
+    TraceWanted,
     WaitingAgents,
 )
 from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
@@ -57,6 +60,9 @@ class Shown(Protocol):
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
         """Ask the core with which agents something waits; `then` gets that."""
+
+    def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
+        """Trace for some seconds more; returns what tells of the last ones, in any thread."""
 
     def look_at(self, agent: str) -> bytes:
         """The record of its state now."""
@@ -112,6 +118,9 @@ class ViewService:
             return msgspec.json.encode(await self._effects())
         if question.what == WAITING:
             return msgspec.json.encode(await self._waiting())
+        if question.what == TRACE:
+            told = self._agents.recent_trace(trace_wanted(question))
+            return await asyncio.to_thread(lambda: msgspec.json.encode(told()))
         agent = check_id(question.agent)
         if question.what == LIVE:
             live = await self._live(agent)

@@ -16,6 +16,7 @@ from snapline.agent_runtime.host.view_events import (
     AnswerView,
     AnswerWaiting,
     EffectsWanted,
+    TracingWanted,
     TurnView,
     ViewWanted,
     WaitingWanted,
@@ -81,6 +82,9 @@ class Views:
         found.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
         shown = tuple([_view_of(agent, now_ns) for agent in found[:WAITING_SHOWN]])
         self._desk.out.append(AnswerWaiting(event.request, shown, len(found) - len(shown)))
+
+    def on_tracing_wanted(self, event: TracingWanted) -> None:
+        self._desk.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
         """It is between two turns; the next one may start now."""

@@ -2,12 +2,8 @@
 
 ShiViz
 ------
-A log has two lines for each event: the host with its vector clock as JSON, and the event in words. The first line of the
-file is the expression that takes events apart, the second would separate several executions and is empty. A host here is an
-agent. The clocks are Fidge and Mattern's (1988): an event raises its agent's own entry by one, a receive also takes over
-the greatest entries of its send. ShiViz asks for own entries 1, 2, 3 … without gaps, so a window of a long run counts
-from 1 again, and what was sent before it is not joined. A recovery is an event of every agent that it sets back; what it
-undid stays in the log, since it did happen.
+A host there is an agent here. A window of a long run counts from 1 again, and what was sent before it is not joined. A recovery is an event of
+every agent that it sets back; what it undid stays in the log, since it did happen. `pictures/shiviz.py` has the clocks.
 
 Perfetto
 --------
@@ -17,15 +13,12 @@ their first thread, epochs are spans of the process "coordinator": several may b
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from snapline.pictures.look import clean
+from snapline.pictures.shiviz import Step, shiviz_log
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
-
-SHIVIZ_PARSER = r"(?<host>\S*) (?<clock>\{.*\})\n(?<event>.*)"
 
 SHIVIZ_EVENTS_MAX = 20_000
 """The last ones; a browser draws no more of them, and clocks grow with the agents."""
@@ -37,51 +30,20 @@ COORDINATOR = "coordinator"
 ELSEWHERE = "spawned later"
 """The process of agents that no host had at the start."""
 
-Clock = dict[str, int]
-
 
 # -- ShiViz -------------------------------------------------------------------------------------------------------------
 
 
 def to_shiviz(recording: Recording) -> str:
     """The last `SHIVIZ_EVENTS_MAX` events as a log of ShiViz."""
-    clocks: dict[str, Clock] = {}
-    sent: dict[str, Clock] = {}
-    names = _Names()
-    lines = [SHIVIZ_PARSER, ""]
-    for timed in recording.events[-SHIVIZ_EVENTS_MAX:]:
-        for agent, words in _steps(timed):
-            name = names.of(agent)
-            clock = clocks.setdefault(name, {})
-            event = timed.event
-            if isinstance(event, MessageReceived):
-                for other, entry in sent.get(event.message, {}).items():
-                    clock[other] = max(clock.get(other, 0), entry)
-            clock[name] = clock.get(name, 0) + 1
-            if isinstance(event, MessageSent):
-                sent[event.message] = dict(clock)
-            lines += [f"{name} {json.dumps(clock)}", clean(words)]
-    return "\n".join(lines) + "\n"
+    return shiviz_log(step for timed in recording.events[-SHIVIZ_EVENTS_MAX:] for step in _clock_steps(timed))
 
 
-class _Names:
-    """Agents by names without blanks, each its own."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-        self._taken: dict[str, None] = {}
-
-    def of(self, agent: str) -> str:
-        """The name of an agent; the same one every time."""
-        found = self._names.get(agent)
-        if found is None:
-            plain = re.sub(r"[\s{}\"\\]", "_", clean(agent)) or "_"
-            found = plain
-            while found in self._taken:
-                found = f"{found}_"
-            self._names[agent] = found
-            self._taken[found] = None
-        return found
+def _clock_steps(timed: TimedEvent) -> Iterator[Step]:
+    event = timed.event
+    for agent, words in _steps(timed):
+        leaves = event.message if isinstance(event, MessageSent) else None
+        yield Step(agent, words, leaves, (event.message,) if isinstance(event, MessageReceived) else ())
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,9 @@ class HostTrace:
         if self._is_current():
             self._shared.message(what, agent, other, number)
 
+    def marker(self, what: str, host: str, other: str, epoch: int) -> None:
+        """A recording knows no markers."""
+
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         if self._is_current():
             self._shared.checkpoint(agent, number, kind)

@@ -19,6 +19,7 @@ from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.input_wire import SERVICE
 from snapline.conversation.inputs import InputOutcome
 from snapline.conversation.view_wire import SERVICE as AGENTS
+from snapline.conversation.views import RecentTrace, TraceWanted
 from snapline.errors import StoreError
 from snapline.storage.store.store import Store
 
@@ -158,6 +159,9 @@ class FakeHost:
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
         then(AnswerWaiting(1, tuple([make_view(agent) for agent in self.agents]), 3))
+
+    def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
+        return lambda: RecentTrace(self.host, "1-1.1", wanted.every)
 
     def look_at(self, agent: str) -> bytes:
         return msgspec.msgpack.encode({"amount": len(self.books.taken[agent])})

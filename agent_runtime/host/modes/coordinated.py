@@ -273,9 +273,12 @@ class CoordinatedMode:
             peer = self._desk.peers.get(host)
             if peer is not None:
                 self._links.tell(peer, MarkerSent(epoch.number, channels, numbers))
+                self._trace_marker("send_marker", host, epoch.number)
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         epoch = marker.epoch
+        if marker.is_last:
+            self._trace_marker("receive_marker", peer.host, epoch)
         if epoch in self._desk.ended:
             return
         if epoch > self._desk.begun_epoch:
@@ -290,6 +293,10 @@ class CoordinatedMode:
         if found is not None and marker.is_last:
             found.awaited.pop(peer.host, None)
             self._check()
+
+    def _trace_marker(self, what: str, other: str, epoch: int) -> None:
+        if self._desk.trace_every:
+            self._desk.out.append(ev.Trace(what, self._desk.host, other, epoch))
 
     def _show_markers(self, epoch: int, by_receiver: dict[str, dict[str, int]]) -> None:
         for receiver, last_numbers in by_receiver.items():

@@ -1,0 +1,95 @@
+"""What has happened on a host in the last seconds, for who looks: the lines that `--trace` writes, kept in memory.
+
+Nothing is kept, and the core traces nothing, until somebody asks; and again when nobody has asked for `LOOK_S`. Bounds: `LINES_MAX` lines, the
+newest, not older than `KEPT_S` when they are told. A line is kept as a tuple, and written out when it is told.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+import msgspec
+
+from snapline.agent_runtime.host.trace import TraceLine, checkpoint_line, marker_line, message_line, plan_line
+from snapline.conversation.views import RecentTrace, TraceWanted
+
+LINES_MAX = 20_000
+"""Some 5 MB. Of a host that makes more between two questions the oldest are lost, and counted."""
+
+KEPT_S = 30.0
+"""Longer ago nobody asks for: who looks asks every second or two."""
+
+LOOK_S = 5.0
+"""After a question: a viewer that has missed two or three is taken to be gone."""
+
+Write = Callable[..., TraceLine]
+
+
+class RecentLines:
+    """While somebody looks; a `TraceSink`. A cursor, `run.number`, is the number of the next line."""
+
+    def __init__(self, host: str, run: str, wall_ns: Callable[[], int], *, plan: int) -> None:
+        """`run`: names these lines among all that the host has kept and keeps; `plan`: the one that agents are under."""
+        self._host = host
+        self._run = run
+        self._wall_ns = wall_ns
+        self._plan = plan
+        self._next = 0
+        self._lines: deque[tuple[int, int, Write, tuple[object, ...]]] = deque(maxlen=LINES_MAX)
+
+    def message(self, what: str, agent: str, other: str, number: int) -> None:
+        self._add(message_line, (what, agent, other, number))
+
+    def marker(self, what: str, host: str, other: str, epoch: int) -> None:
+        self._add(marker_line, (what, host, other, epoch))
+
+    def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
+        self._add(checkpoint_line, (agent, number, kind, epochs))
+
+    def plan(self, number: int, line: dict[str, int]) -> None:
+        self._plan = number
+        self._add(plan_line, (number, line))
+
+    def flush(self) -> None:
+        """Nothing of this outlives the process."""
+
+    def _add(self, write: Write, arguments: tuple[object, ...]) -> None:
+        self._next += 1
+        self._lines.append((self._wall_ns(), self._plan, write, arguments))
+
+    def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
+        """What makes the answer, in any thread."""
+        now_ns, after = self._wall_ns(), _number_in(wanted.after, self._run)
+        first = self._next - len(self._lines)
+        begin = max(after, first, self._next - wanted.most)
+        taken = list(islice(self._lines, begin - first, None))
+        cursor, missed, every = f"{self._run}.{self._next}", begin - after, wanted.every
+
+        def told() -> RecentTrace:
+            return RecentTrace(self._host, cursor, every, missed, now_ns, _written(taken, now_ns - round(KEPT_S * 1e9)))
+
+        return told
+
+
+def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
+    """As in a file that begins here: a plan line says first what follows it is under."""
+    lines: list[msgspec.Raw] = []
+    told = None
+    for time_ns, plan, write, arguments in taken:
+        if time_ns < since_ns:
+            continue
+        if plan != told and write is not plan_line:
+            lines.append(_raw(plan_line(plan, {}, time_ns=time_ns)))
+        told = plan
+        lines.append(_raw(write(*arguments, time_ns=time_ns)))
+    return lines
+
+
+def _raw(line: TraceLine) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(line))
+
+
+def _number_in(cursor: str, run: str) -> int:
+    """Of the next line that its holder has not had; of another run: all."""
+    named, _, number = cursor.partition(".")
+    return int(number) if named == run and number.isdecimal() else 0
