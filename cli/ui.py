@@ -37,11 +37,20 @@ def serve(
             "--allow-actions", help="Who may look may act too: snapshots, restores, forks, draining and killing hosts."
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="TRACE",
+            help="Show this trace: a file, or a folder of hosts' traces. Without --data-dir and --coordinator it alone.",
+        ),
+    ] = None,
 ) -> None:
     """Show the fleet in a browser, live; it changes nothing unless --allow-actions is given. See docs/ui.md."""
     try:
         from snapline.gateway.serving import check_exposure
         from snapline.view.server import serve as serve_view
+        from snapline.view.server import serve_trace
     except ModuleNotFoundError as error:
         raise MisuseError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
@@ -52,6 +61,11 @@ def serve(
         raise MisuseError(
             "--allow-actions lends what this certificate may do to whoever reaches the page: give --token-file too"
         )
+    if trace is not None and not trace.exists():
+        raise MisuseError(f"there is no trace {trace}: name a file, or the folder that hosts traced into")
+    if trace is not None and connection.coordinator is None and connection.data_dir is None:
+        asyncio.run(serve_trace(trace, (host.strip("[]"), int(port)), token=token))
+        return
     folder = connection.folder() if connection.coordinator is None else None
     serving = serve_view(
         connection.address(),
@@ -60,5 +74,6 @@ def serve(
         token=token,
         may_act=allow_actions,
         folder=folder if allow_actions else None,
+        trace=trace,
     )
     asyncio.run(serving)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snapline.errors import MisuseError, TraceError
+from snapline.recovery.gathered import TracedEvent, gather, read_part
 from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import Trace as Events
-from snapline.recovery.trace import read_trace
+from snapline.recovery.trace import read_items, read_trace
 
 STANDARD_INPUT = "-"
 SUFFIX = ".jsonl"
@@ -42,9 +43,7 @@ def merge_folder(folder: Path) -> Merged:
         MisuseError: there are none, or a file cannot be opened.
         TraceError: a file cannot be read, or they contradict each other.
     """
-    files = {path.name: _lines_of(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
-    if not files:
-        raise MisuseError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
+    files = {path.name: _lines_of(path) for path in _files_of(folder)}
     try:
         return merge_traces(files)
     except TraceError as error:
@@ -61,6 +60,33 @@ def read_merged(merged: Merged, folder: Path) -> Events:
         return read_trace(merged.lines())
     except TraceError as error:
         raise TraceError(f"{folder}, merged: {error}") from error
+
+
+def read_happened(place: Path) -> list[TracedEvent]:
+    """All that happened: of a file what stands in it, of a folder what its hosts have traced, with hosts, times and markers.
+
+    Raises:
+        MisuseError: it cannot be opened, or the folder has no traces.
+        TraceError: it cannot be read, or contradicts itself.
+    """
+    if not place.is_dir():
+        with _lines(str(place)) as lines:
+            try:
+                return [TracedEvent(item) for item in read_items(lines)]
+            except TraceError as error:
+                raise TraceError(f"{place}: {error}") from error
+    files = _files_of(place)
+    try:
+        return gather([read_part(path.name, path.name.split(".")[0], _lines_of(path)) for path in files])
+    except TraceError as error:
+        raise TraceError(f"{place}: {error}") from error
+
+
+def _files_of(folder: Path) -> list[Path]:
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise MisuseError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
+    return files
 
 
 def name_of(place: str) -> str:

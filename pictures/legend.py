@@ -80,6 +80,7 @@ LEGEND = {
     "forced": (_mark("forced"), "forced checkpoint"),
     "coordinated": (_mark("coordinated"), "coordinated checkpoint"),
     "useless": (_mark("basic") + _path("strike", strike(12, 0, 6)), "useless (struck through)"),
+    "message marker": (_message("marker"), "marker, from host to host"),
     "message ordinary": (_message("ordinary"), "message"),
     "message in-transit": (_message("in-transit"), "in transit"),
     "message orphan": (_message("orphan"), "orphan"),

@@ -55,6 +55,13 @@ RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { 
 """
 """Of what stands in a picture."""
 
+EVENT_RULES = """.message.marker { stroke: var(--cut); stroke-opacity: .8; stroke-dasharray: 1 3; stroke-linecap: round; }
+.head-marker { fill: var(--cut); } .spot { fill: var(--message); } .spot.past { fill: var(--line); }
+.spot.chosen { fill: var(--line); } .ring { fill: none; stroke: var(--line); stroke-width: 2; }
+.hit { fill: none; pointer-events: all; } .agent.host { font-weight: 600; }
+"""
+"""Of what stands in pictures that show single events, too."""
+
 Point = tuple[float, float]
 
 
@@ -92,6 +99,7 @@ def head(
     states: Iterable[str] = (),
     description: str = "",
     rules: str = "",
+    is_part: bool = False,
 ) -> Iterator[str]:
     """How a picture opens: root, title, style, the heads of arrows, paper and heading.
 
@@ -102,15 +110,19 @@ def head(
         states: of messages; each has an arrow's head `snapline-head-…` of its own.
         description: of the picture in words, for who does not see it.
         rules: for the style, after the common ones.
+        is_part: of a page that has the style, and where the picture's parts are links.
     """
+    kind = f'role="group" aria-label="{html.escape(clean(heading))}"' if is_part else 'role="img"'
+    namespace = "" if is_part else 'xmlns="http://www.w3.org/2000/svg" '
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="snapline-spacetime" role="img" '
+        f'<svg {namespace}class="snapline-spacetime" {kind} '
         f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"{data(**values)}>'
     )
     yield title(heading)
     if description:
         yield f"<desc>{text(description)}</desc>"
-    yield f"<style>\n{style(RULES + rules)}\n</style>"
+    if not is_part:
+        yield f"<style>\n{style(RULES + rules)}\n</style>"
     yield "<defs>"
     for state in states:
         yield (
@@ -173,6 +185,14 @@ def _clip(point: Point, other: Point, left: float, right: float) -> Point:
     if x == point[0] or other[0] == point[0]:
         return x, point[1]
     return x, point[1] + (other[1] - point[1]) * (x - point[0]) / (other[0] - point[0])
+
+
+def link(content: str, href: str, words: str) -> str:
+    """`content` as a link; as it is without an address. Not in the order of the Tab key: a page has a list beside the picture."""
+    if not href:
+        return content
+    label = html.escape(clean(words))
+    return f'<a href="{html.escape(clean(href))}" tabindex="-1" aria-label="{label}">{content}</a>'
 
 
 def title(*parts: str) -> str:

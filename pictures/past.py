@@ -84,6 +84,10 @@ class PastEvents:
         self._events.append(None)
         self._undone_at.append(0)
 
+    def is_undone(self, position: int) -> bool:
+        """Has a recovery undone what stands there?"""
+        return self._undone_at[position] > 0
+
     def _history(self, agent: str) -> list[int]:
         history = self._histories.get(agent)
         if history is None:

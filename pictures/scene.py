@@ -12,7 +12,7 @@ a cut a message is one of three things (Chandy and Lamport 1985, section 2):
 A fourth is not seen from one cut: *undone*, sent after the record that a recovery took its sender back to.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,11 +22,11 @@ from snapline.errors import MisuseError
 Place = float
 
 MarkKind = Literal["initial", "basic", "forced", "coordinated"]
-State = Literal["undone", "ordinary", "in-transit", "orphan"]
+State = Literal["marker", "undone", "ordinary", "in-transit", "orphan"]
 BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point", "healed"]
 
-STATES: tuple[State, ...] = ("undone", "ordinary", "in-transit", "orphan")
-"""From the least to the most telling: what comes later lies on top."""
+STATES: tuple[State, ...] = ("marker", "undone", "ordinary", "in-transit", "orphan")
+"""From the least to the most telling: what comes later lies on top. A marker is no message of an agent."""
 
 Ticks = Callable[[float], Iterable[tuple[Place, str]]]
 """Where the axis is marked and with what words, if marks lie at least so far apart, in places."""
@@ -39,6 +39,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
         number: None if it has none that a reader knows.
         is_useless: on a Z-cycle. is_obsolete: no later line can contain it.
         words: more about it.
+        href: where a click leads.
     """
 
     agent: str
@@ -50,6 +51,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     is_useless: bool = False
     is_obsolete: bool = False
     words: tuple[str, ...] = ()
+    href: str = ""
 
 
 class Arrow(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +70,24 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
     received: tuple[Place, ...] = ()
     state: State = "ordinary"
     words: tuple[str, ...] = ()
+
+
+class Spot(msgspec.Struct, frozen=True, gc=False):
+    """An event of its own: a dot on its lane.
+
+    Attributes:
+        event: names it.
+        is_chosen: what is told is about it. is_past: it happened before that.
+        href: where a click leads.
+    """
+
+    agent: str
+    place: Place
+    event: str
+    words: str
+    is_chosen: bool = False
+    is_past: bool = False
+    href: str = ""
 
 
 class Front(msgspec.Struct, frozen=True):
@@ -131,7 +151,7 @@ class Scene(msgspec.Struct, frozen=True):
 
     Attributes:
         heading: its name. words: what it says, in one line.
-        agents: from top to bottom; all other parts name agents from here.
+        agents: from top to bottom; all other parts name agents from here. hosts: those lanes that are not of agents.
         first, last: the places at the left and at the right edge. What lies outside is not drawn, or is cut off.
         axis: what the ticks count.
         notes: what is left out.
@@ -148,10 +168,12 @@ class Scene(msgspec.Struct, frozen=True):
     first: Place
     last: Place
     ticks: Ticks
+    hosts: Collection[str] = ()
     words: str = ""
     axis: str = ""
     marks: Sequence[Mark] = ()
     arrows: Sequence[Arrow] = ()
+    spots: Sequence[Spot] = ()
     fronts: Sequence[Front] = ()
     bands: Sequence[Band] = ()
     signs: Sequence[Sign] = ()
@@ -163,7 +185,7 @@ class Scene(msgspec.Struct, frozen=True):
     values: Mapping[str, object] = {}
 
     def __post_init__(self) -> None:
-        named = {part.agent for parts in (self.marks, self.bands, self.signs) for part in parts}
+        named = {part.agent for parts in (self.marks, self.spots, self.bands, self.signs) for part in parts}
         named |= {agent for arrow in self.arrows for agent in (arrow.sender, arrow.receiver)}
         unknown = sorted(name for name in named - set(self.agents) if name)
         if unknown:

@@ -10,9 +10,24 @@ lines, recovery lines broken ones. What stands for a part of the scene bears `da
 from collections.abc import Iterator, Sequence
 
 from snapline.pictures.legend import entries_of, legend
-from snapline.pictures.look import Point, alive, arrow, cross, data, head, px, shape, shortened, strike, text, title
+from snapline.pictures.look import (
+    EVENT_RULES,
+    Point,
+    alive,
+    arrow,
+    cross,
+    data,
+    head,
+    link,
+    px,
+    shape,
+    shortened,
+    strike,
+    text,
+    title,
+)
 from snapline.pictures.plot import MARGIN, TOP, Plot
-from snapline.pictures.scene import STATES, Arrow, Band, Front, Mark, Place, Scene
+from snapline.pictures.scene import STATES, Arrow, Band, Front, Mark, Place, Scene, Spot, State
 from snapline.pictures.strip import ROW_HEIGHT, draw_tracks
 
 SCREEN = 1120
@@ -38,6 +53,9 @@ BEND = 0.6
 NAMES_GAP = 12
 """Pixels between the names' paper and the first place."""
 
+SPOT, SPOT_HIT = 2.5, 9
+"""Pixels from the middle of an event's dot to its rim, and to where a click still counts."""
+
 
 def draw(
     scene: Scene,
@@ -46,6 +64,7 @@ def draw(
     step_min: float = 0,
     is_read_from_end: bool = False,
     is_live: bool = False,
+    is_part: bool = False,
 ) -> str:
     """The picture of `scene` as the text of an SVG file.
 
@@ -55,6 +74,7 @@ def draw(
         step_min: pixels of a unit of places, at least.
         is_read_from_end: a wide picture is first seen at its right end, so the legend stands there.
         is_live: a script keeps names and legend in sight.
+        is_part: of a page that has the rules (`look.style`): it has neither a style nor a namespace of its own, and its parts may be links.
     """
     plot = plot or Plot.of(scene, step_min=step_min)
     found = telling(scene)
@@ -70,8 +90,10 @@ def draw(
         description=" ".join([f"{scene.words}." if scene.words else "", *notes]).strip(),
         width=round(plot.right) + MARGIN,
         height=height,
-        states=STATES if scene.agents else (),
+        states=_heads(scene),
         values=scene.values,
+        rules=EVENT_RULES if scene.spots or scene.hosts else "",
+        is_part=is_part,
     )
     x_edges = {"left": plot.left, "right": plot.right}
     parts = [
@@ -84,6 +106,7 @@ def draw(
         *_group("arrows", (_arrow(one, plot) for one in arrows)),
         *_group("labels", _labels(scene, arrows, plot)),
         *_group("fronts", (line for front in scene.fronts for line in _front(front, plot))),
+        *(_group("spots", _spots(scene, plot)) if scene.spots else ()),
         *_group("marks", _marks(scene, plot)),
         *_group("signs", _signs(scene, plot)),
         *_group("names", _names(scene, plot, is_live=is_live)),
@@ -92,6 +115,12 @@ def draw(
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _heads(scene: Scene) -> Sequence[State]:
+    """Of arrows that may be there."""
+    has_markers = any(one.state == "marker" for one in scene.arrows)
+    return [state for state in STATES if state != "marker" or has_markers] if scene.agents else ()
 
 
 def telling(scene: Scene) -> list[Arrow]:
@@ -249,6 +278,22 @@ def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
             yield f'<text class="number" {place}>{mark.number}</text>'
 
 
+def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
+    """Dots, each with a ground that is large enough for a finger."""
+    for spot in scene.spots:
+        if scene.shows(spot.place, spot.place):
+            yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
+
+
+def _spot(spot: Spot, x: str, y: str) -> str:
+    kind = "spot chosen" if spot.is_chosen else "spot past" if spot.is_past else "spot"
+    ground = f'<circle class="hit" cx="{x}" cy="{y}" r="{SPOT_HIT}"/>' if spot.href else ""
+    ring = f'<circle class="ring" cx="{x}" cy="{y}" r="8"/>' if spot.is_chosen else ""
+    values = data(event=spot.event, agent=spot.agent)
+    dot = f'<circle class="{kind}" cx="{x}" cy="{y}" r="{SPOT}"{values}>{title(spot.words)}</circle>'
+    return link(f"{ground}{ring}{dot}", spot.href, spot.words)
+
+
 def _mark(mark: Mark, x: float, y: float, size: float) -> str:
     flags = {
         "line": mark.is_on_line,
@@ -263,7 +308,8 @@ def _mark(mark: Mark, x: float, y: float, size: float) -> str:
     said = [words for words, holds in zip(meanings, flags.values(), strict=True) if holds]
     tooltip = title(f"{mark.agent}{number}: {mark.kind} checkpoint", *said, *mark.words)
     kind = f"{mark.kind} undone" if mark.is_undone else mark.kind
-    return f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
+    drawn = f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
+    return link(drawn, mark.href, f"{mark.agent}{number}: {mark.kind} checkpoint")
 
 
 def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
@@ -287,7 +333,8 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
         yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
     for agent in scene.agents:
         place = f'x="16" y="{px(plot.y(agent) + 4)}"'
-        yield f'<text class="agent" {place}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'
+        kind = "agent host" if agent in scene.hosts else "agent"
+        yield f'<text class="{kind}" {place}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'
     yield f'<text class="faint" x="16" y="{plot.bottom + 18}">{text(scene.axis)}</text>'
 
 

@@ -115,6 +115,19 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
     Raises:
         TraceError: a line that is none, or that contradicts earlier ones; it names all of them.
     """
+    return _read(lines).trace()
+
+
+def read_items(lines: Iterable[bytes]) -> list[Event | Recovery]:
+    """All that stands in a trace, in its order, with its recoveries and what they undo.
+
+    Raises:
+        TraceError: as `read_trace`.
+    """
+    return _read(lines).items
+
+
+def _read(lines: Iterable[bytes]) -> "_Reader":
     reader = _Reader()
     for number, line in enumerate(lines, 1):
         try:
@@ -123,7 +136,7 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
             reader.read_other(number, line, error)
         else:
             reader.read(number, item)
-    return reader.trace()
+    return reader
 
 
 class _History:
@@ -145,7 +158,8 @@ class _Reader:
     """The state between two lines.
 
     Attributes:
-        _events: all that was read, undone or not; a *position* is an index into it.
+        items: all that was read, recoveries too.
+        _events: all but these, undone or not; a *position* is an index into it.
         _numbers: by position, the number of the line.
         _sent, _received: by message id, the position of its send and receive, if neither is undone.
         _undone: positions.
@@ -153,6 +167,7 @@ class _Reader:
     """
 
     def __init__(self) -> None:
+        self.items: list[Event | Recovery] = []
         self._events: list[Event] = []
         self._numbers: list[int] = []
         self._histories: dict[str, _History] = {}
@@ -271,6 +286,7 @@ class _Reader:
             undone += history.positions[start:]
             del history.positions[start:], history.starts[checkpoint + 1 :]
         self._undo(number, undone)
+        self.items.append(Recovery(dict(line)))
 
     def _undo(self, number: int, positions: list[int]) -> None:
         self._undone.update(positions)
@@ -300,6 +316,7 @@ class _Reader:
     def _add(self, number: int, event: Event, history: _History) -> None:
         history.positions.append(len(self._events))
         self._events.append(event)
+        self.items.append(event)
         self._numbers.append(number)
 
 

@@ -2,6 +2,7 @@
 
     GET  /, /agents/{agent}, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
     GET  /act, /act/{verb}, POST /deeds      what operators may do, where the view was started to allow it (`acting.py`)
+    GET  /space-time, /space-time.svg, …     what happened, of the fleet and of a trace (`space_time.py`)
     GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
@@ -15,6 +16,8 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from importlib import resources
+from pathlib import Path
+from typing import cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,6 +27,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.pictures.look import EVENT_RULES, RULES, style
 from snapline.view.acting import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body
 from snapline.view.cut_facts import CutFacts, cut_of
@@ -33,9 +37,11 @@ from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.frame import PageHead, page
+from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
 from snapline.view.pieces import Piece, ViewerCopy
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
+from snapline.view.space_time import SpaceTimePages
 from snapline.view.streams import Streams, event
 from snapline.view.waiting_page import waiting_body, waiting_pieces
 from snapline.view.waiting_screen import WaitingScreen
@@ -62,12 +68,17 @@ class View:
 
     def __init__(
         self,
-        calls: ViewCalls,
+        calls: ViewCalls | None,
         *,
         token: str = "",
         watch: FleetWatch | None = None,
         operators: Operators | None = None,
+        trace: Path | None = None,
     ) -> None:
+        """`calls`: None: there is no fleet, and nothing but the screen of a `trace`."""
+        self._has_fleet = calls is not None
+        self._space = SpaceTimePages(self._show_space, None if calls is None else LiveEvents(calls), trace, self._cut)
+        calls = cast("ViewCalls", calls)  # without a fleet there are no routes that ask it
         self._calls = calls
         self._sessions = Sessions(token)
         self._watch = watch or FleetWatch(calls)
@@ -77,10 +88,11 @@ class View:
         self._waiting, self._waiting_streams = WaitingScreen(calls, self._watch), Streams()
         self._cuts: dict[str, CutFacts] = {}
         self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
+        self._files["view.css"] += style(RULES + EVENT_RULES).encode()
 
     def app(self) -> Starlette:
         """The application."""
-        routes = [
+        of_fleet = [
             Route("/", self._guarded(self._show_fleet)),
             Route("/agents/{agent}", self._guarded(self._show_agent)),
             Route("/epochs", self._guarded(self._show_epochs)),
@@ -89,6 +101,13 @@ class View:
             Route("/waiting", self._guarded(self._show_waiting)),
             Route("/events/waiting", self._guarded(self._waiting_events)),
             Route("/events/fleet", self._guarded(self._fleet_events)),
+        ]
+        routes = [
+            *(of_fleet if self._has_fleet else [Route("/", self._guarded(self._to_space))]),
+            Route("/space-time", self._guarded(self._space.page)),
+            Route("/events/space-time", self._guarded(self._space.events)),
+            Route("/space-time.svg", self._guarded(self._space.svg)),
+            Route("/space-time.shiviz", self._guarded(self._space.shiviz)),
             Route("/static/{file}", self._give_file),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
@@ -210,6 +229,12 @@ class View:
 
         return self._waiting_streams.response(look)
 
+    def _show_space(self, title: str, body: Markup, events: str) -> Response:
+        return self._page("space-time", title, body, events=events)
+
+    async def _to_space(self, request: Request) -> Response:
+        return RedirectResponse("/space-time", 303, HEADERS)
+
     async def _cut(self, snapshot: str) -> CutFacts:
         """Who types into a search asks for the same ones again and again."""
         if snapshot not in self._cuts:
@@ -225,7 +250,8 @@ class View:
         facts = self._watch.last.facts
         name = "" if facts is None else facts.fleet
         may_act = self._operators is not None and self._operators.may(facts)
-        return _html(page(PageHead(screen, title, name, events, self._sessions.is_asked_for, may_act), body), status)
+        head = PageHead(screen, title, name, events, self._sessions.is_asked_for, may_act, self._has_fleet)
+        return _html(page(head, body), status)
 
     def _failure(self, error: SnaplineError) -> Response:
         status = 503

@@ -5,11 +5,15 @@ import msgspec
 from snapline.view.figures import age
 from snapline.view.markup import Child, Markup, join, tag
 
+SPACE_TIME = ("space-time", "/space-time", "Space-time")
+"""The one screen that needs no fleet."""
+
 SCREENS = (
     ("fleet", "/", "Fleet"),
     ("epochs", "/epochs", "Epochs"),
     ("recovery", "/recovery", "Recovery"),
     ("waiting", "/waiting", "Waiting"),
+    SPACE_TIME,
 )
 """Id, address and name of each screen, in the order of the navigation."""
 
@@ -27,6 +31,7 @@ class PageHead(msgspec.Struct, frozen=True):
         events: address of the stream that keeps the page true; "": it stands still.
         is_signed_in: somebody has signed in, and may sign out.
         may_act: there is a screen of actions.
+        has_fleet: False: the view shows a trace alone.
     """
 
     screen: str
@@ -35,6 +40,7 @@ class PageHead(msgspec.Struct, frozen=True):
     events: str = ""
     is_signed_in: bool = False
     may_act: bool = False
+    has_fleet: bool = True
 
 
 def page(frame: PageHead, *body: Child) -> Markup:
@@ -61,7 +67,7 @@ def _skip() -> Markup:
 def _top(frame: PageHead) -> Markup:
     links = [
         tag("a", name, href=address, aria_current="page" if screen == frame.screen else None)
-        for screen, address, name in (*SCREENS, *(ACT if frame.may_act else ()))
+        for screen, address, name in ((*SCREENS, *(ACT if frame.may_act else ())) if frame.has_fleet else (SPACE_TIME,))
     ]
     sign_out = tag("form", tag("button", "Sign out"), method="post", action="/sign-out") if frame.is_signed_in else None
     live = tag("span", "live", id="live", class_="live", role="status") if frame.events else None

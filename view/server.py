@@ -22,8 +22,9 @@ async def serve(
     token: str,
     may_act: bool = False,
     folder: Path | None = None,
+    trace: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints where. `may_act`: operators may act here; `folder`: the fleet's, if it is on this machine.
+    """Serve until SIGINT or SIGTERM; prints where. `may_act`: operators may act here; `folder`: the fleet's, if it is on this machine; `trace`: shown beside it.
 
     Raises:
         MisuseError: the address is taken, or cannot be listened on.
@@ -33,10 +34,23 @@ async def serve(
         coordinator = CoordinatorClient(address, security)
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
         hosts = HostCalls(security, CLIENT_NAME)
-        view = View(FleetQuestions(client, coordinator, hosts), token=token, operators=operators)
+        view = View(FleetQuestions(client, coordinator, hosts), token=token, operators=operators, trace=trace)
         try:
             await serve_app(view.app(), listen)
         finally:
             await view.close()
             await hosts.close()
             await coordinator.close()
+
+
+async def serve_trace(trace: Path, listen: tuple[str, int], *, token: str) -> None:
+    """The same without a fleet: a trace alone.
+
+    Raises:
+        MisuseError: the address is taken, or cannot be listened on.
+    """
+    view = View(None, token=token, trace=trace)
+    try:
+        await serve_app(view.app(), listen)
+    finally:
+        await view.close()

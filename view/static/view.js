@@ -93,6 +93,7 @@ async function search(form) {
   if (number !== asked || !found.ok) return;
   replace(form.dataset.live, await found.text());
   history.replaceState(null, "", address);
+  here = location.pathname + location.search;
   if (body.dataset.events) listen();
 }
 
@@ -105,3 +106,43 @@ for (const kind of ["input", "change", "submit"]) {
     form.waiting = setTimeout(() => search(form), kind === "input" ? 150 : 0);
   });
 }
+
+// ---- links that change a part of the page -----------------------------------------------------------------------------
+
+let here = location.pathname + location.search;
+
+async function follow(address, part) {
+  const number = ++asked;
+  const url = new URL(address, location.href);
+  const query = new URLSearchParams(url.search);
+  query.set("part", part);
+  const found = await fetch(url.pathname + "?" + query);
+  if (number !== asked) return;
+  if (!found.ok) return location.assign(url);
+  const left = [...document.querySelectorAll(".picture")].map((box) => box.scrollLeft);
+  replace(part, await found.text());
+  document.querySelectorAll(".picture").forEach((box, index) => { box.scrollLeft = left[index] || 0; });
+  history.pushState(null, "", url);
+  here = url.pathname + url.search;
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[href]");
+  const part = link && link.closest("[data-links]");
+  const address = link && link.getAttribute("href");
+  if (!part || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  if (link.hasAttribute("download") || !address.startsWith(location.pathname)) return;
+  event.preventDefault();
+  follow(address, part.dataset.links);
+});
+
+addEventListener("popstate", () => location.pathname + location.search !== here && location.reload());
+
+// Keys of links that have one, where nobody is typing.
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  const link = [...document.querySelectorAll("a[data-key]")].find((each) => each.dataset.key === event.key);
+  if (!link || (event.key.startsWith("Arrow") && !event.target.closest(".picture"))) return;
+  event.preventDefault();
+  link.click();
+});

@@ -1,0 +1,175 @@
+"""The last seconds of the fleet, from the hosts' traces: asked for all viewers at once, once a period at most, and only while somebody looks.
+
+Hosts trace while they are asked, and for five seconds longer. Of a fleet that does more than can be followed every fourth message of a channel
+is traced, or every sixteenth …; both ends trace the same ones. What a host has told is shown up to the moment up to which all have told, or
+receives would stand there before their sends.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from snapline.conversation.views import RecentTrace
+from snapline.errors import NotFoundError
+from snapline.pictures.happened import Happened
+from snapline.recovery.gathered import HostPart, gather
+from snapline.recovery.host_trace import HostLine, PlanLine
+from snapline.view.facts import ViewCalls
+from snapline.view.streams import PERIOD_S
+
+KEPT_S = 20.0
+"""Of the past."""
+
+EVENTS_MAX = 20_000
+"""Of the past, as well: what lies before is not kept."""
+
+LINES_MAX = 20_000
+"""Of all hosts, in one look; a host is asked for its part of it."""
+
+LINES_LEAST = 200
+"""Of one host."""
+
+MANY, FEW = 10_000, 500
+"""Lines of one look: above these fewer messages are traced from then on, below those more."""
+
+EVERY_MAX = 1 << 20
+WAIT_S = 2.0
+"""A host whose clock is this far before another's is not waited for."""
+
+LOOKS_KEPT = 30
+"""A minute of looks: what somebody clicks in a page that keeps itself true is there still."""
+
+HELD_MAX = 16
+"""Looks that somebody has opened, the last ones: they stay while people study them."""
+
+
+class LiveLook(msgspec.Struct, frozen=True):
+    """What was known at one moment.
+
+    Attributes:
+        every: of each channel, every so manieth message is traced.
+        silent: hosts that do not tell. is_missing: hosts have done more than they could tell.
+    """
+
+    number: int
+    happened: Happened
+    every: int = 1
+    silent: tuple[str, ...] = ()
+    is_missing: bool = False
+
+
+class LiveEvents:
+    """Of one fleet. For one event loop."""
+
+    def __init__(self, calls: ViewCalls, period_s: float = PERIOD_S) -> None:
+        self._calls = calls
+        self._period_s = period_s
+        self._asking = asyncio.Lock()
+        self._asked_s = float("-inf")
+        self._told: dict[str, _HostTold] = {}
+        self._every = 1
+        self._count = 0
+        self._looks: dict[int, LiveLook] = {}
+        self._held: dict[int, LiveLook] = {}
+
+    async def look(self) -> LiveLook:
+        """What has happened in the last seconds, not older than a period. SnaplineError."""
+        async with self._asking:
+            if time.monotonic() - self._asked_s >= self._period_s or not self._looks:
+                await self._ask()
+                self._asked_s = time.monotonic()
+        return self._looks[self._count]
+
+    def hold(self, look: LiveLook) -> None:
+        """Keep it for who studies it."""
+        self._held.pop(look.number, None)
+        self._held[look.number] = look
+        while len(self._held) > HELD_MAX:
+            del self._held[next(iter(self._held))]
+
+    def held(self, number: int) -> LiveLook:
+        """A look of before, which stays.
+
+        Raises:
+            NotFoundError: it is not kept any more.
+        """
+        found = self._held.get(number) or self._looks.get(number)
+        if found is None:
+            raise NotFoundError("what you saw there is not kept any more: look at the last seconds again")
+        self.hold(found)
+        return found
+
+    async def _ask(self) -> None:
+        after = {host: told.cursor for host, told in self._told.items()}
+        most = max(LINES_LEAST, LINES_MAX // max(1, len(self._told)))
+        answers = await self._calls.recent_traces(after, every=self._every, most=most)
+        given = {host: answer for host, answer in answers.items() if answer is not None}
+        count = sum(self._told.setdefault(host, _HostTold(host)).take(answer) for host, answer in given.items())
+        is_missing = any(answer.missed for answer in given.values())
+        self._adapt(count, is_missing=is_missing)
+        parts = self._parts(given)
+        happened = await asyncio.to_thread(_happened, parts)
+        self._count += 1
+        silent = tuple([host for host, answer in answers.items() if answer is None])
+        self._looks[self._count] = LiveLook(self._count, happened, self._every, silent, is_missing)
+        while len(self._looks) > LOOKS_KEPT:
+            del self._looks[next(iter(self._looks))]
+
+    def _adapt(self, count: int, *, is_missing: bool) -> None:
+        if is_missing or count > MANY:
+            self._every = min(4 * self._every, EVERY_MAX)
+        elif count < FEW:
+            self._every = max(1, self._every // 4)
+
+    def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
+        """What all have told up to, and not what is too old."""
+        now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
+        parts: list[HostPart] = []
+        for host, told in list(self._told.items()):
+            told.forget(before_ns=now_ns - round(KEPT_S * 1e9))
+            until_ns = max(now_ns, told.time_ns - round(WAIT_S * 1e9))
+            parts += told.parts(until_ns)
+            if host not in given and not told.lines:
+                del self._told[host]
+        return parts
+
+
+class _HostTold:
+    """By one host. `lines`: by run, one for each of its processes that told something."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self.cursor = ""
+        self.time_ns = 0
+        self.lines: dict[str, deque[PlanLine | HostLine]] = {}
+
+    def take(self, answer: RecentTrace) -> int:
+        """Returns how many lines it has."""
+        lines = [msgspec.json.decode(line, type=PlanLine | HostLine) for line in answer.lines]
+        self.cursor, self.time_ns = answer.cursor, answer.time_ns
+        run = answer.cursor.partition(".")[0]
+        if lines:
+            self.lines.setdefault(run, deque()).extend(lines)
+        return len(lines)
+
+    def forget(self, *, before_ns: int) -> None:
+        for run, lines in list(self.lines.items()):
+            plan = None
+            while lines and lines[0].time_ns < before_ns:
+                gone = lines.popleft()
+                plan = gone.plan if isinstance(gone, PlanLine) else plan
+            if lines and plan is not None:
+                lines.appendleft(PlanLine(plan, {}, before_ns))
+            if not lines:
+                del self.lines[run]
+
+    def parts(self, until_ns: int) -> Iterable[HostPart]:
+        for lines in self.lines.values():
+            yield HostPart(self._host, [line for line in lines if line.time_ns <= until_ns])
+
+
+def _happened(parts: Sequence[HostPart]) -> Happened:
+    return Happened(gather(parts)[-EVENTS_MAX:], is_whole=False)

@@ -1,0 +1,374 @@
+"""The screen *Space-time*: what agents did, sent and received, in a picture whose events can be looked into."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from snapline.ids import HOST_PREFIX
+from snapline.pictures.happened import ROWS_MAX, ChosenEvent, Happened, Window
+from snapline.pictures.space_time import draw_window
+from snapline.recovery.gathered import Marker, MarkerCame, MarkerLeft
+from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent
+from snapline.view.figures import count, plural
+from snapline.view.frame import section
+from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.pieces import Piece
+from snapline.view.space_query import COUNTS, PAGE, SHOWN_MAX, Source, SpaceQuery
+from snapline.view.streams import notices
+from snapline.view.tree import leaf, tree
+
+LISTED_MAX = 200
+"""Events in the list beside the picture: the newest."""
+
+CLOCK_MAX = 100
+"""Entries of a clock."""
+
+BOXES_MAX = 48
+"""Agents to tick: the busiest."""
+
+
+class SpaceFacts(msgspec.Struct, frozen=True):
+    """What the screen shows.
+
+    Attributes:
+        query: what was asked for. sources: what this view has.
+        chosen: the event that is told about. epochs: cuts in which its message was in transit, `content`: and what it was, if that is known.
+        sampled: of each channel, every so manieth message is there.
+        silent: hosts that do not tell. is_missing: hosts have done more than they told. left_out: of a long trace the first events.
+        trace: what the trace is called.
+    """
+
+    query: SpaceQuery
+    sources: tuple[Source, ...]
+    happened: Happened
+    window: Window
+    chosen: ChosenEvent | None = None
+    epochs: tuple[int, ...] = ()
+    content: tuple[object, ...] = ()
+    sampled: int = 1
+    silent: tuple[str, ...] = ()
+    is_missing: bool = False
+    left_out: int = 0
+    trace: str = ""
+    held: int = 0
+
+
+def space_body(facts: SpaceFacts) -> Markup:
+    """The whole screen."""
+    return join([_title(facts), notices(), _form(facts), space_found(facts)])
+
+
+def space_found(facts: SpaceFacts) -> Markup:
+    """What is searched for, or clicked at."""
+    by_id = {piece.id: piece.html for piece in space_pieces(facts)}
+    label = "Space-time diagram: its events are listed below"
+    box = tag("div", by_id["picture"], class_="picture", tabindex="0", role="region", aria_label=label)
+    links = None if facts.query.is_live else "found"
+    return tag("div", by_id["about"], box, _event(facts), by_id["events"], id="found", data_links=links)
+
+
+def space_pieces(facts: SpaceFacts) -> list[Piece]:
+    """What may change."""
+    return [Piece("about", _about(facts)), Piece("picture", _picture(facts)), Piece("events", _events(facts))]
+
+
+def still(facts: SpaceFacts) -> SpaceQuery:
+    """The query of exactly what is shown: of a look at the fleet that stays."""
+    query = facts.query.at(facts.window)
+    return replace(query, held=facts.held) if query.source == "live" else query
+
+
+# -- above ---------------------------------------------------------------------------------------------------------------
+
+
+def _title(facts: SpaceFacts) -> Markup:
+    query, names = facts.query, {"live": "The fleet, live", "trace": f"Trace {facts.trace}"}
+    links = [
+        tag(
+            "a",
+            names[source],
+            href=SpaceQuery(source=source).address(),
+            aria_current="true" if source == query.source else None,
+        )
+        for source in facts.sources
+    ]
+    told = tag("span", "held", class_="pill warn") if query.held else None
+    back = tag("a", "Back to the last seconds", href=replace(query, held=0, first=None, end=None, event=None).address())
+    chosen = tag("p", links, class_="sources") if len(links) > 1 else tag("p", names[query.source], class_="quiet")
+    return tag("div", tag("h1", "Space-time"), told, chosen, back if query.held else None, class_="title")
+
+
+def _form(facts: SpaceFacts) -> Markup:
+    query, happened = facts.query, facts.happened
+    hidden = [
+        tag("input", type="hidden", name=name, value=value)
+        for name, value in (("source", query.source), ("held", query.held), ("first", query.first), ("end", query.end))
+        if value and (name != "source" or len(facts.sources) > 1)
+    ]
+    if query.first == 0 and query.end:
+        hidden.append(tag("input", type="hidden", name="first", value="0"))
+    rows = _choice("rows", "Rows", [("agents", "Rows: agents"), ("hosts", "Rows: hosts")], query.rows)
+    counts = [(str(number), f"Last {number:,} events") for number in sorted({*COUNTS, query.count})]
+    events = None if query.first is not None else _choice("count", "How many events", counts, str(query.count))
+    busiest = [agent for agent, _ in happened.busy.most_common(BOXES_MAX)]
+    others = ",".join([name for name in query.agents if name not in busiest])
+    field = tag(
+        "input",
+        type="search",
+        name="agents",
+        value=others,
+        placeholder="Agents: names or parts, with commas",
+        aria_label="Agents",
+    )
+    return tag(
+        "form",
+        hidden,
+        rows if happened.hosts else None,
+        events,
+        field,
+        tag("button", "Show"),
+        _boxes(busiest, query),
+        method="get",
+        action=PAGE,
+        class_="search",
+        data_live="found",
+    )
+
+
+def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: str) -> Markup:
+    made = [tag("option", words, value=value, selected=value == chosen) for value, words in options]
+    return tag("select", made, name=name, aria_label=label)
+
+
+def _boxes(busiest: Sequence[str], query: SpaceQuery) -> Markup | None:
+    if not busiest:
+        return None
+    boxes = [
+        tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in query.agents), agent)
+        for agent in sorted(busiest)
+    ]
+    legend = tag("legend", f"Rows of these; none of them: of the busiest {ROWS_MAX}", class_="quiet")
+    is_open = any(agent in query.agents for agent in busiest)
+    return tag(
+        "details",
+        tag("summary", "Choose agents"),
+        tag("fieldset", legend, boxes, class_="boxes"),
+        class_="choose",
+        open=is_open,
+    )
+
+
+def _about(facts: SpaceFacts) -> Markup:
+    """Links around the window, and what it does not say."""
+    links = tag("nav", _moves(facts), aria_label="Window", class_="moves")
+    return tag("div", links, [tag("p", words, class_="quiet") for words in _notes(facts)], id="about")
+
+
+def _moves(facts: SpaceFacts) -> Child:
+    happened, window, query = facts.happened, facts.window, still(facts)
+    shown = len(happened.shown(window))
+    around = _middle(facts)
+    steps = (
+        ("−", "Zoom out", happened.moved(window, first=-(shown + 1) // 2, end=(shown + 1) // 2), "-"),
+        ("+", "Zoom in", _zoomed(happened, window, around), "+"),
+        ("←", "Earlier", happened.moved(window, first=-max(1, shown // 2), end=-max(1, shown // 2)), "ArrowLeft"),
+        ("→", "Later", happened.moved(window, first=max(1, shown // 2), end=max(1, shown // 2)), "ArrowRight"),
+    )
+    made: list[Child] = []
+    for sign, name, to, key in steps:
+        is_same = to == window or shown > SHOWN_MAX
+        inner = (tag("span", sign, aria_hidden="true"), f" {name}")
+        if is_same:
+            made.append(tag("span", inner, class_="quiet"))
+        else:
+            made.append(tag("a", inner, href=query.at(to).address(), data_key=key))
+    made.append(tag("a", "SVG", href=query.address(f"{PAGE}.svg"), download=True))
+    made.append(tag("a", "ShiViz", href=query.address(f"{PAGE}.shiviz"), download=True))
+    return made
+
+
+def _middle(facts: SpaceFacts) -> int | None:
+    """Where zooming in leads: to the event that is told about, if it is there."""
+    event = facts.query.event
+    return event if event is not None and facts.window.first <= event < facts.window.end else None
+
+
+def _zoomed(happened: Happened, window: Window, around: int | None) -> Window:
+    shown = happened.shown(window)
+    if len(shown) < 4:
+        return window
+    middle = len(shown) // 2 if around is None else sum(position < around for position in shown)
+    first = min(max(0, middle - len(shown) // 4), len(shown) - len(shown) // 2)
+    part = shown[first : first + len(shown) // 2]
+    return replace(window, first=part[0], end=part[-1] + 1)
+
+
+def _notes(facts: SpaceFacts) -> list[str]:
+    happened, window = facts.happened, facts.window
+    rows = sum(not lane.startswith(HOST_PREFIX) for lane in window.lanes)
+    notes = []
+    if not len(happened):
+        notes.append("Nothing has happened yet: hosts trace from the first look on.")
+    if window.rows == "agents" and rows < len(happened.busy):
+        notes.append(
+            f"{rows:,} of {plural(len(happened.busy), 'agent')} have a row here: choose others, or rows of hosts."
+        )
+    if window.rows == "hosts":
+        notes.append("Messages within a host are left out, and what its agents record for one epoch is one mark.")
+    if facts.sampled > 1:
+        notes.append(
+            f"The fleet does too much to be followed: every {facts.sampled:,}th message of each channel is here."
+        )
+    if facts.is_missing:
+        notes.append("Hosts have done more than they could tell: something is missing.")
+    if facts.silent:
+        notes.append(f"Not told by {', '.join(facts.silent)}.")
+    if facts.left_out:
+        notes.append(f"The first {plural(facts.left_out, 'event')} of the trace are left out.")
+    return notes
+
+
+# -- the picture ---------------------------------------------------------------------------------------------------------
+
+
+def _picture(facts: SpaceFacts) -> Markup:
+    query = still(facts)
+
+    def href(position: int) -> str:
+        return replace(query, event=position).address(fragment="event")
+
+    drawn = draw_window(facts.happened, facts.window, facts.chosen, href=href)
+    return tag("div", Markup(drawn), id="picture")
+
+
+# -- one event -----------------------------------------------------------------------------------------------------------
+
+
+def _event(facts: SpaceFacts) -> Markup | None:
+    chosen, happened = facts.chosen, facts.happened
+    if chosen is None:
+        return None
+    rows: list[tuple[str, Child]] = [("when", happened.when(chosen.position)), *_details(facts, chosen.position)]
+    rows.append(("vector clock", _clock(chosen, facts)))
+    listed = tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows], class_="facts")
+    aside = tag("span", _neighbours(facts, chosen.position), class_="moves")
+    return section("event", happened.told(chosen.position), listed, aside=aside)
+
+
+def _details(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
+    each = facts.happened.events[position]
+    event = each.event
+    rows: list[tuple[str, Child]] = [("event", f"{position:,} of {len(facts.happened):,}, counted from 0")]
+    if each.host:
+        rows.append(("host", each.host))
+    match event:
+        case CheckpointTaken():
+            rows.append(("checkpoint", f"{count(event.number)}, {event.kind if not each.epochs else 'coordinated'}"))
+            rows += [("epoch", _epoch(epoch, facts)) for epoch in each.epochs]
+        case MessageSent() | MessageReceived():
+            rows += [("message", event.message), *_in_transit(facts), *_stamp(facts, position)]
+        case MarkerLeft() | MarkerCame():
+            rows.append(("epoch", _epoch(event.epoch, facts)))
+    if facts.happened.past.is_undone(position):
+        rows.append(("undone", "by a recovery"))
+    return rows
+
+
+def _in_transit(facts: SpaceFacts) -> list[tuple[str, Child]]:
+    rows: list[tuple[str, Child]] = [("in transit in the cut of", _epoch(epoch, facts)) for epoch in facts.epochs]
+    content = [_value(each) for each in facts.content]
+    return rows + [("content", each) for each in content]
+
+
+def _value(value: object) -> Child:
+    return tree(value, open_levels=2) if isinstance(value, dict | list | tuple) and value else leaf(value)
+
+
+def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
+    """The epoch that its agent had recorded last by then, as far as that is known."""
+    agent = getattr(facts.happened.events[position].event, "agent", "")
+    for earlier in range(position - 1, -1, -1):
+        each = facts.happened.events[earlier]
+        if each.epochs and isinstance(each.event, CheckpointTaken) and each.event.agent == agent:
+            return [("after the record of", _epoch(max(each.epochs), facts))]
+    return []
+
+
+def _epoch(epoch: int, facts: SpaceFacts) -> Child:
+    has_page = "live" in facts.sources
+    return tag("a", f"epoch {epoch}", href=f"/epochs/{epoch}") if has_page else f"epoch {epoch}"
+
+
+def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
+    each = facts.happened.events[chosen.position]
+    own = (
+        "" if not chosen.clock else _own(each.event, facts.happened.row_at(chosen.position, facts.window.rows), chosen)
+    )
+    entries = sorted(chosen.clock.items(), key=lambda entry: entry[0] != own)
+    shown = [
+        tag("span", tag("span", name, class_="key"), tag("b", f"{number:,}"), class_="entry")
+        for name, number in entries[:CLOCK_MAX]
+    ]
+    more = f"and {len(entries) - CLOCK_MAX:,} more" if len(entries) > CLOCK_MAX else None
+    words = "It counts the events of these rows that came before this one or are this one" + (
+        ", since the fleet began." if facts.happened.is_whole else ", as far back as is known."
+    )
+    return (tag("div", shown, more, class_="clock"), tag("p", words, class_="quiet"))
+
+
+def _own(event: Event | Marker | object, row: str, chosen: ChosenEvent) -> str:
+    """The entry of its own row, in its present life."""
+    lives = [name for name in chosen.clock if name == row or name.startswith(f"{row}#")]
+    return lives[-1] if lives else row
+
+
+def _neighbours(facts: SpaceFacts, position: int) -> Child:
+    """To the other end of a message, and along the row."""
+    happened, window, query = facts.happened, facts.window, still(facts)
+    row = happened.row_at(position, window.rows)
+    mine = [each for each in happened.shown(window) if happened.row_at(each, window.rows) == row]
+    before = [each for each in mine if each < position]
+    after = [each for each in mine if each > position]
+    partner = happened.partner(position)
+    steps = (
+        ("Before", before[-1] if before else None),
+        ("Its other end", partner),
+        ("Next", after[0] if after else None),
+    )
+    made: list[Child] = []
+    for name, to in steps:
+        if to is not None:
+            around = query if window.first <= to < window.end else query.at(_around(happened, window, to))
+            made.append(tag("a", name, href=replace(around, event=to).address(fragment="event")))
+    return made
+
+
+def _around(happened: Happened, window: Window, position: int) -> Window:
+    """A window of the same size, with this event in its middle."""
+    half = max(1, len(happened.shown(window)) // 2)
+    bare = replace(window, first=position, end=position + 1)
+    return happened.moved(bare, first=-half, end=half)
+
+
+# -- the list ------------------------------------------------------------------------------------------------------------
+
+
+def _events(facts: SpaceFacts) -> Markup:
+    """The same in words: for who does not see the picture, and for the keyboard."""
+    happened, query = facts.happened, still(facts)
+    shown = happened.shown(facts.window)
+    rows = [
+        tag(
+            "li",
+            tag("span", happened.when(position), class_="quiet"),
+            " ",
+            tag("a", happened.told(position), href=replace(query, event=position).address(fragment="event")),
+        )
+        for position in shown[-LISTED_MAX:]
+    ]
+    told = plural(len(shown), "event")
+    words = told if len(shown) <= LISTED_MAX else f"{told}, the last {LISTED_MAX}"
+    return tag(
+        "details", tag("summary", f"{words} in words"), tag("ol", rows, class_="events"), id="events", class_="list"
+    )

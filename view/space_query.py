@@ -1,0 +1,124 @@
+"""What of the past somebody wants to see: in the address of a page, of its pictures and of its links."""
+
+from typing import Literal
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec.structs import replace
+from starlette.datastructures import QueryParams
+
+from snapline.errors import MisuseError
+from snapline.pictures.happened import CHOSEN_MAX, Happened, Rows, Window
+
+PAGE = "/space-time"
+
+COUNTS = (60, 120, 240, 480)
+"""Events that may be shown without zooming."""
+
+COUNT = 120
+"""As many as have room in the width of a screen."""
+
+SHOWN_MAX = 1_000
+"""Events of one page: more are a grey wall, and a page of megabytes."""
+
+Source = Literal["live", "trace"]
+
+
+class SpaceQuery(msgspec.Struct, frozen=True):
+    """What is wanted.
+
+    Attributes:
+        source: the fleet as it runs, or the trace that the view was started with.
+        held: number of a look at the fleet that stays; 0: the present one.
+        agents: names, or parts of names; none: the busiest.
+        first, end: positions; None: the last `count` events.
+        event: position of the one that is told about.
+    """
+
+    source: Source = "live"
+    held: int = 0
+    rows: Rows = "agents"
+    agents: tuple[str, ...] = ()
+    count: int = COUNT
+    first: int | None = None
+    end: int | None = None
+    event: int | None = None
+
+    def address(self, path: str = PAGE, fragment: str = "") -> str:
+        """Where this is shown."""
+        given = {
+            "source": self.source if self.source != "live" else None,
+            "held": self.held or None,
+            "rows": self.rows if self.rows != "agents" else None,
+            "agents": ",".join(self.agents) or None,
+            "count": self.count if self.count != COUNT else None,
+            "first": self.first,
+            "end": self.end,
+            "event": self.event,
+        }
+        query = urlencode({name: value for name, value in given.items() if value is not None}, quote_via=quote)
+        return f"{path}{f'?{query}' if query else ''}{f'#{fragment}' if fragment else ''}"
+
+    @property
+    def is_live(self) -> bool:
+        """It goes on while somebody looks."""
+        return self.source == "live" and not self.held
+
+    def window(self, happened: Happened) -> Window:
+        """What is shown of it.
+
+        Raises:
+            MisuseError: the window is empty, or larger than a page.
+        """
+        lanes = happened.rows_of(self.rows, self.agents)
+        if self.first is None or self.end is None:
+            return happened.window(self.rows, lanes, count=self.count)
+        first, end = max(0, self.first), min(len(happened), self.end)
+        if first >= end:
+            raise MisuseError(
+                f"from {self.first} to {self.end} there are no events: there are {len(happened)}, from 0 on"
+            )
+        return narrowed(happened, Window(self.rows, lanes, first, end))
+
+    def at(self, window: Window) -> "SpaceQuery":
+        """The same with this window."""
+        return replace(self, first=window.first, end=window.end)
+
+
+def narrowed(happened: Happened, window: Window) -> Window:
+    """The last events of it, if it has more than a page may have."""
+    shown = happened.shown(window)
+    return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])
+
+
+def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
+    """What a request asks for; `sources`: what this view has, the usual one first.
+
+    Raises:
+        MisuseError: it is none of ours.
+    """
+    named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
+    agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]
+    source = given.get("source") or sources[0]
+    rows = given.get("rows") or "agents"
+    if source not in sources or rows not in ("agents", "hosts"):
+        raise MisuseError(f"this view shows no {source!r} with rows for {rows!r}")
+    return SpaceQuery(
+        source="trace" if source == "trace" else "live",
+        held=_number(given, "held") or 0,
+        rows="hosts" if rows == "hosts" else "agents",
+        agents=agents,
+        count=min(max(1, _number(given, "count") or COUNT), SHOWN_MAX),
+        first=_number(given, "first"),
+        end=_number(given, "end"),
+        event=_number(given, "event"),
+    )
+
+
+def _number(given: QueryParams, name: str) -> int | None:
+    text = given.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise MisuseError(f"{name} is no number: {text[:40]!r}")
+    return int(text)

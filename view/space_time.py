@@ -1,0 +1,198 @@
+"""Requests for the screen *Space-time*, `/space-time`: of the fleet as it runs, and of a trace. What is drawn `pictures/` says.
+
+GET  /space-time          the screen; `?part=found` its lower part
+GET  /events/space-time   what changes in it
+GET  /space-time.svg      the picture of exactly the window shown, for any viewer
+GET  /space-time.shiviz   its events with their vector clocks
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from snapline.client.trace_files import SUFFIX, read_happened
+from snapline.errors import MisuseError, SnaplineError
+from snapline.pictures.happened import ChosenEvent, Happened, Window
+from snapline.pictures.space_time import draw_window
+from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
+from snapline.view.cut_facts import CutFacts
+from snapline.view.doors import HEADERS
+from snapline.view.live_events import LiveEvents, LiveLook
+from snapline.view.markup import Markup
+from snapline.view.pieces import Piece
+from snapline.view.space_page import SpaceFacts, space_body, space_found, space_pieces
+from snapline.view.space_query import Source, SpaceQuery, query_of
+from snapline.view.streams import Streams
+
+TRACE_EVENTS_MAX = 200_000
+"""Of a trace: more take minutes to look through, and gigabytes. The last ones are shown."""
+
+EPOCHS_LOOKED_AT = 3
+"""Cuts that are searched for the content of a message in transit: it is in several only if epochs overlap."""
+
+
+_EPOCH = re.compile(r"epoch (\d+)")
+
+
+class ShownTrace:
+    """A trace that the view was started with; read again when its files have changed."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._reading = asyncio.Lock()
+        self._stamp: object = None
+        self._happened = Happened([], is_whole=True)
+        self.left_out = 0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return str(self._place)
+
+    async def happened(self) -> Happened:
+        """All of it. SnaplineError: it cannot be read."""
+        async with self._reading:
+            stamp = await asyncio.to_thread(self._stamp_now)
+            if stamp != self._stamp:
+                events = await asyncio.to_thread(read_happened, self._place)
+                self.left_out = max(0, len(events) - TRACE_EVENTS_MAX)
+                kept = events[self.left_out :]
+                self._happened = Happened(kept, is_whole=not self.left_out)
+                self._stamp = stamp
+        return self._happened
+
+    def _stamp_now(self) -> object:
+        files = sorted(self._place.glob(f"*{SUFFIX}")) if self._place.is_dir() else [self._place]
+        try:
+            return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        except OSError as error:
+            raise MisuseError(f"{self._place} cannot be read: {error.strerror or error}") from error
+
+
+Show = Callable[[str, Markup, str], Response]
+"""Puts a screen's frame around a body: title, body, address of its stream."""
+
+CutAt = Callable[[str], Awaitable[CutFacts]]
+
+
+class SpaceTimePages:
+    """Answers requests for the screen. `live`: None: there is no fleet; `trace`: None: there is no trace."""
+
+    def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt) -> None:
+        self._show = show
+        self._live = live
+        self._trace = None if trace is None else ShownTrace(trace)
+        self._cut_at = cut_at
+        self._streams = Streams()
+        named: Mapping[Source, bool] = {"live": live is not None, "trace": trace is not None}
+        self._sources = tuple([source for source, is_there in named.items() if is_there])
+
+    async def page(self, request: Request) -> Response:
+        """The screen."""
+        facts = await self._facts(self._query(request))
+        if request.query_params.get("part") == "found":
+            return HTMLResponse(str(await asyncio.to_thread(space_found, facts)), headers=HEADERS)
+        if facts.query.is_live and self._live is not None:
+            self._live.held(facts.held)  # who has no scripts may click on what they see for longer
+        body = await asyncio.to_thread(space_body, facts)
+        return self._show("Space-time", body, "/events/space-time" if facts.query.is_live else "")
+
+    async def events(self, request: Request) -> Response:
+        """What changes in it."""
+        query = self._query(request)
+
+        async def look() -> list[Piece]:
+            return await asyncio.to_thread(
+                space_pieces, await self._facts(replace(query, first=None, end=None, event=None))
+            )
+
+        return self._streams.response(look)
+
+    async def svg(self, request: Request) -> Response:
+        """The picture."""
+        facts = await self._facts(self._query(request))
+        drawn = await asyncio.to_thread(draw_window, facts.happened, facts.window, facts.chosen)
+        return _file(drawn, "image/svg+xml", "space-time.svg")
+
+    async def shiviz(self, request: Request) -> Response:
+        """The log."""
+        facts = await self._facts(self._query(request))
+        log = await asyncio.to_thread(facts.happened.shiviz, facts.window)
+        return _file(log, "text/plain; charset=utf-8", "space-time.log")
+
+    def _query(self, request: Request) -> SpaceQuery:
+        return query_of(request.query_params, self._sources)
+
+    # ---- what there is ----------------------------------------------------------------------------------------------
+
+    async def _facts(self, query: SpaceQuery) -> SpaceFacts:
+        if query.source == "trace":
+            assert self._trace is not None
+            happened, name = await self._trace.happened(), self._trace.name
+            facts = await asyncio.to_thread(_facts_of, query, self._sources, happened)
+            facts = replace(facts, trace=name, left_out=self._trace.left_out)
+        else:
+            look = await self._look(query)
+            facts = await asyncio.to_thread(_facts_of, query, self._sources, look.happened)
+            facts = replace(facts, held=look.number, sampled=look.every, silent=look.silent, is_missing=look.is_missing)
+        return await self._with_content(facts)
+
+    async def _look(self, query: SpaceQuery) -> LiveLook:
+        assert self._live is not None
+        if query.held:
+            return self._live.held(query.held)
+        return await self._live.look()
+
+    async def _with_content(self, facts: SpaceFacts) -> SpaceFacts:
+        """What a message was is known of those that a snapshot holds in transit."""
+        if facts.chosen is None or not facts.epochs:
+            return facts
+        event = facts.happened.events[facts.chosen.position].event
+        if facts.query.source != "live" or not isinstance(event, MessageSent | MessageReceived):
+            return facts
+        found: list[object] = []
+        for epoch in facts.epochs[:EPOCHS_LOOKED_AT]:
+            try:
+                cut = await self._cut_at(str(epoch))
+            except SnaplineError:
+                continue  # it has been pruned, or is not complete
+            found += [
+                message.message
+                for channel, message in cut.messages()
+                if event.message == f"{channel.sender}>{channel.receiver}:{message.number}"
+            ]
+        return replace(facts, content=tuple(found[:1]))
+
+
+def _facts_of(query: SpaceQuery, sources: tuple[Source, ...], happened: Happened) -> SpaceFacts:
+    window = query.window(happened)
+    chosen = _chosen(query, happened, window)
+    epochs = () if chosen is None else in_transit(happened, chosen.position)
+    return SpaceFacts(query, sources, happened, window, chosen, epochs)
+
+
+def _chosen(query: SpaceQuery, happened: Happened, window: Window) -> ChosenEvent | None:
+    if query.event is None:
+        return None
+    if query.event >= len(happened) or isinstance(happened.events[query.event].event, Recovery):
+        raise MisuseError(f"there is no event {query.event}: there are {len(happened)}, from 0 on")
+    return happened.chosen(window, query.event)
+
+
+def in_transit(happened: Happened, position: int) -> tuple[int, ...]:
+    """Epochs in whose cut the message of this event was in transit."""
+    cuts = [front for front in happened.past.fronts if front.kind == "cut"]
+    for arrow in happened.past.arrows(position, position, cuts, {}):
+        if position in (arrow.sent, *arrow.received) and arrow.state == "in-transit":
+            return tuple(map(int, _EPOCH.findall(arrow.words[0])))
+    return ()
+
+
+def _file(content: str, media_type: str, name: str) -> Response:
+    headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type=media_type, headers=headers)
