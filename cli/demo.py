@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapline.cli.beside_view import shown_in_browser
 from snapline.cli.demo_picture import draw_recovery, time_ns_of
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, rows_of
 from snapline.cli.progress import FleetProgress
@@ -46,14 +47,16 @@ TRACE_EVERY = 25
 """Of each channel, every so manieth message is traced for the picture."""
 
 
-def run_demo(*, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str) -> int:
-    """Run the demo; returns the exit code: 0 if everything came out exact."""
+def run_demo(
+    *, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str, ui_port: int | None = None
+) -> int:
+    """Run the demo; returns the exit code: 0 if everything came out exact. `ui_port`: show the fleet in a browser there; None: do not."""
     mode_of(protocol)  # refuses unknown names before anything is started
     if importlib.util.find_spec("numpy") is None:
         raise MisuseError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
     printer = Printer(OutputFormat(output))
     with _folder(data_dir) as folder:
-        result = asyncio.run(_Demo(printer, folder, hosts, protocol, source).run())
+        result = asyncio.run(_Demo(printer, folder, hosts, protocol, source, ui_port).run())
     printer.result(result, _show)
     return 0 if result["exact"] else 1
 
@@ -70,13 +73,16 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 class _Demo:
     """One run: what was done to the fleet, and what came of it."""
 
-    def __init__(self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None) -> None:
+    def __init__(
+        self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None, ui_port: int | None
+    ) -> None:
         self._say = printer.progress
         self._progress = FleetProgress(printer)
         self._folder = folder
         self._host_count = hosts
         self._protocol = protocol
         self._source = source
+        self._ui_port = ui_port
         self._started_ns = 0
         self._result: dict[str, object] = {}
 
@@ -104,7 +110,8 @@ class _Demo:
         async with fleet:
             client = CoordinatorClient(fleet.address, Security.loopback())
             try:
-                ending = await _meanwhile(fleet.wait(PATIENCE_S), self._disturb(fleet, client))
+                async with shown_in_browser(fleet, self._ui_port, self._progress):
+                    ending = await _meanwhile(fleet.wait(PATIENCE_S), self._disturb(fleet, client))
             finally:
                 self._progress.end()
                 await client.close()

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from snapline.cli.beside_view import BesideView
 from snapline.cli.command import command
 from snapline.cli.nouns import NOUNS, WORDS, add_noun, add_word
 from snapline.cli.options import Display
@@ -43,6 +44,7 @@ def _say_version(is_wanted: bool) -> None:
 @command
 def demo(
     display: Display,
+    view: BesideView,
     source: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +68,12 @@ def demo(
 
     raise typer.Exit(
         run_demo(
-            source=source, data_dir=data_dir, hosts=hosts, protocol=protocol, output=display.printer().format.value
+            source=source,
+            data_dir=data_dir,
+            hosts=hosts,
+            protocol=protocol,
+            output=display.printer().format.value,
+            ui_port=view.port(),
         )
     )
 

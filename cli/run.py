@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snapline.cli.beside_view import BesideView, shown_in_browser
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, LogLines, Spans, parse_arguments
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 
 
 METRICS_AT = "127.0.0.1:0"
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Folder for store, logs and the coordinator's log; the same one again continues the fleet.",
+        show_default="a new one under runs/",
+    ),
+]
 
 
 class OnFailure(StrEnum):
@@ -37,6 +48,7 @@ def run(
     display: Display,
     log_lines: LogLines,
     spans: Spans,
+    view: BesideView,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
     coordinators: Annotated[
@@ -48,15 +60,7 @@ def run(
             show_default="1, or as before in this folder",
         ),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            metavar="DIR",
-            help="Folder for store, logs and the coordinator's log; the same one again continues the fleet.",
-            show_default="a new one under runs/",
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     store: Annotated[
         str,
         typer.Option(
@@ -86,12 +90,13 @@ def run(
     """
     check_reference(fleet)
     arguments, log = parse_arguments(arg), log_lines.arguments() + spans.checked().arguments()
+    port = view.port()
     folder = data_dir or _new_folder(fleet)
     replicas = coordinators if coordinators is not None else _count_of(folder)
     progress, started_s = FleetProgress(display.printer()), time.monotonic()
     try:
         ending = asyncio.run(
-            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log, progress)
+            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log, port, progress)
         )
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
@@ -141,6 +146,7 @@ async def _run(
     is_traced: bool,
     has_metrics: bool,
     log: tuple[str, ...],
+    ui_port: int | None,
     progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.data_directory import METRICS_FOLDER
@@ -171,7 +177,8 @@ async def _run(
             progress.note(f"metrics of each process are where {folder / METRICS_FOLDER}/*.json says")
         following = asyncio.create_task(follow(local, folder))
         try:
-            return await local.wait()
+            async with shown_in_browser(local, ui_port, progress):
+                return await local.wait()
         finally:
             following.cancel()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from snapline.channels.security import Security
 from snapline.client.client import open_client
 from snapline.client.hosts import HostCalls
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.gateway.serving import serve_app
 from snapline.view.acting import Operators
 from snapline.view.app import View
@@ -30,7 +30,7 @@ async def serve(
         MisuseError: the address is taken, or cannot be listened on.
         CoordinatorUnavailableError: nobody answers there.
     """
-    async with await open_client(address, security, CLIENT_NAME) as client:
+    async with await patiently(lambda: open_client(address, security, CLIENT_NAME)) as client:
         coordinator = CoordinatorClient(address, security)
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
         hosts = HostCalls(security, CLIENT_NAME)

@@ -3,15 +3,19 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.command_line import Run
+
+from snapline.cli import beside_view
 
 WAIT_S = 60.0
 """Everything here takes seconds; a busy machine may make it ten times as long."""
@@ -83,7 +87,8 @@ class Launched:
         for listed in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in listed.read_text().split():
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                found[words[words.index("--id") + 1] if "--id" in words else "coordinator"] = int(pid)
+                other = "view" if "ui" in words else "coordinator"
+                found[words[words.index("--id") + 1] if "--id" in words else other] = int(pid)
         return found
 
     def end(self) -> tuple[int, str, str]:
@@ -269,3 +274,65 @@ def test_a_fleet_with_three_coordinators_goes_on_without_their_leader(
 
     code, _, err = launch(*arguments, "--coordinators", "1").end()
     assert code == 2 and "give --coordinators 3" in err
+
+
+# -- the view beside it ---------------------------------------------------------------------------------------------------
+
+BALL = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
+
+
+def address_of_view() -> str:
+    """Where it listens, as soon as it does."""
+    log = Path("data/logs/view.log")
+    found: str = until(lambda: log.exists() and log.read_text().startswith("http://") and log.read_text().strip())
+    return found
+
+
+def test_the_view_shows_the_fleet_and_ends_with_it(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
+    """Somebody looks on while the fleet ends: nobody waits for them."""
+    launched = launch(*BALL, "--ui")
+    address = address_of_view()
+    assert address.startswith("http://127.0.0.1:")
+    until(has_epoch(run))
+    with urllib.request.urlopen(f"{address}/events/fleet", timeout=WAIT_S) as looking:
+        assert "ball" in looking.readline().decode()
+        pid = launched.children()["view"]
+        until(lambda: os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, launched.process.pid))
+        (folder / "stop").touch()
+        code, out, err = launched.end()
+    assert (code, json.loads(out)["outcome"]) == (0, "stopped"), err
+    assert f"the fleet in a browser: {address}\n" in err and f"the view at {address} has ended with the fleet\n" in err
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_view_that_dies_takes_nothing_with_it(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
+    launched = launch(*BALL, "--ui", "--quiet")
+    address_of_view()
+    kill(launched.children()["view"])
+    until(has_epoch(run))
+    epoch = run("status", "--data-dir", "data").json["last_complete_epoch"]
+    until(has_epoch(run, epoch + 1))
+    (folder / "stop").touch()
+    code, _, err = launched.end()
+    assert code == 0, err
+    assert "the view has ended (SIGKILL); the fleet goes on" in err and "ui serve --data-dir data" in err
+    check_every_ball_was_seen_once(run)
+
+
+def test_where_the_view_cannot_listen_nothing_is_started(launch: Callable[..., Launched], folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = launch(*BALL, "--ui-port", str(port)).end()
+    assert (code, out) == (2, "") and f"cannot listen on 127.0.0.1:{port}" in err and len(err.splitlines()) == 1
+    assert not Path("data").exists()
+
+
+@pytest.mark.parametrize("command", [(*BALL,), ("demo", "--data-dir", "data")])
+def test_without_the_extra_nothing_is_started(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    (folder / "ball.py").write_text(FLEET)
+    monkeypatch.setattr(beside_view, "LIBRARIES", ("a_library_that_nobody_has",))
+    done = run(*(("run",) if command[0] != "demo" else ()), *command, "--ui")
+    assert done.code == 2 and "--ui needs 'a_library_that_nobody_has': pip install 'snapline[ui]'" in done.err
+    assert not Path("data").exists()

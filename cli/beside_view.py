@@ -1,0 +1,128 @@
+"""`--ui`: the view beside a fleet that a command runs, for as long as it runs.
+
+It is a process of its own, behind those of the fleet in the queue for the processor, and nobody waits for it: if it does not start, or dies, a
+sentence says so and the fleet goes on.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.cli.progress import FleetProgress
+    from snapline.deploy.child import Child
+    from snapline.deploy.local import LocalFleet
+
+HERE = "127.0.0.1"
+LIBRARIES = ("starlette", "uvicorn")
+NAME = "view"
+
+SAID = "snapline: "
+"""So begins the sentence of a command that cannot go on."""
+
+NICENESS = 5
+"""Once it listens: what the view draws can wait, what the fleet does cannot. Its start would take too long so."""
+
+LOOK_S = 0.1
+"""Between two looks for the coordinator, and for the view's address."""
+
+
+@dataclass(frozen=True)
+class BesideView:
+    """Whether, and where, a command shows the fleet that it runs."""
+
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Show the fleet in a browser until the command ends; it prints where.")
+    ] = False
+    ui_port: Annotated[
+        int | None,
+        typer.Option(
+            "--ui-port",
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help=f"The same, at this port of {HERE}.",
+            show_default="any that is free",
+        ),
+    ] = None
+
+    def port(self) -> int | None:
+        """Where to listen, 0 for any free port; None: nobody wants to look.
+
+        Raises:
+            MisuseError: the extra is missing, or the port is taken.
+        """
+        if not self.ui and self.ui_port is None:
+            return None
+        for name in LIBRARIES:
+            if importlib.util.find_spec(name) is None:
+                raise MisuseError(f"--ui needs {name!r}: pip install 'snapline[ui]'")
+        from snapline.gateway.serving import listening
+
+        listening(HERE, self.ui_port or 0).close()
+        return self.ui_port or 0
+
+
+@contextlib.asynccontextmanager
+async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
+    """Show the fleet meanwhile; `port`: as `BesideView.port` says it."""
+    if port is None:
+        yield
+        return
+    showing = asyncio.create_task(_show(fleet, port, progress))
+    try:
+        yield
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> None:
+    from snapline.deploy.child import Child, describe_exit
+    from snapline.deploy.data_directory import LOGS_FOLDER
+
+    while not await fleet.leader():
+        await asyncio.sleep(LOOK_S)
+    folder, listen = fleet.data_dir, ("--listen", f"{HERE}:{port}")
+    command = [sys.executable, "-m", "snapline", "ui", "serve", "--data-dir", str(folder.absolute()), *listen]
+    try:
+        child = Child.start(NAME, command, log_path=folder / LOGS_FOLDER / f"{NAME}.log")
+    except OSError as error:
+        progress.warn(f"the view did not start ({error.strerror or error}); the fleet goes on")
+        return
+    address = ""
+    try:
+        address = await _address_of(child)
+        if address:
+            with contextlib.suppress(OSError):  # it may have ended since
+                os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
+            progress.note(f"the fleet in a browser: {address}")
+        code = await child.wait()
+        last = child.last_line()
+        told = last.removeprefix(SAID) if last.startswith(SAID) else describe_exit(code)
+        again = f"`snapline ui serve --data-dir {folder}` shows it again"
+        progress.warn(f"the view has ended ({told}); the fleet goes on, and {again}")
+    finally:
+        is_there = child.exit_code is None
+        await child.kill()  # it only looks: there is nothing to wait for
+        if is_there and address:
+            progress.note(f"the view at {address} has ended with the fleet")
+
+
+async def _address_of(child: "Child") -> str:
+    """What it prints once it listens; "": it has ended before."""
+    while child.exit_code is None:
+        line = child.last_line()
+        if line.startswith("http://"):
+            return line
+        await asyncio.sleep(LOOK_S)
+    return ""
