@@ -8,6 +8,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, check_address, token_in
+from snapline.cli.ui_export import export
 from snapline.errors import MisuseError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The fleet in a browser.")
@@ -77,3 +78,6 @@ def serve(
         trace=trace,
     )
     asyncio.run(serving)
+
+
+app.command("export")(export)

@@ -177,3 +177,34 @@ async def test_a_snapshot_on_the_screen_is_what_was_saved(data_dir: Path) -> Non
             shown.append((cells[0], cells[1], int(cells[2].replace(",", ""))))
         assert shown == messages
         assert not wrong, wrong
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(SIZES[0], "light"), (SIZES[1], "dark")])
+async def test_an_exported_file_opens_alone_and_without_scripts(
+    data_dir: Path, size: tuple[int, int], scheme: Any
+) -> None:
+    width, height = size
+    file = data_dir.with_name("fleet.html")
+    async with viewed(data_dir):
+        command = [sys.executable, "-m", "snapline", "ui", "export", str(file), "--data-dir", str(data_dir)]
+        exporting = await asyncio.create_subprocess_exec(*command)
+        assert await asyncio.wait_for(exporting.wait(), LIMIT_S) == 0
+    options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    async with browsing(file.as_uri(), java_script_enabled=False, **options) as (page, wrong):
+        await page.goto(file.as_uri())
+        for name in ("Epochs", "Snapshot", "Recovery", "Waiting", "Fleet"):
+            await page.click(f"nav >> text={name}")
+            assert page.url == f"{file.as_uri()}#{name.lower()}"
+            await page.wait_for_selector(f"#{name.lower()} h1 >> visible=true")
+        size_of_title = await page.locator("h1").first.evaluate("each => getComputedStyle(each).fontSize")
+        assert size_of_title == "24px", "its style is in it, and its policy allows it"
+        assert not wrong, wrong
+    async with browsing(file.as_uri(), **options) as (page, wrong):
+        await page.goto(file.as_uri())
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        if SHOTS.name:
+            await page.screenshot(path=SHOTS / f"file-{scheme}-{width}.png", full_page=True)
+        assert AXE.is_file(), "`make test-ui` fetches axe-core"
+        found = await page.evaluate(f"async () => {{ {AXE.read_text()}\n return JSON.stringify(await axe.run()); }}")
+        serious = [each["id"] for each in json.loads(found)["violations"] if each["impact"] in ("serious", "critical")]
+        assert not serious and not wrong, (serious, wrong)

@@ -3,12 +3,19 @@
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from tests.integration.processes import LIMIT_S
 from tests.integration.running import running
+from tests.view.parsed import parse, value_in
+
+from snapline.deploy.data_directory import STORE_FOLDER
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.store.store import Store
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -52,3 +59,31 @@ async def rows_until(http: httpx.AsyncClient, id: str, words: str) -> bool:
             if words in changed.get(id, ""):
                 return True
     return False
+
+
+async def test_a_file_holds_what_a_running_fleet_says(data_dir: Path) -> None:
+    """The same snapshot by `snapshot show`, and by the file; and the recovery that there was."""
+    stop, file = data_dir.with_name("stop"), data_dir.with_name("fleet.html")
+    async with running(data_dir, "paced_bank:fleet", {"stop": str(stop), "period": "1"}) as fleet:
+        await fleet.until_epochs(1)
+        plan = (await fleet.recovered_from("h2"))["plan"]
+        created = await fleet.client.create_snapshot()
+        Holds(Store.open(str(data_dir / STORE_FOLDER)), now_s=time.time).pin(created.epoch)  # newer ones do not end it
+        saved: Any = await fleet.client.read_snapshots("show", str(created.epoch))
+        command = [sys.executable, "-m", "snapline", "ui", "export", str(file), "--data-dir", str(data_dir)]
+        exporting = await asyncio.create_subprocess_exec(*command, "--snapshot", str(created.epoch))
+        assert await asyncio.wait_for(exporting.wait(), LIMIT_S) == 0
+        stop.touch()
+        await fleet.end()
+    page = parse(file.read_text())
+    assert "could not be had" not in page.text
+    for agent in saved["agents"]:
+        (card,) = page.find("details", id=f"snapshot-agent-{agent['agent']}")
+        assert value_in(card.find("dd")[0]) == agent["state"]
+    rows = [row for part in page.find("section", id="snapshot-transit") for row in part.find("tr")[1:]]
+    messages = [each["message"]["fields"] for channel in saved["channels"] for each in channel["in_transit"]]
+    shown: list[Any] = [value_in(row.child("td")[-1]) for row in rows]
+    assert [fields for each in shown for fields in each.values()] == messages
+    (history,) = page.find("section", id="recovery-history")
+    assert [row.find("th")[0].text for row in history.find("tbody")[0].child("tr")] == [str(plan)]
+    assert len(page.find("details", id="recovery-each-table")[0].find("tbody")[0].child("tr")) == 9 + 3

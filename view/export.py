@@ -1,0 +1,215 @@
+"""What goes into a file for a bug report: the screens of a fleet that runs, or of a store at rest, each as far as it can be had.
+
+The pages are those of the view. What cannot be had is a sentence in its place, so one failure does not take the rest away; but a fleet that does not
+answer at all is an error, and no file.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+
+from snapline.agent_runtime.effect_ledger import Effect
+from snapline.errors import CoordinatorUnavailableError, SnaplineError
+from snapline.view.cut_facts import CutFacts, cut_of
+from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body
+from snapline.view.epochs_page import epochs_body, no_history
+from snapline.view.facts import FleetFacts, ViewCalls
+from snapline.view.figures import plural, size
+from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.markup import Markup, join, tag
+from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
+from snapline.view.store_at_rest import StoreAtRest
+from snapline.view.store_page import store_body
+from snapline.view.waiting_page import waiting_body, waiting_pieces
+from snapline.view.waiting_screen import WaitingScreen
+from snapline.view.watch import FleetWatch
+from snapline.view.withheld import Withheld
+
+SNAPSHOT = "snapshot"
+"""The screen of the snapshot; others link to it."""
+
+CUT_CHARACTERS_MAX = 8_000_000
+"""Of the snapshot's screen: a browser opens it in a second or two, and trackers of bugs take such a file."""
+
+RATE_S = 2.0
+"""Between two looks at the fleet: hosts tell their turns once a second."""
+
+LEDGER_LOOKS = 6
+"""At the ledger of effects, of 8 MiB at most each: who is asked for a file waits some seconds for it."""
+
+FAILURES = (SnaplineError, msgspec.ValidationError)
+
+
+class ExportedScreen(msgspec.Struct, frozen=True):
+    """One screen of the file. `id`: a word, which begins the ids in it. `epoch`: of the snapshot that it shows, or 0."""
+
+    id: str
+    name: str
+    body: Markup
+    epoch: int = 0
+
+
+class FleetExport:
+    """The screens of a fleet that runs."""
+
+    def __init__(self, calls: ViewCalls, snapshot: str, withheld: Withheld | None) -> None:
+        """`withheld`: leaves contents out; None: they are in the file."""
+        self._calls = calls
+        self._snapshot = snapshot
+        self._withheld = withheld
+        self._watch = FleetWatch(calls)
+        self._waiting = WaitingScreen(calls, self._watch)
+
+    async def screens(self) -> tuple[str, list[ExportedScreen]]:
+        """The fleet's name, and its screens.
+
+        Raises:
+            CoordinatorUnavailableError: the fleet does not say how it stands.
+        """
+        try:
+            return await self._screens()
+        finally:
+            await self._watch.close()
+
+    async def _screens(self) -> tuple[str, list[ExportedScreen]]:
+        first_s, facts = time.monotonic(), (await self._watch.now()).facts
+        if facts is None:
+            raise CoordinatorUnavailableError(self._watch.last.trouble)
+        epochs = await _had("epochs", "Epochs", self._epochs)
+        snapshot = await _had(SNAPSHOT, "Snapshot", self._cut)
+        recovery = await _had("recovery", "Recovery", lambda: self._recovery(facts))
+        waiting = await _had("waiting", "Waiting", self._what_waits)
+        await asyncio.sleep(max(0.0, first_s + RATE_S - time.monotonic()))
+        standing = await self._watch.now()
+        fleet = ExportedScreen("fleet", "Fleet", FleetScreen().body(standing, AgentSearch()))
+        return facts.fleet, [fleet, epochs, snapshot, recovery, waiting]
+
+    async def _epochs(self) -> ExportedScreen:
+        history = await self._calls.epoch_history()
+        return ExportedScreen("epochs", "Epochs", no_history() if history is None else epochs_body(history))
+
+    async def _cut(self) -> ExportedScreen:
+        return cut_screen(cut_of(await self._calls.snapshot_at(self._snapshot)), self._withheld)
+
+    async def _recovery(self, facts: FleetFacts) -> ExportedScreen:
+        line = msgspec.convert(await self._calls.line_of(()), LineFacts)
+        lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
+        past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
+        told = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
+        effects: dict[int, list[Effect]] = {}
+        for _ in range(LEDGER_LOOKS if told else 0):
+            effects = await self._waiting.open_at(told)
+        if self._withheld is not None:
+            effects = {epoch: self._withheld.effects(found) for epoch, found in effects.items()}
+        agents = [each.agent for each in self._watch.last.agents]
+        body = recovery_body(line, lines, past, [host.host for host in facts.hosts], agents, effects)
+        return ExportedScreen("recovery", "Recovery", body)
+
+    async def _what_waits(self) -> ExportedScreen:
+        for _ in range(LEDGER_LOOKS):
+            await self._waiting.open_at(())
+        facts = await self._waiting.facts()
+        return ExportedScreen(
+            "waiting", "Waiting", waiting_body(facts if self._withheld is None else self._withheld.waiting(facts))
+        )
+
+
+async def store_screens(
+    store: StoreAtRest, snapshot: str, withheld: Withheld | None
+) -> tuple[str, list[ExportedScreen]]:
+    """The same of a store that nobody answers for: its fleet's name, and what the store alone knows.
+
+    Raises:
+        StoreError: it cannot be read, or there is none.
+    """
+    listed = store.listed()
+    name = next((each.fleet for each in reversed(listed.snapshots) if each.fleet), "")
+
+    async def cut() -> ExportedScreen:
+        return cut_screen(cut_of(store.snapshot_at(snapshot)), withheld)
+
+    async def outside() -> ExportedScreen:
+        facts = store.outside(listed.snapshots[-1].epoch if listed.snapshots else 0)
+        shown = waiting_pieces(facts if withheld is None else withheld.waiting(facts))
+        said = _sentence(
+            "What waits with agents only their hosts know. Turns in their middle, timers and messages stand in the snapshot."
+        )
+        parts = [piece.html for piece in shown if piece.id in ("effects", "outputs")]
+        return ExportedScreen("waiting", "Waiting", join([_title("Waiting"), said, *parts]))
+
+    return name, [
+        ExportedScreen("store", "Store", store_body(listed)),
+        _missing("epochs", "Epochs", NO_HISTORY),
+        await _had(SNAPSHOT, "Snapshot", cut),
+        _missing("recovery", "Recovery", NO_RECOVERIES),
+        await _had("waiting", "Waiting", outside),
+    ]
+
+
+NO_HISTORY = "How epochs ended stands in the coordinator's log, which a store at rest does not have: export a fleet that runs. The store's own snapshots are above."
+NO_RECOVERIES = (
+    "What a failure would cost is asked of a fleet that runs: this one goes on from its latest complete epoch, with all its agents. "
+    "The recoveries that there were stand in the coordinator's log, which a store at rest does not have."
+)
+
+
+def cut_screen(cut: CutFacts, withheld: Withheld | None) -> ExportedScreen:
+    """One snapshot, as much of it as a file has room for."""
+    told = _title("Snapshot")
+    if withheld is not None:
+        return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
+    for kept, has_messages in _parts(min(len(cut.agents), ROWS_MAX)):
+        shown = (
+            cut
+            if kept >= min(len(cut.agents), ROWS_MAX)
+            else Withheld().cut(cut, kept=kept, messages_kept=has_messages)
+        )
+        body = cut_body(shown, CutSearch())
+        if len(body) <= CUT_CHARACTERS_MAX:
+            strip = None if shown is cut else _too_large(kept, has_messages=has_messages)
+            return ExportedScreen(SNAPSHOT, "Snapshot", join([strip, body]), cut.epoch)
+    return ExportedScreen(
+        SNAPSHOT,
+        "Snapshot",
+        join([told, _sentence("It is too large for a file: `snapline snapshot export` copies it.")]),
+        cut.epoch,
+    )
+
+
+def _parts(agents: int) -> Iterator[tuple[int, bool]]:
+    """Of how many agents, and whether of messages, contents are shown: less each time."""
+    yield agents, True
+    while agents:
+        agents //= 2
+        yield agents, True
+    yield 0, False
+
+
+def _too_large(kept: int, *, has_messages: bool) -> Markup:
+    others = f"all but the first {plural(kept, 'agent')}" if kept else "agents"
+    what = f"Contents of {others} are left out" if has_messages else "Contents are left out"
+    return _sentence(
+        f"{what}: this screen would be larger than {size(CUT_CHARACTERS_MAX)}. `snapline snapshot show` has them."
+    )
+
+
+async def _had(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
+    """A screen, or why there is none."""
+    try:
+        return await make()
+    except FAILURES as error:
+        return _missing(id, name, f"This could not be had: {error}.")
+
+
+def _missing(id: str, name: str, why: str) -> ExportedScreen:
+    return ExportedScreen(id, name, join([_title(name), _sentence(why)]))
+
+
+def _title(name: str) -> Markup:
+    return tag("div", tag("h1", name), class_="title")
+
+
+def _sentence(text: str) -> Markup:
+    return tag("p", text, class_="strip warn")

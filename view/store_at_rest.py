@@ -1,0 +1,66 @@
+"""A store that nobody answers for, for the view's pages: its snapshots, and what its fleet gave to the outside."""
+
+from collections import Counter, deque
+
+from snapline.agent_runtime.effect_ledger import fold
+from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state
+from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.conversation.answers import SnapshotList
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.coordinator.service.documents import list_snapshots, show_document
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.storage.store.store import Store
+from snapline.view.ledger import BACK_FIRST, BACK_STEP, ENOUGH, NEWEST_MAX, TOPICS_MAX, WORDS_MAX, NewestOutputs
+from snapline.view.waiting_page import WaitingFacts
+
+
+class StoreAtRest:
+    """Reads; documents are those of the commands with `-o json`."""
+
+    def __init__(self, location: str) -> None:
+        """StoreError: there is none."""
+        self._store = Store.open(location)
+        self._outputs = open_store(location)
+
+    def listed(self) -> SnapshotList:
+        """As `snapline snapshot list`."""
+        return list_snapshots(self._store)
+
+    def snapshot_at(self, snapshot: str) -> dict[str, object]:
+        """As `snapline snapshot show`. NotFoundError, DamagedDataError."""
+        found = show_document(self._store, snapshot, describe_state=describe_state, describe_payload=describe_payload)
+        return dict(found)
+
+    def outside(self, last_epoch: int) -> WaitingFacts:
+        """Effects and the newest outputs, as far as snapshots hold them. DamagedDataError."""
+        words: deque[Output | Undone] = deque(maxlen=WORDS_MAX)
+        count = 0
+        for word in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
+            words.append(word)
+            count += 1
+        return WaitingFacts(outputs=self._newest(last_epoch), effects=fold(words), is_ledger_whole=count <= WORDS_MAX)
+
+    def _newest(self, last_epoch: int) -> NewestOutputs:
+        """As `ledger.newest_outputs` finds them: some epochs back, and further until there are enough."""
+        back = BACK_FIRST
+        while True:
+            since = max(0, last_epoch - back)
+            found = self._since(since)
+            if not since or sum(found.counts.values()) >= ENOUGH:
+                return found
+            back *= BACK_STEP
+
+    def _since(self, epoch: int) -> NewestOutputs:
+        topics, counts = dict[str, deque[Output]](), Counter[str]()
+        try:
+            for each in self._outputs.outputs(after=f"{epoch}.0" if epoch else ""):
+                if isinstance(each, Output) and (each.topic in topics or len(topics) < TOPICS_MAX):
+                    topics.setdefault(each.topic, deque(maxlen=NEWEST_MAX)).append(each)
+                    counts[each.topic] += 1
+        except DamagedDataError:
+            raise
+        except (MisuseError, NotFoundError):
+            if not epoch:
+                raise
+        return NewestOutputs({topic: tuple(each) for topic, each in topics.items()}, counts, epoch)
