@@ -1,7 +1,9 @@
 """`snapline sim sweep` and `coverage`: many runs, and what they have in common."""
 
+import json
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ import typer
 
 from snapline.cli.command import INTERRUPTED, command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, DocumentTables, Printer, count, document, rows_of
+from snapline.cli.output import Document, DocumentTables, Printer, count, document, readable, rows_of
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import (
     RunOrScenario,
@@ -79,6 +81,14 @@ def sweep(
     require_probes: Annotated[
         bool, typer.Option("--require-probes", help="Exit with 3 if a probe was never hit.")
     ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="Write the summary there too, as DIR/NAME/TIME-sweep.json; `ui serve --reports DIR` shows it.",
+        ),
+    ] = None,
 ) -> None:
     """Run many seeds of a scenario, on all processors, and sum up.
 
@@ -91,12 +101,24 @@ def sweep(
     numbers = parse_seeds(seeds)
     _check_place(on, jobs)
     check_writable(csv)
+    file = None if folder is None else _summary_file(folder, template)
     summary = _sweep(
         template, numbers, changes.runner(), printer, jobs=jobs, on=on, address=address, stop_after=stop_after, csv=csv
     )
     repeats = {seed: changes.repeat(scenario, seed) for found in summary.findings for seed in found.seeds[:1]}
-    printer.result(_sweep_document(summary, repeats), _show_sweep)
+    found = _sweep_document(summary, repeats)
+    if file is not None:
+        file.write_text(json.dumps(readable(found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        printer.progress(f"wrote {file}")
+    printer.result(found, _show_sweep)
     raise typer.Exit(_sweep_code(summary, numbers, stop_after, is_strict=require_probes))
+
+
+def _summary_file(folder: Path, template: "Scenario") -> Path:
+    """Before hours of work, not after."""
+    from snapline.sim.report.folder import sweep_file
+
+    return sweep_file(folder, template.name, datetime.now(UTC))
 
 
 def _check_place(on: SweepPlace, jobs: int | None) -> None:

@@ -11,6 +11,9 @@ from snapline.cli.options import Connection, check_address, token_in
 from snapline.cli.ui_export import export
 from snapline.errors import MisuseError
 
+RUNS = Path("runs")
+"""Where `snapline sim` writes reports, unless it is told otherwise."""
+
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The fleet in a browser.")
 
 
@@ -43,7 +46,16 @@ def serve(
         typer.Option(
             "--trace",
             metavar="TRACE",
-            help="Show this trace: a file, or a folder of hosts' traces. Without --data-dir and --coordinator it alone.",
+            help="Show this trace: a file, or a folder of hosts' traces; alone if no fleet is named.",
+        ),
+    ] = None,
+    reports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--reports",
+            metavar="DIR",
+            help="Show reports of simulations in this folder too, or alone if no fleet is named. Repeatable.",
+            show_default="runs, if it is there",
         ),
     ] = None,
 ) -> None:
@@ -51,7 +63,7 @@ def serve(
     try:
         from snapline.gateway.serving import check_exposure
         from snapline.view.server import serve as serve_view
-        from snapline.view.server import serve_trace
+        from snapline.view.server import serve_files
     except ModuleNotFoundError as error:
         raise MisuseError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
@@ -64,8 +76,10 @@ def serve(
         )
     if trace is not None and not trace.exists():
         raise MisuseError(f"there is no trace {trace}: name a file, or the folder that hosts traced into")
-    if trace is not None and connection.coordinator is None and connection.data_dir is None:
-        asyncio.run(serve_trace(trace, (host.strip("[]"), int(port)), token=token))
+    if (trace is not None or reports) and connection.coordinator is None and connection.data_dir is None:
+        if allow_actions:
+            raise MisuseError("--allow-actions needs a fleet: give --data-dir or --coordinator too")
+        asyncio.run(serve_files((host.strip("[]"), int(port)), token=token, trace=trace, reports=reports or ()))
         return
     folder = connection.folder() if connection.coordinator is None else None
     serving = serve_view(
@@ -76,6 +90,7 @@ def serve(
         may_act=allow_actions,
         folder=folder if allow_actions else None,
         trace=trace,
+        reports=reports or ([RUNS] if RUNS.is_dir() else []),
     )
     asyncio.run(serving)
 

@@ -79,17 +79,11 @@ async def _of_store(location: str, snapshot: str, withheld: "Withheld | None") -
 
 async def _of_fleet(address: str, security: "Security", snapshot: str, withheld: "Withheld | None") -> Exported:
     from snapline.cli.remote import CLIENT_NAME
-    from snapline.client.client import open_client
-    from snapline.conversation.coordinator_client import CoordinatorClient, patiently
     from snapline.view.export import FleetExport
-    from snapline.view.questions import FleetQuestions
+    from snapline.view.questions import open_questions
 
-    async with await patiently(lambda: open_client(address, security, CLIENT_NAME)) as client:
-        coordinator = CoordinatorClient(address, security)
-        try:
-            return await FleetExport(FleetQuestions(client, coordinator), snapshot, withheld).screens()
-        finally:
-            await coordinator.close()
+    async with open_questions(address, security, CLIENT_NAME) as (questions, _):
+        return await FleetExport(questions, snapshot, withheld).screens()
 
 
 def _about(fleet: str, store: str | None, *, has_states: bool) -> str:

@@ -6,6 +6,7 @@
     GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
+    GET  /simulation, /simulation/…          reports of simulations, where there are any (`simulation.py`)
     GET  /health                             200 while this process answers
 
 Else it reads only. What a page holds comes from `snapline.Client` and from the store's reader.
@@ -13,11 +14,11 @@ Else it reads only. What a page holds comes from `snapline.Client` and from the 
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from importlib import resources
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,7 +37,7 @@ from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
-from snapline.view.frame import PageHead, page
+from snapline.view.frame import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, page
 from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
 from snapline.view.pieces import Piece, ViewerCopy
@@ -46,6 +47,9 @@ from snapline.view.streams import Streams, event
 from snapline.view.waiting_page import waiting_body, waiting_pieces
 from snapline.view.waiting_screen import WaitingScreen
 from snapline.view.watch import FleetWatch
+
+if TYPE_CHECKING:
+    from snapline.view.simulation import SimulationPages
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -64,7 +68,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class View:
-    """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look. `operators`: None: nobody may act."""
+    """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look. `operators`: None: nobody may act.
+
+    `trace`: a file, or a folder of hosts' traces. `reports`: folders with reports of simulations. `calls`: None: there is no fleet, and nothing but these.
+    """
 
     def __init__(
         self,
@@ -74,9 +81,9 @@ class View:
         watch: FleetWatch | None = None,
         operators: Operators | None = None,
         trace: Path | None = None,
+        reports: Sequence[Path] = (),
     ) -> None:
-        """`calls`: None: there is no fleet, and nothing but the screen of a `trace`."""
-        self._has_fleet = calls is not None
+        self._has_fleet, self._has_trace = calls is not None, trace is not None
         self._space = SpaceTimePages(self._show_space, None if calls is None else LiveEvents(calls), trace, self._cut)
         calls = cast("ViewCalls", calls)  # without a fleet there are no routes that ask it
         self._calls = calls
@@ -84,6 +91,7 @@ class View:
         self._watch = watch or FleetWatch(calls)
         self._operators = operators
         self._acting = None if operators is None else ActingPages(operators, self._sessions, self._watch, self._page)
+        self._simulation = self._simulations(reports) if reports else None
         self._fleet = FleetScreen()
         self._waiting, self._waiting_streams = WaitingScreen(calls, self._watch), Streams()
         self._cuts: dict[str, CutFacts] = {}
@@ -92,7 +100,33 @@ class View:
 
     def app(self) -> Starlette:
         """The application."""
-        of_fleet = [
+        routes = [
+            Route("/static/{file}", self._give_file),
+            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self._sign_out, methods=["POST"]),
+            Route("/health", self._health),
+            *(self._routes_of_fleet() if self._has_fleet else [Route("/", self._guarded(self._to_first_screen))]),
+        ]
+        if SPACE_TIME in self._screens():
+            routes += [
+                Route("/space-time", self._guarded(self._space.page)),
+                Route("/events/space-time", self._guarded(self._space.events)),
+                Route("/space-time.svg", self._guarded(self._space.svg)),
+                Route("/space-time.shiviz", self._guarded(self._space.shiviz)),
+            ]
+        if self._acting is not None:
+            routes += [
+                Route("/act", self._guarded(self._acting.show)),
+                Route("/act/{verb}", self._guarded(self._acting.propose)),
+                Route("/deeds", self._guarded(self._acting.carry_out), methods=["POST"]),
+                Route("/deeds/{key}", self._guarded(self._acting.outcome)),
+            ]
+        if self._simulation is not None:
+            routes += [Route(path, self._guarded(show)) for path, show in self._simulation.routes().items()]
+        return Starlette(routes=routes, exception_handlers={404: self._missing})
+
+    def _routes_of_fleet(self) -> list[Route]:
+        return [
             Route("/", self._guarded(self._show_fleet)),
             Route("/agents/{agent}", self._guarded(self._show_agent)),
             Route("/epochs", self._guarded(self._show_epochs)),
@@ -102,25 +136,21 @@ class View:
             Route("/events/waiting", self._guarded(self._waiting_events)),
             Route("/events/fleet", self._guarded(self._fleet_events)),
         ]
-        routes = [
-            *(of_fleet if self._has_fleet else [Route("/", self._guarded(self._to_space))]),
-            Route("/space-time", self._guarded(self._space.page)),
-            Route("/events/space-time", self._guarded(self._space.events)),
-            Route("/space-time.svg", self._guarded(self._space.svg)),
-            Route("/space-time.shiviz", self._guarded(self._space.shiviz)),
-            Route("/static/{file}", self._give_file),
-            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
-            Route("/sign-out", self._sign_out, methods=["POST"]),
-            Route("/health", self._health),
-        ]
-        if self._acting is not None:
-            routes += [
-                Route("/act", self._guarded(self._acting.show)),
-                Route("/act/{verb}", self._guarded(self._acting.propose)),
-                Route("/deeds", self._guarded(self._acting.carry_out), methods=["POST"]),
-                Route("/deeds/{key}", self._guarded(self._acting.outcome)),
-            ]
-        return Starlette(routes=routes, exception_handlers={404: self._missing})
+
+    def _screens(self) -> tuple[tuple[str, str, str], ...]:
+        """Those that there are for who looks now."""
+        screens = [*SCREENS, SPACE_TIME] if self._has_fleet else [SPACE_TIME] if self._has_trace else []
+        if self._operators is not None and self._operators.may(self._watch.last.facts):
+            screens.append(ACT)
+        if self._simulation is not None:
+            screens.append(SIMULATION)
+        return tuple(screens)
+
+    def _simulations(self, reports: Sequence[Path]) -> "SimulationPages":
+        from snapline.view.sim_reports import SimReports  # imports of the simulator are for those who have reports
+        from snapline.view.simulation import SimulationPages
+
+        return SimulationPages(SimReports(reports), self._page)
 
     async def close(self) -> None:
         """Ask the fleet no more."""
@@ -232,8 +262,8 @@ class View:
     def _show_space(self, title: str, body: Markup, events: str) -> Response:
         return self._page("space-time", title, body, events=events)
 
-    async def _to_space(self, request: Request) -> Response:
-        return RedirectResponse("/space-time", 303, HEADERS)
+    async def _to_first_screen(self, request: Request) -> Response:
+        return RedirectResponse(self._screens()[0][1], 303, HEADERS)
 
     async def _cut(self, snapshot: str) -> CutFacts:
         """Who types into a search asks for the same ones again and again."""
@@ -249,8 +279,7 @@ class View:
     def _page(self, screen: str, title: str, body: Markup, *, events: str = "", status: int = 200) -> Response:
         facts = self._watch.last.facts
         name = "" if facts is None else facts.fleet
-        may_act = self._operators is not None and self._operators.may(facts)
-        head = PageHead(screen, title, name, events, self._sessions.is_asked_for, may_act, self._has_fleet)
+        head = PageHead(screen, title, name, events, self._sessions.is_asked_for, self._screens())
         return _html(page(head, body), status)
 
     def _failure(self, error: SnaplineError) -> Response:

@@ -5,20 +5,22 @@ import msgspec
 from snapline.view.figures import age
 from snapline.view.markup import Child, Markup, join, tag
 
-SPACE_TIME = ("space-time", "/space-time", "Space-time")
-"""The one screen that needs no fleet."""
-
 SCREENS = (
     ("fleet", "/", "Fleet"),
     ("epochs", "/epochs", "Epochs"),
     ("recovery", "/recovery", "Recovery"),
     ("waiting", "/waiting", "Waiting"),
-    SPACE_TIME,
 )
-"""Id, address and name of each screen, in the order of the navigation."""
+"""Id, address and name of each screen of a fleet, in the order of the navigation."""
 
-ACT = (("act", "/act", "Actions"),)
+SPACE_TIME = ("space-time", "/space-time", "Space-time")
+"""Of a fleet, or of a trace."""
+
+ACT = ("act", "/act", "Actions")
 """Of those who may act."""
+
+SIMULATION = ("simulation", "/simulation", "Simulation")
+"""Where reports of simulations are shown."""
 
 
 class PageHead(msgspec.Struct, frozen=True):
@@ -30,8 +32,7 @@ class PageHead(msgspec.Struct, frozen=True):
         fleet: its name, as far as it is known.
         events: address of the stream that keeps the page true; "": it stands still.
         is_signed_in: somebody has signed in, and may sign out.
-        may_act: there is a screen of actions.
-        has_fleet: False: the view shows a trace alone.
+        screens: those that there are, in the order of the navigation.
     """
 
     screen: str
@@ -39,8 +40,7 @@ class PageHead(msgspec.Struct, frozen=True):
     fleet: str = ""
     events: str = ""
     is_signed_in: bool = False
-    may_act: bool = False
-    has_fleet: bool = True
+    screens: tuple[tuple[str, str, str], ...] = ()
 
 
 def page(frame: PageHead, *body: Child) -> Markup:
@@ -67,7 +67,7 @@ def _skip() -> Markup:
 def _top(frame: PageHead) -> Markup:
     links = [
         tag("a", name, href=address, aria_current="page" if screen == frame.screen else None)
-        for screen, address, name in ((*SCREENS, *(ACT if frame.may_act else ())) if frame.has_fleet else (SPACE_TIME,))
+        for screen, address, name in frame.screens
     ]
     sign_out = tag("form", tag("button", "Sign out"), method="post", action="/sign-out") if frame.is_signed_in else None
     live = tag("span", "live", id="live", class_="live", role="status") if frame.events else None

@@ -1,8 +1,10 @@
 """The view's questions to a running fleet: those of `snapline.Client`, and those that only the coordinator's own client has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
-from snapline.client.client import TIMEOUT_S, Client
+from snapline.channels.security import Security
+from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.hosts import HostCalls
 from snapline.client.views import recent_traces
 from snapline.conversation.answers import LocatedAgent
@@ -74,3 +76,21 @@ class FleetQuestions:
     ) -> Mapping[str, RecentTrace | None]:
         """What has happened on each host since its cursor in `after`; None: it does not tell."""
         return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
+
+
+@asynccontextmanager
+async def open_questions(
+    address: str, security: Security, name: str
+) -> AsyncIterator[tuple[FleetQuestions, CoordinatorClient]]:
+    """To a fleet, and the coordinator's client that is part of them. `name`: who asks.
+
+    Raises:
+        CoordinatorUnavailableError: nobody answers there.
+    """
+    async with await patiently(lambda: open_client(address, security, name)) as client:
+        coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)
+        try:
+            yield FleetQuestions(client, coordinator, hosts), coordinator
+        finally:
+            await hosts.close()
+            await coordinator.close()

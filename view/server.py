@@ -1,15 +1,13 @@
 """The view's process: one client, one server, until somebody ends it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from snapline.channels.security import Security
-from snapline.client.client import open_client
-from snapline.client.hosts import HostCalls
-from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.gateway.serving import serve_app
 from snapline.view.acting import Operators
 from snapline.view.app import View
-from snapline.view.questions import FleetQuestions
+from snapline.view.questions import open_questions
 
 CLIENT_NAME = "view"
 
@@ -23,33 +21,31 @@ async def serve(
     may_act: bool = False,
     folder: Path | None = None,
     trace: Path | None = None,
+    reports: Sequence[Path] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints where. `may_act`: operators may act here; `folder`: the fleet's, if it is on this machine; `trace`: shown beside it.
+    """Serve until SIGINT or SIGTERM; prints where.
+
+    Args:
+        may_act: operators may act here.
+        folder: the fleet's, if it is on this machine.
+        trace: a trace, shown beside it.
+        reports: folders with reports of simulations.
 
     Raises:
-        MisuseError: the address is taken, or cannot be listened on.
+        MisuseError: the address is taken, or cannot be listened on, or one of `reports` is no folder.
         CoordinatorUnavailableError: nobody answers there.
     """
-    async with await patiently(lambda: open_client(address, security, CLIENT_NAME)) as client:
-        coordinator = CoordinatorClient(address, security)
+    async with open_questions(address, security, CLIENT_NAME) as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
-        hosts = HostCalls(security, CLIENT_NAME)
-        view = View(FleetQuestions(client, coordinator, hosts), token=token, operators=operators, trace=trace)
-        try:
-            await serve_app(view.app(), listen)
-        finally:
-            await view.close()
-            await hosts.close()
-            await coordinator.close()
+        await _serve(View(questions, token=token, operators=operators, trace=trace, reports=reports), listen)
 
 
-async def serve_trace(trace: Path, listen: tuple[str, int], *, token: str) -> None:
-    """The same without a fleet: a trace alone.
+async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
+    """The same without a fleet: a trace, reports of simulations, or both."""
+    await _serve(View(None, token=token, trace=trace, reports=reports), listen)
 
-    Raises:
-        MisuseError: the address is taken, or cannot be listened on.
-    """
-    view = View(None, token=token, trace=trace)
+
+async def _serve(view: View, listen: tuple[str, int]) -> None:
     try:
         await serve_app(view.app(), listen)
     finally:

@@ -99,11 +99,17 @@ def _pictures(run: StoredRun) -> dict[str, bytes | None]:
     recording = run.recording
     return {
         SPACETIME: None if recording is None else draw_run(recording, run.result).encode(),
-        REPORT: page(_page(run)).encode(),
+        REPORT: report_of(run).encode(),
     }
 
 
-def _page(run: StoredRun) -> Page:
+def report_of(run: StoredRun) -> str:
+    """The report as the text of one HTML file."""
+    return page(page_of(run))
+
+
+def page_of(run: StoredRun) -> Page:
+    """What the report is made of."""
     liveness = run.scenario.liveness
     last_end_ns = max((max(fault.at_ns, fault.until_ns) for fault in run.result.faults), default=0)
     return Page(
@@ -214,6 +220,20 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
     except OSError as error:
         raise MisuseError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
     return folder
+
+
+def sweep_file(base: Path, name: str, now: datetime) -> Path:
+    """Where a sweep's summary goes, `base/<name>/<UTC time>-sweep.json`; the folder is made.
+
+    Raises:
+        MisuseError: it cannot be made.
+    """
+    parent = base / _safe(name)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MisuseError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
+    return parent / f"{now.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}-sweep.json"
 
 
 def _make(parent: Path, stem: str) -> Path:

@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 from tests.integration.processes import LIMIT_S
 from tests.integration.running import Running, running
+from tests.view.test_simulation import CONFIG, SMALLER, simulated, sweep_document, write
+
+from snapline.sim.result import Violation
 
 CHROMIUM = shutil.which("chromium") or ""
 AXE = Path(os.environ.get("SNAPLINE_AXE", ""))
@@ -179,6 +182,52 @@ async def test_a_snapshot_on_the_screen_is_what_was_saved(data_dir: Path) -> Non
         assert not wrong, wrong
 
 
+async def check_it_fits_and_is_sound(page: Page, width: int, shot: str) -> None:
+    """No wider than the window, and usable by people with other senses."""
+    assert await page.evaluate("document.documentElement.scrollWidth") <= width, page.url
+    if SHOTS.name:
+        await page.screenshot(path=SHOTS / f"{shot}.png", full_page=True)
+    assert AXE.is_file(), "`make test-ui` fetches axe-core"
+    found = await page.evaluate(f"async () => {{ {AXE.read_text()}\n return JSON.stringify(await axe.run()); }}")
+    serious = [each for each in json.loads(found)["violations"] if each["impact"] in ("serious", "critical")]
+    assert not serious, (page.url, [(each["id"], each["nodes"][0]["html"][:120]) for each in serious])
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(SIZES[0], "light"), (SIZES[1], "dark")])
+async def test_reports_of_simulations_are_sound(tmp_path: Path, size: tuple[int, int], scheme: Any) -> None:
+    """Without a fleet: a run, its shrunk form next to it, a sweep; pictures are drawn, and have their colours."""
+    width, height = size
+    wrong = {"verdict": "violation", "violations": [Violation("workload", "G3", 500_000_000, "a sum is wrong")]}
+    write(tmp_path / "run", simulated(CONFIG, 7, **wrong))
+    write(tmp_path / "run" / "shrunk", simulated(SMALLER, 7, **wrong))
+    (tmp_path / "run" / "shrunk" / "steps.txt").write_text("faults left out")
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep_document()))
+    command = [sys.executable, "-m", "snapline", "ui", "serve", "--reports", str(tmp_path), "--listen", "127.0.0.1:0"]
+    view = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, start_new_session=True)
+    options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    try:
+        assert view.stdout is not None
+        address = (await asyncio.wait_for(view.stdout.readline(), LIMIT_S)).decode().strip()
+        async with browsing(address, **options) as (page, wrong_there):
+            for number, path in enumerate(("", "/runs/0/run", "/pairs/0/run", "/sweeps/0/sweep.json")):
+                await page.goto(f"/simulation{path}", wait_until="networkidle")
+                for picture in await page.locator("img").all():
+                    await picture.scroll_into_view_if_needed()
+                    await picture.evaluate("each => each.decode()")
+                await check_it_fits_and_is_sound(page, width, f"simulation-{number}-{scheme}-{width}")
+            assert not wrong_there, wrong_there
+            await page.goto("/simulation/pictures/timeline/0/run")
+            paper = await page.locator(".snapline-spacetime").first.evaluate(
+                "each => getComputedStyle(each).backgroundColor"
+            )
+            assert paper == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(13, 17, 23)"), (
+                "its own style is allowed"
+            )
+    finally:
+        view.terminate()
+        await asyncio.wait_for(view.wait(), LIMIT_S)
+
+
 @pytest.mark.parametrize(("size", "scheme"), [(SIZES[0], "light"), (SIZES[1], "dark")])
 async def test_an_exported_file_opens_alone_and_without_scripts(
     data_dir: Path, size: tuple[int, int], scheme: Any
@@ -201,10 +250,5 @@ async def test_an_exported_file_opens_alone_and_without_scripts(
         assert not wrong, wrong
     async with browsing(file.as_uri(), **options) as (page, wrong):
         await page.goto(file.as_uri())
-        assert await page.evaluate("document.documentElement.scrollWidth") <= width
-        if SHOTS.name:
-            await page.screenshot(path=SHOTS / f"file-{scheme}-{width}.png", full_page=True)
-        assert AXE.is_file(), "`make test-ui` fetches axe-core"
-        found = await page.evaluate(f"async () => {{ {AXE.read_text()}\n return JSON.stringify(await axe.run()); }}")
-        serious = [each["id"] for each in json.loads(found)["violations"] if each["impact"] in ("serious", "critical")]
-        assert not serious and not wrong, (serious, wrong)
+        await check_it_fits_and_is_sound(page, width, f"file-{scheme}-{width}")
+        assert not wrong, wrong

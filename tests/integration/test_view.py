@@ -87,3 +87,17 @@ async def test_a_file_holds_what_a_running_fleet_says(data_dir: Path) -> None:
     (history,) = page.find("section", id="recovery-history")
     assert [row.find("th")[0].text for row in history.find("tbody")[0].child("tr")] == [str(plan)]
     assert len(page.find("details", id="recovery-each-table")[0].find("tbody")[0].child("tr")) == 9 + 3
+
+
+async def test_reports_are_shown_without_a_fleet(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-m", "snapline", "ui", "serve", "--reports", "runs", "--listen", "127.0.0.1:0"]
+    view = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert view.stdout is not None
+        address = (await asyncio.wait_for(view.stdout.readline(), LIMIT_S)).decode().strip()
+        async with httpx.AsyncClient(base_url=address, timeout=LIMIT_S, follow_redirects=True) as http:
+            assert "There is none: `snapline sim run`" in (await http.get("/")).text
+    finally:
+        view.terminate()
+        assert await asyncio.wait_for(view.wait(), LIMIT_S) == 0

@@ -1,6 +1,6 @@
 """A fleet of any size that nobody runs: the documents that `snapline.Client` would give, and a way to change them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snapline.agent_runtime.encoding import encode_message
@@ -12,6 +12,7 @@ from snapline.conversation.outputs import (
     ReleasedOutput,
     ReleasedOutputs,
 )
+from snapline.conversation.views import RecentTrace
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
 from snapline.storage.outputs.names import Cursor, parse_cursor
 
@@ -193,3 +194,9 @@ class SimulatedFleet:
         self.asked.append(call)
         if self.error is not None:
             raise self.error
+
+    async def recent_traces(
+        self, after: Mapping[str, str], *, every: int, most: int
+    ) -> Mapping[str, RecentTrace | None]:
+        self._answer("recent_traces")
+        return dict.fromkeys(self.names)

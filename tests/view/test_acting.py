@@ -16,7 +16,6 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.channels.doors import DOORS
 from snapline.channels.security import Security
-from snapline.client.client import open_client
 from snapline.conversation import coordinator_client
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.wire import path_of
@@ -26,7 +25,7 @@ from snapline.view import deeds as deeds_module
 from snapline.view.acting import ROLES, Operators
 from snapline.view.app import View
 from snapline.view.deeds import DeedOutcome, Deeds, Fields, ProposedDeed
-from snapline.view.questions import FleetQuestions
+from snapline.view.questions import open_questions
 from snapline.view.watch import FleetWatch
 
 ORIGIN = "http://127.0.0.1:8088"
@@ -62,15 +61,12 @@ class Acting:
 @asynccontextmanager
 async def acting(address: str, folder: Path | None = None, security: Security | None = None) -> AsyncIterator[Acting]:
     security = security or Security.loopback()
-    async with await open_client(address, security, "view") as client:
-        coordinator = CoordinatorClient(address, security)
-        questions = FleetQuestions(client, coordinator)
+    async with open_questions(address, security, "view") as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls)
         view = View(questions, watch=FleetWatch(questions, 0.0), operators=operators)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(view.app()), base_url=ORIGIN) as http:
             yield Acting(http)
         await view.close()
-        await coordinator.close()
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ async def test_what_an_older_coordinator_answers_is_no_history() -> None:
             raise MisuseError(self.sentence)
 
     def asking(sentence: str) -> FleetQuestions:
-        return FleetQuestions(None, Refusing(sentence))  # type: ignore[arg-type]  # a history is asked of the coordinator
+        return FleetQuestions(None, Refusing(sentence), None)  # type: ignore[arg-type]  # a history is asked of the coordinator
 
     assert await asking("'history' is no way to read snapshots: use list, show or verify").epoch_history() is None
     with pytest.raises(MisuseError, match="viewer"):

@@ -1,0 +1,111 @@
+"""What the view knows of simulations: their documents in files, with names and types. What is missing has a value that says nothing."""
+
+import msgspec
+
+
+class FoundViolation(msgspec.Struct, frozen=True):
+    """A guarantee that did not hold."""
+
+    oracle: str = ""
+    guarantee: str = ""
+    t_ns: int = 0
+    text: str = ""
+
+
+class RunHead(msgspec.Struct, frozen=True):
+    """Of a `result.json` what a list shows."""
+
+    kind: str
+    name: str
+    seed: int
+    verdict: str
+    violations: tuple[FoundViolation, ...] = ()
+    pending: tuple[str, ...] = ()
+    error: str = ""
+    messages: int = 0
+    virtual_ns: int = 0
+    commit: str = ""
+
+    @property
+    def why(self) -> str:
+        """In a sentence, what is wrong with it; "" if nothing is."""
+        if self.violations:
+            return self.violations[0].text
+        return self.pending[0] if self.pending else self.error.strip().rpartition("\n")[2]
+
+    @property
+    def oracles(self) -> str:
+        """Who found it."""
+        return ", ".join(dict.fromkeys([f"{each.guarantee} {each.oracle}".strip() for each in self.violations]))
+
+
+class FoundRun(msgspec.Struct, frozen=True):
+    """A run's folder that was found.
+
+    Attributes:
+        place: its address below `/simulation/…`: the number of the folder that was given, and the way from there.
+        written_s: when, in seconds since 1970.
+        protocol: or the fleet's own module, which has its own.
+        shrunk: address of its shrunk form, or "".
+        of: address of the run that it was shrunk from, or "".
+    """
+
+    place: str
+    head: RunHead
+    written_s: float = 0.0
+    protocol: str = ""
+    shrunk: str = ""
+    of: str = ""
+
+
+class SweepFound(msgspec.Struct, frozen=True):
+    """What some seeds of a sweep have in common."""
+
+    verdict: str = ""
+    oracle: str = ""
+    guarantee: str = ""
+    count: int = 0
+    seeds: tuple[int, ...] = ()
+    text: str = ""
+    repeat: str = ""
+
+
+class SweepFacts(msgspec.Struct, frozen=True):
+    """The document of `snapline sim sweep -o json`."""
+
+    kind: str
+    name: str
+    verdict: str = ""
+    runs: int = 0
+    verdicts: dict[str, int] = {}
+    findings: tuple[SweepFound, ...] = ()
+    never_hit: tuple[str, ...] = ()
+    checked: int = 0
+    divergences: tuple[dict[str, object], ...] = ()
+    is_stopped: bool = False
+    elapsed_s: float = 0.0
+    messages: int = 0
+
+
+class FoundSweep(msgspec.Struct, frozen=True):
+    """A sweep's file that was found; as `FoundRun`."""
+
+    place: str
+    facts: SweepFacts
+    written_s: float = 0.0
+
+
+class FoundReports(msgspec.Struct, frozen=True):
+    """What lies in the folders.
+
+    Attributes:
+        runs, sweeps: newest first.
+        is_cut: there is more than is looked at. older: runs that were found and not read.
+        unreadable: files that are no reports of this release, or damaged.
+    """
+
+    runs: tuple[FoundRun, ...] = ()
+    sweeps: tuple[FoundSweep, ...] = ()
+    is_cut: bool = False
+    older: int = 0
+    unreadable: int = 0

@@ -1,0 +1,289 @@
+"""Reports of simulations in folders that were given, and in no others.
+
+    FOLDER/…/result.json      a run, with all that lies beside it (`sim/report/folder.py`)
+    FOLDER/…/shrunk/          its shrunk form
+    FOLDER/…/*-sweep.json     or any other file whose document is a sweep's
+
+A report may come from anybody: files are read up to a size, a packed trace is measured before it is unpacked, nothing in it is run or shown but as text,
+and its own page and pictures are made anew. An address names a way from a given folder; a link that leads out of it leads nowhere.
+"""
+
+import contextlib
+import gzip
+import os
+import stat
+import tomllib
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from snapline.errors import MisuseError, NotFoundError
+from snapline.view.figures import size
+from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, RunHead, SweepFacts
+
+if TYPE_CHECKING:
+    from snapline.sim.report.folder import StoredRun
+
+_Known = TypeVar("_Known")
+
+RESULT, CONFIG, TRACE, STEPS, SHRUNK = "result.json", "config.toml", "trace.jsonl.gz", "steps.txt", "shrunk"
+BESIDE = ("timeline.json", "choices.json")
+FLEETS = frozenset({"coordinator.json", "launcher.lock"})
+"""A folder with one of these is a fleet's: its store has thousands of files and no report."""
+
+DEPTH_MAX, ENTRIES_MAX = 5, 50_000
+"""Levels below a given folder, and files and folders that are looked at in all: a second or so."""
+
+RUNS_MAX, SWEEPS_MAX = 500, 100
+"""The newest; each is read to be listed."""
+
+FILE_BYTES_MAX = 16 << 20
+"""Of a document. A sweep's has some 100 KiB, a result's a MiB at most."""
+
+TRACE_BYTES_MAX = 128 << 20
+"""Of a trace, unpacked: a million events. A file made to be huge is not unpacked further."""
+
+CONFIG_BYTES_MAX = 1 << 20
+STEPS_BYTES_MAX = 1 << 20
+
+
+class SimReports:
+    """Looks into the folders. All of it blocks: call it in a thread."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """MisuseError: one is no folder."""
+        for folder in folders:
+            if not folder.is_dir():
+                raise MisuseError(f"--reports {folder} is no folder")
+        self._roots = [folder.resolve() for folder in folders]
+        self.names = [str(folder) for folder in folders]
+        self._heads: dict[Path, tuple[int, FoundRun | None]] = {}
+
+    # ---- what there is ----------------------------------------------------------------------------------------------
+
+    def found(self) -> FoundReports:
+        """Runs and sweeps, newest first."""
+        results: list[tuple[float, int, Path]] = []
+        documents: list[tuple[float, int, Path]] = []
+        is_cut = False
+        for number, root in enumerate(self._roots):
+            walk = _Walk(root)
+            for path, written_s in walk.documents():
+                (results if path.name == RESULT else documents).append((written_s, number, path))
+            is_cut |= walk.is_cut
+        results.sort(reverse=True)
+        documents.sort(reverse=True)
+        runs = [self._run(*each) for each in results[:RUNS_MAX]]
+        sweeps = [self._sweep(*each) for each in documents[:SWEEPS_MAX]]
+        self._heads = {path: self._heads[path] for _, _, path in results[:RUNS_MAX] if path in self._heads}
+        return FoundReports(
+            runs=tuple(each for each in runs if each is not None),
+            sweeps=tuple(each for each in sweeps if each is not None),
+            is_cut=is_cut or len(documents) > SWEEPS_MAX,
+            older=max(0, len(results) - RUNS_MAX),
+            unreadable=runs.count(None),
+        )
+
+    def _run(self, written_s: float, number: int, path: Path) -> FoundRun | None:
+        """None: it cannot be read."""
+        folder, written_ns = path.parent, int(written_s * 1e9)
+        known = self._heads.get(path)
+        if known is None or known[0] != written_ns:
+            try:
+                made: FoundRun | None = self._read_head(written_s, number, folder)
+            except (MisuseError, NotFoundError):
+                made = None
+            known = self._heads[path] = (written_ns, made)
+        if known[1] is None:
+            return None
+        has_shrunk = folder.name != SHRUNK and (folder / SHRUNK / RESULT).is_file()
+        shrunk = self._place(number, folder / SHRUNK) if has_shrunk else ""
+        return msgspec.structs.replace(known[1], shrunk=shrunk)
+
+    def _read_head(self, written_s: float, number: int, folder: Path) -> FoundRun:
+        head = _decoded(folder / RESULT, RunHead)
+        if head.kind != "SimulationResult":
+            raise MisuseError(f"{folder / RESULT} is no result of a simulation")
+        fleet = _config(folder).get("fleet", {})
+        protocol = fleet.get("module") or fleet.get("protocol") if isinstance(fleet, dict) else ""
+        above = folder.parent
+        is_below = folder.name == SHRUNK and above != self._roots[number] and (above / RESULT).is_file()
+        return FoundRun(
+            place=self._place(number, folder),
+            head=head,
+            written_s=written_s,
+            protocol=str(protocol or ""),
+            of=self._place(number, above) if is_below else "",
+        )
+
+    def _sweep(self, written_s: float, number: int, path: Path) -> FoundSweep | None:
+        try:
+            facts = _decoded(path, SweepFacts)
+        except (MisuseError, NotFoundError):
+            return None  # a file of somebody's
+        return FoundSweep(self._place(number, path), facts, written_s) if facts.kind == "SimulationSweep" else None
+
+    def _place(self, number: int, path: Path) -> str:
+        return f"{number}/{path.relative_to(self._roots[number]).as_posix()}"
+
+    # ---- one of them ------------------------------------------------------------------------------------------------
+
+    def path_of(self, place: str) -> Path:
+        """What an address names. NotFoundError: nothing in the folders."""
+        number, _, way = place.partition("/")
+        if not (number.isascii() and number.isdecimal() and int(number) < len(self._roots)) or "\0" in way:
+            raise NotFoundError(f"there is no report {place!r}")
+        root = self._roots[int(number)]
+        try:
+            path = (root / way).resolve(strict=True) if not Path(way).is_absolute() else None
+        except (OSError, RuntimeError):
+            path = None
+        if path is None or not path.is_relative_to(root):
+            raise NotFoundError(f"there is no report {place!r}")
+        return path
+
+    def run(self, place: str) -> FoundRun:
+        """The head of one run. NotFoundError, MisuseError."""
+        folder = self.path_of(place)
+        result = folder / RESULT
+        if not result.is_file():
+            raise NotFoundError(f"there is no report {place!r}")
+        number = int(place.partition("/")[0])
+        found = self._run(result.stat().st_mtime, number, result)
+        return self._read_head(result.stat().st_mtime, number, folder) if found is None else found
+
+    def stored(self, place: str) -> "tuple[StoredRun, str]":
+        """All of one run, without its recording if that is too large; and a sentence if it is. NotFoundError, MisuseError."""
+        from snapline.sim.report.files import read_recording, read_result
+        from snapline.sim.report.folder import StoredRun, read_choices
+        from snapline.sim.scenario import parse_scenario
+
+        folder = self.path_of(place)
+        sizes = {RESULT: FILE_BYTES_MAX, CONFIG: CONFIG_BYTES_MAX, **dict.fromkeys(BESIDE, FILE_BYTES_MAX)}
+        for name, size_max in sizes.items():
+            if name in (RESULT, CONFIG) or os.path.lexists(folder / name):
+                _check_file(folder / name, size_max)
+        result, provenance = read_result(folder / RESULT)
+        config = _text(folder / CONFIG, CONFIG_BYTES_MAX)
+        is_there = os.path.lexists(folder / TRACE)
+        if is_there:
+            _check_file(folder / TRACE, TRACE_BYTES_MAX)
+        too_large = "" if not is_there or _fits(folder / TRACE) else "The run's trace is too large to be drawn here."
+        recording = read_recording(folder / TRACE, folder / BESIDE[0]) if is_there and not too_large else None
+        choices = read_choices(folder / BESIDE[1]) if os.path.lexists(folder / BESIDE[1]) else None
+        scenario = parse_scenario(config, source=CONFIG)
+        return StoredRun(scenario, config, result, provenance, recording, choices), too_large
+
+    def sweep(self, place: str) -> FoundSweep:
+        """One sweep. NotFoundError, MisuseError."""
+        path = self.path_of(place)
+        found = (
+            self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
+        )
+        if found is None:
+            raise NotFoundError(f"there is no sweep {place!r}")
+        return found
+
+    def steps(self, place: str) -> str:
+        """How it was shrunk, in lines; "" if nobody has written it down."""
+        path = self.path_of(place) / STEPS
+        return _text(path, STEPS_BYTES_MAX) if os.path.lexists(path) else ""
+
+
+class _Walk:
+    """Through one folder, up to a number of entries. `is_cut`: there were more."""
+
+    def __init__(self, root: Path) -> None:
+        self.is_cut = False
+        self._waiting = [(root, 0)]
+        self._left = ENTRIES_MAX
+
+    def documents(self) -> Iterator[tuple[Path, float]]:
+        """Files that may be reports, with the time when they were written. Links are not followed. Of a run's folder its result alone."""
+        while self._waiting:
+            folder, depth = self._waiting.pop()
+            entries = self._entries(folder)
+            names = {entry.name for entry in entries}
+            if names & FLEETS:
+                continue
+            for entry in entries:
+                with contextlib.suppress(OSError):  # it is gone
+                    if entry.is_dir(follow_symlinks=False):
+                        self._enter(entry, depth + 1)
+                    elif entry.is_file(follow_symlinks=False) and _is_document(entry.name, names):
+                        yield Path(entry.path), entry.stat(follow_symlinks=False).st_mtime
+
+    def _enter(self, entry: "os.DirEntry[str]", depth: int) -> None:
+        if depth > DEPTH_MAX:
+            self.is_cut = True
+        elif not entry.name.startswith("."):
+            self._waiting.append((Path(entry.path), depth))
+
+    def _entries(self, folder: Path) -> "list[os.DirEntry[str]]":
+        found: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:  # it is gone, or not ours to read
+            for entry in listed:
+                if self._left <= 0:
+                    self.is_cut = True
+                    break
+                self._left -= 1
+                found.append(entry)
+        return found
+
+
+def _is_document(name: str, beside: Collection[str]) -> bool:
+    return name == RESULT if RESULT in beside else name.endswith(".json")
+
+
+def _decoded(path: Path, kind: type[_Known]) -> _Known:
+    """MisuseError: it is none. NotFoundError: it is not there."""
+    _check_file(path, FILE_BYTES_MAX)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise MisuseError(f"{path.name} cannot be read: {error}") from error
+
+
+def _config(folder: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(_text(folder / CONFIG, CONFIG_BYTES_MAX))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise MisuseError(f"{CONFIG} cannot be read: {error}") from error
+
+
+def _text(path: Path, size_max: int) -> str:
+    _check_file(path, size_max)
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MisuseError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _check_file(path: Path, size_max: int) -> None:
+    """A file in the folder itself: no link to another place, no pipe, and not larger than that."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise NotFoundError(f"there is no {path.name} in this report") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise MisuseError(f"{path.name} is no file of this report")
+    if found.st_size > size_max:
+        raise MisuseError(f"{path.name} is too large to be shown: {size(found.st_size)}, at most {size(size_max)}")
+
+
+def _fits(packed: Path) -> bool:
+    """Whether a trace is small enough when it is unpacked. What it says of itself need not be true."""
+    left = TRACE_BYTES_MAX
+    try:
+        with gzip.open(packed) as stream:
+            while left > 0:
+                part = stream.read(min(left, 1 << 20))
+                if not part:
+                    return True
+                left -= len(part)
+    except (OSError, EOFError, zlib.error):
+        return True  # its reader says what is wrong with it
+    return False
