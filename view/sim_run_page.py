@@ -30,7 +30,7 @@ PICTURES = {TIMELINE: "Timeline", SPACETIME: "Space-time diagram"}
 
 FAULT_COLUMNS = (("Fault", ""), ("What", "wide"), ("From", "number"), ("Until", "number"))
 METRIC_COLUMNS, PROBE_COLUMNS = (("Metric", ""), ("Value", "number")), (("Probe that was hit", ""), ("Times", "number"))
-PAIR_COLUMNS = (("", ""), ("As found", "wide"), ("Shrunk", "wide"))
+PAIR_COLUMNS = (("", "half"), ("As found", "half"), ("Shrunk", "half"))
 
 
 def run_body(found: FoundRun, run: "StoredRun", too_large: str) -> Markup:
@@ -214,8 +214,8 @@ def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "St
 def _sizes(before: "StoredRun", after: "StoredRun") -> Markup:
     rows = []
     for name, one, other in zip(_size_names(), _size_of(before), _size_of(after), strict=True):
-        cells = [tag("td", each, class_="wide") for each in (one, tag("b", other) if one != other else other)]
-        rows.append(tag("tr", tag("th", name, scope="row"), cells))
+        cells = [tag("td", each, class_="half") for each in (one, tag("b", other) if one != other else other)]
+        rows.append(tag("tr", tag("th", name, scope="row", class_="half"), cells))
     return table(PAIR_COLUMNS, rows, label="Sizes of both runs")
 
 
@@ -271,8 +271,8 @@ def _differences(before: str, after: str) -> Markup:
     rows = [
         tag(
             "tr",
-            tag("th", tag("code", name), scope="row"),
-            [tag("td", tag("code", each[name]) if name in each else NOTHING, class_="wide") for each in (one, other)],
+            tag("th", tag("code", name), scope="row", class_="half"),
+            [tag("td", tag("code", each[name]) if name in each else NOTHING, class_="half") for each in (one, other)],
         )
         for name in names[:ROWS_MAX]
     ]

@@ -181,7 +181,7 @@ def _finding(each: SweepFound, name: str, places: Mapping[tuple[str, int], str])
         tag("th", f"{each.guarantee} {each.oracle}".strip(), scope="row"),
         tag("td", verdict_pill(each.verdict)),
         tag("td", count(each.count), class_="number"),
-        tag("td", seeds, "…" if each.count > len(each.seeds) else None, class_="wide"),
+        tag("td", seeds, "…" if each.count > len(each.seeds) else None, class_="wide seeds"),
         tag("td", shown(each.text, WHY_MAX), class_="wide"),
         tag("td", tag("code", shown(each.repeat, WHY_MAX))),
     )
