@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from snapline.ids import HOST_PREFIX
 from snapline.pictures.past import PastEvents
-from snapline.pictures.shiviz import Clock, Step, clocked, shiviz_log
+from snapline.pictures.shiviz import Clock, ClockStep, clocked, shiviz_log
 from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
@@ -231,7 +231,7 @@ class Happened:
             replace(step, words=self.told(int(step.words))) if step.is_counted else step for step in steps
         )
 
-    def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[Step]:
+    def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[ClockStep]:
         """All that happened, as steps whose words are their positions."""
         lives: dict[str, str] = {}
         recoveries = 1
@@ -252,11 +252,11 @@ class Happened:
                     takes = (event.message,)
                 case CheckpointTaken():
                     leaves = (event.agent, event.number)
-            yield Step(lane, str(position), leaves, takes, counts(position))
+            yield ClockStep(lane, str(position), leaves, takes, counts(position))
 
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
-    ) -> Iterator[Step]:
+    ) -> Iterator[ClockStep]:
         """Who went back is another process, which knows what its checkpoint knew; hosts know what all of the line did."""
         back = {agent: (agent, number) for agent, number in line.items() if number is not None}
         begun: dict[str, tuple[Hashable, ...]] = {agent: (checkpoint,) for agent, checkpoint in back.items()}
@@ -264,7 +264,7 @@ class Happened:
             begun = dict.fromkeys([HOST_PREFIX + host for host in self.hosts], tuple(back.values()))
         for row, takes in begun.items():
             lives[row] = f"{row}#{life}"
-            yield Step(lives[row], "", None, takes, is_counted=False)
+            yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
     # ---- words ------------------------------------------------------------------------------------------------------
 

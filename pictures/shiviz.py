@@ -21,7 +21,7 @@ SHIVIZ_PARSER = r"(?<host>\S*) (?<clock>\{.*\})\n(?<event>.*)"
 Clock = dict[str, int]
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class ClockStep(msgspec.Struct, frozen=True):
     """One event of one lane.
 
     Attributes:
@@ -37,7 +37,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     is_counted: bool = True
 
 
-def clocked(steps: Iterable[Step]) -> Iterator[tuple[Step, Clock]]:
+def clocked(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
     """Each step that counts, with its clock."""
     clocks: dict[str, Clock] = {}
     left: dict[Hashable, Clock] = {}
@@ -54,7 +54,7 @@ def clocked(steps: Iterable[Step]) -> Iterator[tuple[Step, Clock]]:
             yield step, clock
 
 
-def shiviz_log(steps: Iterable[Step]) -> str:
+def shiviz_log(steps: Iterable[ClockStep]) -> str:
     """The steps that count as a log of ShiViz."""
     names = _Names()
     lines = [SHIVIZ_PARSER, ""]

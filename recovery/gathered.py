@@ -1,4 +1,4 @@
-"""What hosts have traced, as it was and in one order: for pictures of what happened, markers and undone events among it.
+"""What hosts have traced, as it was and in one order: for who looks at what happened, markers and undone events among it.
 
 `merge.py` makes of the same lines one execution that can be analysed, and needs all of it. Here a part is enough: traces that begin in
 the middle, such as the last seconds of a fleet that runs, and files whose ends are lost. What is missing is not guessed: a message whose

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from snapline.pictures.shiviz import Step, shiviz_log
+from snapline.pictures.shiviz import ClockStep, shiviz_log
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 
@@ -39,11 +39,11 @@ def to_shiviz(recording: Recording) -> str:
     return shiviz_log(step for timed in recording.events[-SHIVIZ_EVENTS_MAX:] for step in _clock_steps(timed))
 
 
-def _clock_steps(timed: TimedEvent) -> Iterator[Step]:
+def _clock_steps(timed: TimedEvent) -> Iterator[ClockStep]:
     event = timed.event
     for agent, words in _steps(timed):
         leaves = event.message if isinstance(event, MessageSent) else None
-        yield Step(agent, words, leaves, (event.message,) if isinstance(event, MessageReceived) else ())
+        yield ClockStep(agent, words, leaves, (event.message,) if isinstance(event, MessageReceived) else ())
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
