@@ -97,6 +97,7 @@ class Host:
         self._heartbeat_ns = 500_000_000
         self._metrics: HostMetrics | None = None
         self._spans: HostSpans | None = None
+        self._trace_of_line: Callable[[], dict[str, object]] = dict
         self._take_input: TakeInput = as_it_is
         self._address = ""
         self._people = AskedPeople(options.coordinator, options.security)
@@ -123,7 +124,9 @@ class Host:
             )
         from snapline.agent_runtime.host.host_spans import HostSpans
         from snapline.agent_runtime.host.span_carrier import SpanCarrier
+        from snapline.agent_runtime.host.turn_spans import current_trace
 
+        self._trace_of_line = current_trace
         self._spans = HostSpans(export)
         carrier = SpanCarrier(
             options.host,
@@ -359,7 +362,13 @@ class Host:
         """Read when something is logged."""
         desk, at = self._carrier.core.desk, self._carrier.at
         about = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
-        return {"host_start": desk.start, "plan": desk.plan, "epoch": desk.begun_epoch, **about}
+        return {
+            "host_start": desk.start,
+            "plan": desk.plan,
+            "epoch": desk.begun_epoch,
+            **about,
+            **self._trace_of_line(),
+        }
 
     # ---- metrics --------------------------------------------------------------------------------------------------
 

@@ -188,6 +188,12 @@ def _traceparent(span: QuickSpan, hops: int = HOPS_FIRST) -> Traceparent:
     return Traceparent(of.trace_id, of.span_id, hops)
 
 
+def current_trace() -> dict[str, object]:
+    """What a log line says of the trace that it is written in."""
+    of = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"} if of.is_valid else {}
+
+
 def _message_name(what: str, payload: bytes) -> str:
     if what in ("start", "create"):
         return "on_start"

@@ -62,6 +62,8 @@ def check_request(collector: Collector, number: int) -> None:
     assert {"step weigh", "step gate", "turn Parcel"} == steps
     (looked,) = [x for x in collector.of(trace_of(number)) if x.name == "look up"]
     assert looked.parent == turns[f"stop-{LIBRARY}"][0].span
+    (delivered,) = [x for x in collector.of(trace_of(number)) if x.name == "effect deliver"]
+    assert delivered.parent == turns[f"stop-{STOPS - 1}"][0].span
     known = {x.span for x in collector.of(trace_of(number))} | {f"{0xB0 + number:016x}"}
     assert all(x.parent in known for x in collector.of(trace_of(number))), "no span hangs in the air"
 

@@ -1,4 +1,4 @@
-"""Ten stops that hand parcels on, one to the next. The sixth stands behind a gate that the test opens; the eighth looks something up by a library."""
+"""Ten stops that hand parcels on, one to the next. The sixth stands behind a gate that the test opens; the eighth looks something up by a library, and the last delivers."""
 
 import time
 from pathlib import Path
@@ -49,6 +49,20 @@ class GatedStop(snapline.Agent):
         hand_on(self.state, message, ctx)
 
 
+def deliver(name: str, key: str) -> str:
+    """Outside."""
+    return f"{name} was delivered"
+
+
+class LastStop(snapline.Agent):
+    state: Route
+
+    @snapline.handler(durable=True)
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        await ctx.effect("deliver", deliver, message.name)
+        hand_on(self.state, message, ctx)
+
+
 def hand_on(state: Route, message: Parcel, ctx: snapline.Context) -> None:
     state.handed_on.append(message.name)
     if message.stop + 1 < STOPS:
@@ -63,5 +77,6 @@ def fleet(gate: str, parcels: str) -> snapline.Fleet:
         assert isinstance(last, Route)
         return len(last.handed_on) == int(parcels)
 
-    agents = {f"stop-{number}": (GatedStop if number == GATED else Stop)(Route(gate)) for number in range(STOPS)}
+    kinds = {GATED: GatedStop, STOPS - 1: LastStop}
+    agents = {f"stop-{number}": kinds.get(number, Stop)(Route(gate)) for number in range(STOPS)}
     return snapline.Fleet("couriers", agents=agents, stop_when=is_over)
