@@ -41,6 +41,9 @@ HEAD_BYTES = 320
 OUTCOME_CHARACTERS_MAX = 300
 """Of an error, in a span."""
 
+TOLD_MAX = 4096
+"""Agents whose last durable turn is remembered: an attempt that follows one that failed comes soon after it."""
+
 EFFECT = contexts.create_key("snapline-effect")
 
 
@@ -164,6 +167,8 @@ class TurnSpans:
         del self.open[agent]
         if opened.is_durable:
             self._told[agent] = opened.span.get_span_context().span_id
+            if len(self._told) > TOLD_MAX:
+                del self._told[next(iter(self._told))]
         self._tell(opened.span)
 
     def undone(self) -> None:
