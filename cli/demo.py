@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from snapline.deploy.local import Ending, LocalFleet
     from snapline.deploy.readings import FleetReading
     from snapline.examples.import_graph import ImportGraph
+    from snapline.storage.store.store import Store
 
 FLEET = "snapline.examples.pagerank:fleet"
 EPOCHS_BEFORE_KILL = 5
@@ -84,6 +85,7 @@ class _Demo:
         self._source = source
         self._ui_port = ui_port
         self._started_ns = 0
+        self._kept: set[int] = set()
         self._result: dict[str, object] = {}
 
     async def run(self) -> dict[str, object]:
@@ -185,8 +187,10 @@ class _Demo:
         while time.monotonic() < deadline:
             with contextlib.suppress(SnaplineError):
                 recoveries = rows_of(await client.recovery_history(), "recoveries")
-                if len(recoveries) > plans and recoveries[-1].get("done"):
-                    return recoveries[-1]
+                if len(recoveries) > plans:
+                    self._keep(int(str(recoveries[-1]["line_epoch"])))
+                    if recoveries[-1].get("done"):
+                        return recoveries[-1]
             await asyncio.sleep(0.02)
         raise UnknownOutcomeError(f"no recovery within {PATIENCE_S:g} s; see {self._folder}/logs")
 
@@ -219,13 +223,25 @@ class _Demo:
     def _cut(self, epoch: int) -> "Cut":
         from snapline.agent_runtime.fleet import load_fleet
         from snapline.agent_runtime.snapshots.cut import load_cut
+
+        return load_cut(self._store(), epoch, load_fleet(FLEET, self._arguments()))
+
+    def _store(self) -> "Store":
         from snapline.storage.store.store import Store
 
-        fleet = load_fleet(FLEET, self._arguments())
-        return load_cut(Store.open(str(self._folder / "store")), epoch, fleet)
+        return Store.open(str(self._folder / "store"))
+
+    def _keep(self, line: int) -> None:
+        """While the plan is open its line is kept; afterwards ten newer epochs may be complete, on a slow machine, before it was looked at."""
+        from snapline.storage.keeping.holds import Holds
+
+        if line not in self._kept:
+            with contextlib.suppress(SnaplineError):
+                Holds(self._store(), now_s=time.time).pin(line)
+                self._kept.add(line)
 
     def _account_for_line(self, line: int) -> None:
-        """The mass of the cut that the fleet went back to; read at once, before retention takes it."""
+        """The mass of the cut that the fleet went back to."""
         from snapline.examples import pagerank
 
         found = pagerank.account(self._cut(line))
