@@ -84,7 +84,7 @@ from snapline.coordinator.leader.host_words import EndHostRequested, ForgetHostR
 from snapline.coordinator.leader.parts import make_parts
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import OperationResult
+from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
 
 TICK_NS = SECOND_NS // 10
@@ -96,7 +96,8 @@ LATE_NS = SECOND_NS // 5
 
 OF_AGENTS = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
 """What hosts say all the time says nothing of who is there: the part that looks at all hosts waits for the next tick then, and after a
-heartbeat all parts do. With some hundred hosts that would be most of the work (`benchmarks/scale.py --simulated`)."""
+heartbeat all parts do. Nor does a confirmation of a plan, as long as others are to come. With some hundred hosts that would be most of the work
+(`benchmarks/scale.py --simulated`)."""
 
 ASKED_BY_HOSTS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
 """The host hears why these are refused, or of the plan that has overtaken them."""
@@ -115,6 +116,7 @@ class LeaderCore:
         self.state = state
         self.parts = make_parts(state, options)
         self.wakeup_ns = 0
+        self._is_one_confirmation_of_many = False
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
         """Take one event; `now_ns` is monotonic. The commands are to be carried out in order."""
@@ -124,6 +126,7 @@ class LeaderCore:
         if self.wakeup_ns and late_ns > LATE_NS:
             for part in (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question):
                 part.shift(late_ns)
+        self._is_one_confirmation_of_many = False
         self._take(event)
         message = event.message if isinstance(event, MessageReceived) else None
         is_early = now_ns < self.wakeup_ns
@@ -131,7 +134,8 @@ class LeaderCore:
             return desk.out
         desk.propose_again()
         self._greet()
-        self._evaluate(is_news_of_hosts=not (isinstance(message, OF_AGENTS) and is_early))
+        is_of_agents = isinstance(message, OF_AGENTS) or self._is_one_confirmation_of_many
+        self._evaluate(is_news_of_hosts=not (is_of_agents and is_early))
         trigger_ns = parts.period.next_ns
         is_near = trigger_ns is not None and now_ns < trigger_ns < now_ns + TICK_NS
         self.wakeup_ns = trigger_ns if trigger_ns is not None and is_near else now_ns + TICK_NS
@@ -203,7 +207,7 @@ class LeaderCore:
         parts.rollbacks.evaluate()
         parts.restores.evaluate()
         parts.moves.evaluate()
-        parts.plans.evaluate()
+        parts.plans.evaluate(is_news_of_hosts=is_news_of_hosts)
         parts.epochs.evaluate()
         parts.releases.evaluate()
         parts.store.evaluate()
@@ -325,6 +329,9 @@ class LeaderCore:
                 parts.admission.on_admission_ended(proposal.key, proposal.kind, result)
             case op.CommitPlan() | op.Restore():
                 parts.plans.on_plan_ended()
+            case op.ConfirmPlan():
+                parts.plans.on_confirmation_ended(proposal.kind, result)
+                self._is_one_confirmation_of_many = self.state.phase == RECOVERING
             case op.BeginEpoch():
                 parts.triggers.on_begin_ended(result)
             case op.ForgetEpochs() if result is not None:

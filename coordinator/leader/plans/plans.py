@@ -45,6 +45,7 @@ from snapline.coordinator.state.fleet_records import (
     RECOVERING,
     RECOVERY_TRIGGER,
     RUNNING,
+    OperationResult,
     PlanRecord,
 )
 
@@ -95,6 +96,8 @@ class Plans:
         """Number of the plan that all attached hosts have been told."""
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
+        self._to_confirm: dict[str, None] = {}
+        """Hosts whose word in `_applied` has not been proposed yet: looking at all of them whenever one has spoken would be quadratic."""
         self._replaced: Replaced | None = None
         self._refusals = 0
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
@@ -106,6 +109,7 @@ class Plans:
         """A host has applied a plan."""
         if message.host_start == session.start:
             self._applied[session.host] = (message.plan, message.host_start)
+            self._to_confirm[session.host] = None
 
     def on_refused(self, session: HostSession, message: PlanRefused) -> None:
         """A host cannot apply the current plan."""
@@ -155,13 +159,20 @@ class Plans:
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
+    def on_confirmation_ended(self, kind: op.ConfirmPlan, result: OperationResult | None) -> None:
+        """ConfirmPlan came back; what is not written down, or was said meanwhile, is proposed, as long as it is of use."""
+        is_written = result is not None and not result.is_refused
+        if not is_written or self._applied.get(kind.host) != (kind.plan, kind.host_start):
+            self._to_confirm[kind.host] = None
+
     # ---- deciding -------------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> None:
-        """Start, restart, confirm."""
+    def evaluate(self, *, is_news_of_hosts: bool) -> None:
+        """Start, restart, confirm; without news of hosts nobody is lost or late who was not before."""
         state = self._desk.state
         self._triggers.on_plan_judged(is_wanted=state.plan is not None and bool(self._reason()))
-        self._note_losses()
+        if is_news_of_hosts:
+            self._note_losses()
         self._condemn_damaged()
         if state.image.outcome or self._desk.ending is not None:
             return
@@ -181,7 +192,8 @@ class Plans:
             self._restart(state.plan, reason)
         elif state.phase == RECOVERING:
             self._confirm(state.plan)
-            self._follow_up(state.plan)
+            if is_news_of_hosts:
+                self._follow_up(state.plan)
 
     def _condemn_damaged(self) -> None:
         epochs = self._desk.state.image.epochs
@@ -246,7 +258,7 @@ class Plans:
         if record.state == ALIVE:
             return False
         grace = self._desk.options.rejoin_grace_ns
-        return record.state != LOST or self._desk.now >= self._lost_ns[host] + grace
+        return record.state != LOST or self._desk.now >= self._lost_ns.setdefault(host, self._desk.now) + grace
 
     def _commit(self, line: int, hosts: list[str], reason: str) -> None:
         number = self._desk.state.plan_number
@@ -266,13 +278,19 @@ class Plans:
         return self._modes.mode.losses(line, self._applied)
 
     def _confirm(self, plan: PlanRecord) -> None:
-        for host in plan.hosts:
-            if host not in plan.confirmed and self._has_applied(plan, host):
+        for host in sorted(self._to_confirm):
+            key = f"confirm/{host}"
+            if host not in plan.confirmed and self._has_applied(plan, host) and not self._desk.is_on_its_way(key):
+                if self._desk.is_full:
+                    return
                 start = self._desk.state.image.hosts[host].start
-                self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))
+                if not self._desk.propose(key, op.ConfirmPlan(plan.number, host, start)):
+                    continue
+            del self._to_confirm[host]
 
     def _has_applied(self, plan: PlanRecord, host: str) -> bool:
-        return self._applied.get(host) == (plan.number, self._desk.state.image.hosts[host].start)
+        record = self._desk.state.image.hosts.get(host)
+        return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _follow_up(self, plan: PlanRecord) -> None:
         """Who does not answer holds up the fleet: it goes on without them, or, if nobody answers, tries again."""

@@ -1,0 +1,55 @@
+"""What a recovery costs the leader grows with the hosts, not with their pairs."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+from tests.coordinator.bench import Bench
+
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.core import LeaderCore
+
+
+def instructions(work: Callable[[], None]) -> int:
+    """How many of Python's own it takes in the leader: every turn of every loop counts, and the machine's speed does not."""
+    count, core = 0, LeaderCore.handle.__code__
+
+    def within(frame: FrameType, event: str, _argument: object) -> object:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return within
+
+    def entered(frame: FrameType, _event: str, _argument: object) -> object:
+        caller: FrameType | None = frame
+        while caller is not None and caller.f_code is not core:
+            caller = caller.f_back
+        return None if caller is None else within(frame, "call", None)
+
+    sys.settrace(entered)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def cost_of_recovery(hosts: int) -> int:
+    """From the end of a host's process to the word of the last host that it has applied the plan."""
+    bench = Bench(hosts, agents=hosts)
+    names = [f"h{number}" for number in range(hosts)]
+    bench.start_fleet(*names)
+    last = bench.state.image.hosts[names[-1]]
+    bench.feed(ev.HostExitReported(names[-1], last.instance, "killed"))
+    bench.pass_time(4, silent=(names[-1],))
+    assert bench.state.plan_number == 2
+    cost = instructions(lambda: bench.apply_plan(*names[:-1]))
+    assert bench.state.phase == "running"
+    return cost
+
+
+@pytest.mark.timeout(60)
+def test_four_times_the_hosts_make_at_most_six_times_the_work() -> None:
+    """Looking at all hosts whenever one has said that it has applied the plan would make it sixteen times."""
+    assert cost_of_recovery(40) < 6 * cost_of_recovery(10)
