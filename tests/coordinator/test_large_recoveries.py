@@ -27,7 +27,7 @@ def instructions(work: Callable[[], None]) -> int:
             caller = caller.f_back
         return None if caller is None else within(frame, "call", None)
 
-    sys.settrace(entered)
+    sys.settrace(entered)  # type: ignore[arg-type]  # the stubs know no tracer that says None
     try:
         work()
     finally:
