@@ -245,7 +245,7 @@ class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
 
 
 class BackupReply(msgspec.Struct, frozen=True, gc=False):
-    """The whole replicated state, and the name of its cluster."""
+    """The whole replicated state, compressed, and the name of its cluster."""
 
     image: bytes
     cluster: str

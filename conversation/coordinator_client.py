@@ -6,6 +6,7 @@ Hosts hold an `Attend` stream instead (`agent_runtime/`).
 import asyncio
 import math
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -30,7 +31,13 @@ from snapline.conversation.people import CheckTokenReply, MakeTokenReply, ReadAu
 from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import decode_reply, encode_request, path_of
-from snapline.errors import CoordinatorUnavailableError, DistrustError, SnaplineError, UnknownOutcomeError
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    DistrustError,
+    ProtocolError,
+    SnaplineError,
+    UnknownOutcomeError,
+)
 
 TIMEOUT_S = 10.0
 """For calls that only read the coordinator's memory."""
@@ -219,7 +226,12 @@ class CoordinatorClient:
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
         """The whole replicated state and the name of its cluster."""
         reply: BackupReply = await self._call("Backup", timeout_s)
-        return reply.image, reply.cluster
+        try:
+            return zlib.decompress(reply.image), reply.cluster
+        except zlib.error as error:
+            raise ProtocolError(
+                f"the coordinator's state cannot be unpacked: is it of another version? ({error})"
+            ) from error
 
     async def report_host_exit(self, host: str, instance: str, reason: str, timeout_s: float = TIMEOUT_S) -> bool:
         """A launcher's word that this run of a host is over; returns whether the fleet counted it as alive."""

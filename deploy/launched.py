@@ -46,8 +46,8 @@ from snapline.deploy.readings import CoordinatorReader, FleetReading
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 from snapline.ids import check_id
 
-HOSTS_MAX = 256
-"""More processes than this are a typing error."""
+HOSTS_MAX = 1_000
+"""More than this no coordinator takes."""
 
 COORDINATORS = (1, 3, 5)
 """A majority of four is three: as many as four would need more processes than three, and bear no more losses."""

@@ -9,7 +9,7 @@ from snapline.conversation.messages import FleetDefinition
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import AGENTS_MAX, HOSTS_MAX
+from snapline.coordinator.state.fleet_records import agents_max, problem_of_size
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 
@@ -19,7 +19,7 @@ BATCH_BYTES_MAX = 48 * 1024
 KIND_CHARACTERS_MAX = 1024
 """Of one agent's kind: a module path and a class."""
 
-RULES_MAX = 64
+RULES_MAX, RULE_HOSTS_MAX = 64, 256
 """Of places: with their hosts they fit into the entry that defines the fleet."""
 
 
@@ -84,17 +84,20 @@ class Definition:
 
 
 def _problem_of(definition: FleetDefinition) -> str:
-    if not 0 < len(definition.agents) <= AGENTS_MAX:
-        return f"it has {len(definition.agents)} agents, 1 to {AGENTS_MAX} are possible"
+    most = agents_max(definition.protocol)
+    if not 0 < len(definition.agents) <= most:
+        return f"it has {len(definition.agents)} agents, 1 to {most} are possible"
     try:
         check_id(definition.name, "fleet")
-        for entry in definition.agents:
+        for number, entry in enumerate(definition.agents):
             check_id(entry.agent)
+            if problem := problem_of_size(entry.agent, entry.kind, number):
+                return problem
             if len(entry.kind) > KIND_CHARACTERS_MAX:
                 return f"the class of agent {entry.agent} has a name of {len(entry.kind)} characters"
     except MisuseError as error:
         return str(error)
-    if len(definition.places) > RULES_MAX or sum([len(rule.hosts) for rule in definition.places]) > HOSTS_MAX:
-        return f"it has more than {RULES_MAX} rules of places, or they name more than {HOSTS_MAX} hosts"
+    if len(definition.places) > RULES_MAX or sum([len(rule.hosts) for rule in definition.places]) > RULE_HOSTS_MAX:
+        return f"it has more than {RULES_MAX} rules of places, or they name more than {RULE_HOSTS_MAX} hosts"
     names = dict.fromkeys(entry.agent for entry in definition.agents)
     return "" if len(names) == len(definition.agents) else "an agent is defined twice"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from snapline.conversation.messages import HostMessage
+from snapline.conversation.messages import Directive, HostMessage, Plan
 from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
@@ -91,6 +91,8 @@ class Driver:
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="coordinator-sweep")
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[int, Outbox] = {}
+        self._plan: tuple[Plan, bytes] | None = None
+        """The last plan that was sent, as it was sent."""
         self._asked: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
         self.ended = asyncio.Event()
@@ -262,9 +264,17 @@ class Driver:
     def _send(self, command: ev.SendDirective) -> None:
         outboxes = [self._outboxes[number] for number in command.sessions if number in self._outboxes]
         if outboxes:
-            message = encode_directive(command.directive)
+            message = self._encoded(command.directive)
             for outbox in outboxes:
                 outbox.put(message)
+
+    def _encoded(self, directive: Directive) -> bytes:
+        """A plan names all agents, and after an election it goes to one host after the other: it is encoded once."""
+        if not isinstance(directive, Plan):
+            return encode_directive(directive)
+        if self._plan is None or self._plan[0] != directive:
+            self._plan = (directive, encode_directive(directive))
+        return self._plan[1]
 
     async def _propose(self, command: ev.Propose) -> None:
         outcome: ProposalOutcome

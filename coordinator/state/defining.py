@@ -7,14 +7,15 @@ than the first is refused.
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,
-    AGENTS_MAX,
     APPLIED,
     REFUSED,
     UNCHANGED,
     AgentRecord,
     FleetImage,
     OperationResult,
+    agents_max,
     is_id,
+    problem_of_size,
 )
 from snapline.coordinator.state.fleet_view import FleetView
 
@@ -28,8 +29,8 @@ def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
         return OperationResult(REFUSED, "another fleet has been defined already")
     if image.fork is not None and image.definition_digest != kind.definition_digest:
         return OperationResult(REFUSED, "the fork was made for another definition of the fleet")
-    if not 0 < kind.agents <= AGENTS_MAX:
-        return OperationResult(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
+    if not 0 < kind.agents <= agents_max(kind.protocol):
+        return OperationResult(REFUSED, f"a fleet has 1 to {agents_max(kind.protocol)} agents, this one {kind.agents}")
     image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
     image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
     image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
@@ -53,6 +54,9 @@ def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
     names = dict.fromkeys(kind.agents)
     if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
         return OperationResult(REFUSED, "an agent is defined twice, or has no valid id", number=position)
+    for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), position):
+        if problem := problem_of_size(agent, agent_kind, number):
+            return OperationResult(REFUSED, problem, number=position)
     for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
         image.agents[agent] = AgentRecord(agent_kind, ordinal=next_ordinal(image))
     return OperationResult(APPLIED, number=len(image.agents))
@@ -76,8 +80,12 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
             return f"agent {agent} has been created before, and ids are never used again"
     if len(dict.fromkeys(kind.agents)) != len(kind.agents):
         return "an agent is created twice"
-    if len(image.agents) + len(kind.agents) > AGENTS_MAX:
-        return f"a fleet has at most {AGENTS_MAX} agents, those counted that left since the oldest kept epoch"
+    most = agents_max(image.protocol)
+    if len(image.agents) + len(kind.agents) > most:
+        return f"a fleet has at most {most} agents, those counted that left since the oldest kept epoch"
+    for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), len(image.agents)):
+        if problem := problem_of_size(agent, agent_kind, number):
+            return problem
     if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
         return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
     return ""

@@ -1,6 +1,7 @@
 """What the replicated state holds: one image, encoded as a whole into the log when it is compacted.
 
-Every table is bounded; the constants say by what. The image stays below the 16 MiB that a compaction may write at once.
+Every table is bounded; the constants say by what. The image stays below the 64 MiB that a replica takes of another; where names have usual lengths, and
+ids are not used up, it has 16 MiB at most.
 """
 
 import msgspec
@@ -9,14 +10,20 @@ from snapline.conversation.messages import PlaceRule
 from snapline.coordinator.state.epoch_records import EpochEnd
 from snapline.errors import LogError, MisuseError
 from snapline.ids import check_id
+from snapline.protocols.names import is_logged
 
 IMAGE_VERSION = 1
 
-HOSTS_MAX = 256
-"""Host names of 128 bytes each still fit into one CommitPlan (64 KiB), with room for the reason."""
+HOSTS_MAX, LONG_HOSTS_MAX, SHORT_HOST_BYTES = 1_000, 256, 16
+"""All names fit into one entry of the log (64 KiB), in a CommitPlan and a LoseHosts, with room for the reason: 256 of 128 bytes each, and of those that
+come when there are so many 16 bytes each."""
 
-AGENTS_MAX = 20_000
-"""Agents alive or still part of a retained epoch. About 200 bytes each in the image."""
+AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80
+"""Agents alive or still part of a retained epoch: some 150 bytes each in the image, which is frozen in some 30 ms. A plan names all of them in one message of
+16 MiB: of those that come when there are 20,000, id and kind have 80 bytes together."""
+
+LOGGED_AGENTS_MAX = 20_000
+"""The same where agents store checkpoints of their own: each has vectors that are as long as there were agents."""
 
 AGENTS_EVER_MAX = 200_000
 """Ids of agents that have left stay known, since ids are never used again: at most about 10 MiB of the image."""
@@ -389,6 +396,26 @@ def decode_image(image: bytes) -> FleetImage:
             "run the coordinator with the release that wrote it"
         )
     return state
+
+
+def agents_max(protocol: str) -> int:
+    """How many agents a fleet of this protocol may have."""
+    return LOGGED_AGENTS_MAX if is_logged(protocol) else AGENTS_MAX
+
+
+def problem_of_size(agent: str, kind: str, position: int) -> str:
+    """Why there is no room for the names of this agent, the next after `position` others; "": there is."""
+    if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
+        return ""
+    return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"
+
+
+def problem_of_host(host: str, others: int) -> str:
+    """Why no record of this host can be made beside so many others; "": it can."""
+    if others >= HOSTS_MAX or not is_id(host):
+        return f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id"
+    is_long = others >= LONG_HOSTS_MAX and len(host) > SHORT_HOST_BYTES
+    return f"beyond {LONG_HOSTS_MAX} hosts ids have at most {SHORT_HOST_BYTES} bytes, not as {host}" if is_long else ""
 
 
 def is_id(text: str) -> bool:

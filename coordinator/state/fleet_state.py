@@ -37,7 +37,6 @@ from snapline.coordinator.state.fleet_records import (
     COMPLETE,
     CONDEMNED,
     EPOCHS_OPEN_MAX,
-    HOSTS_MAX,
     LEFT,
     LOST,
     OPEN,
@@ -61,7 +60,7 @@ from snapline.coordinator.state.fleet_records import (
     PlanRecord,
     RestoreRecord,
     decode_image,
-    is_id,
+    problem_of_host,
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.going_back import make_void, refusal_of_restore
@@ -144,8 +143,9 @@ class FleetState(FleetView):
             return OperationResult(REFUSED, "the fleet has ended")
         record = image.hosts.get(kind.host)
         if record is None:
-            if len(image.hosts) >= HOSTS_MAX or not is_id(kind.host) or not kind.instance:
-                return OperationResult(REFUSED, f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id")
+            problem = problem_of_host(kind.host, len(image.hosts))
+            if problem or not kind.instance:
+                return OperationResult(REFUSED, problem or "a host's run has a name")
             start = image.forgotten_start + 1
             image.hosts[kind.host] = HostRecord(start, kind.instance, kind.address)
             return OperationResult(APPLIED, number=start)

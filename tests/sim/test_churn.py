@@ -118,7 +118,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[HostCore]:
         found.append(self)
 
     monkeypatch.setattr(HostCore, "__init__", kept)
-    monkeypatch.setattr(defining, "AGENTS_MAX", AGENTS_MAX)
+    monkeypatch.setattr(defining, "agents_max", lambda protocol: AGENTS_MAX)
     return found
 
 
