@@ -71,7 +71,7 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/raft.py
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/scale.py
-	@$(BIN)/python benchmarks/scale.py --simulated 30 100 200
+	@$(BIN)/python benchmarks/scale.py --simulated 30 100 300 1000
 	@$(BIN)/python benchmarks/sim.py
 	@$(BIN)/python benchmarks/state.py
 

@@ -1,7 +1,7 @@
 """How a fleet grows: time to a complete cut, to a recovery, and what an epoch costs the coordinator and the hosts, for more agents and more hosts.
 
     .venv/bin/python benchmarks/scale.py [--agents 100 1000 10000] [--hosts 4] [--more-hosts 2 8 32] [--per-host 4] [--rounds 3]
-    .venv/bin/python benchmarks/scale.py --simulated 30 100 200
+    .venv/bin/python benchmarks/scale.py --simulated 30 100 300 1000
 
 First so many agents on `--hosts` host processes, then the largest number of agents on so many hosts. All is real: processes, gRPC, fsync. Each fleet
 passes one token for every ten agents, so that cuts hold messages and hosts are not busy. In each round an epoch is taken by hand after each other (their CPU is

@@ -38,7 +38,8 @@ class LargeLeader(Bench):
             start_s = time.process_time()
             self.feed(ev.SnapshotRequested(1))
             spent_s += time.process_time() - start_s
-            reports = [(host, encode_host_message(self.report_of(host))) for host in self.names]
+            here = self.numbers_by_host()
+            reports = [(host, encode_host_message(self.report_of(host, here[host]))) for host in self.names]
             start_s = time.process_time()
             for host, data in reports:
                 self.say(host, decode_host_message(data))
@@ -63,9 +64,15 @@ class LargeLeader(Bench):
         self.apply_plan(*self.names[:-1])
         assert self.state.phase == "running" and self.state.plan_number == 2, self.state.phase
 
-    def report_of(self, host: str) -> msg.EpochReport:
+    def numbers_by_host(self) -> dict[str, list[int]]:
+        """Who is where."""
+        found: dict[str, list[int]] = {host: [] for host in self.names}
+        for number in range(self.agents):
+            found[self.state.image.agents[f"passer-{number}"].host].append(number)
+        return found
+
+    def report_of(self, host: str, mine: list[int]) -> msg.EpochReport:
         """Its agents, each idle, with their channels."""
-        mine = [number for number in range(self.agents) if self.state.image.agents[f"passer-{number}"].host == host]
         names: dict[int, int] = {number: place for place, number in enumerate(mine)}
         sent = [(a, (a + step) % self.agents) for a in mine for step in range(1, CHANNELS_EACH + 1)]
         received = [((a - step) % self.agents, a) for a in mine for step in range(1, CHANNELS_EACH + 1)]

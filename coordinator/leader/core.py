@@ -206,7 +206,8 @@ class LeaderCore:
         parts.modes.mode.evaluate()
         parts.rollbacks.evaluate()
         parts.restores.evaluate()
-        parts.moves.evaluate()
+        if is_news_of_hosts:
+            parts.moves.evaluate()
         parts.plans.evaluate(is_news_of_hosts=is_news_of_hosts)
         parts.epochs.evaluate()
         parts.releases.evaluate()

@@ -123,10 +123,12 @@ class Moves:
         state, plan = self._desk.state, self._desk.state.plan
         if plan is None or state.phase != RUNNING:
             return ""
+        drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
+        if not drained and not self.is_even:
+            return ""
         here = self.usable(self._attendance.attached())
         if not here or state.image.hosts[here[0]].is_drained:
             return ""
-        drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
         if drained:
             return f"agents leave {', '.join(drained)}"
         return "agents are spread evenly" if self.is_even and self._is_uneven(here) else ""
