@@ -12,7 +12,6 @@ from typing import assert_never
 
 import msgspec
 
-from snapline.errors import TraceError
 from snapline.recovery.host_trace import (
     CheckpointLine,
     HostLine,
@@ -21,8 +20,8 @@ from snapline.recovery.host_trace import (
     ReceiveMarkerLine,
     SendLine,
     SendMarkerLine,
-    decode_line,
     interleaved,
+    lines_in,
 )
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 
@@ -77,18 +76,7 @@ def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
     Raises:
         TraceError: a line is none. The last one may be torn.
     """
-    found: list[PlanLine | HostLine] = []
-    torn: tuple[int, msgspec.DecodeError] | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if torn is not None:
-            raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
-        try:
-            found.append(decode_line(line))
-        except msgspec.DecodeError as error:
-            torn = number, error
-    return HostPart(host, found)
+    return HostPart(host, [line for _, line in lines_in(name, lines)])
 
 
 def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:

@@ -13,7 +13,7 @@ what is left. Markers say nothing of what agents have done: who analyses a trace
 
 import heapq
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -93,6 +93,30 @@ HostLine = EventLine | MarkerLine
 Line = TypeVar("Line", bound=HostLine)
 
 decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
+
+
+def lines_in(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
+    """The lines of a host's file with their numbers. The last one may be torn: who wrote it was killed. `name`: of the file, for errors.
+
+    Raises:
+        TraceError: a line is none.
+    """
+    torn: tuple[int, msgspec.DecodeError] | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if torn is not None:
+            raise _no_line(name, *torn) from torn[1]
+        try:
+            yield number, decode_line(line)
+        except msgspec.DecodeError as error:
+            torn = number, error
+    if torn is not None and isinstance(torn[1], msgspec.ValidationError):  # whole, and none of ours
+        raise _no_line(name, *torn) from torn[1]
+
+
+def _no_line(name: str, number: int, error: msgspec.DecodeError) -> TraceError:
+    return TraceError(f"{name}: line {number}: no line of a host's trace: {error}")
 
 
 def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:

@@ -51,8 +51,8 @@ from snapline.recovery.host_trace import (
     ReceiveMarkerLine,
     SendLine,
     SendMarkerLine,
-    decode_line,
     interleaved,
+    lines_in,
 )
 from snapline.recovery.trace import (
     CheckpointTaken,
@@ -118,17 +118,7 @@ class _Section:
 
 def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
     found: list[_Section] = []
-    torn: tuple[int, msgspec.DecodeError] | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if torn is not None:
-            raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
-        try:
-            item = decode_line(line)
-        except msgspec.DecodeError as error:
-            torn = number, error
-            continue
+    for number, item in lines_in(name, lines):
         if isinstance(item, PlanLine):
             if found and item.plan <= found[-1].plan:
                 raise TraceError(f"{name}: line {number}: plan {item.plan} comes after plan {found[-1].plan}")
@@ -139,8 +129,6 @@ def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
             raise TraceError(f"{name}: line {number}: agent {item.agent!r} moves before any plan has placed it")
         else:
             found[-1].events.append(item)
-    if torn is not None and isinstance(torn[1], msgspec.ValidationError):
-        raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
     return found
 
 

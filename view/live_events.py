@@ -24,7 +24,7 @@ KEPT_S = 20.0
 """Of the past."""
 
 EVENTS_MAX = 20_000
-"""Of the past, as well: what lies before is not kept."""
+"""Of the past, as well, of all hosts: what lies before is not kept."""
 
 LINES_MAX = 20_000
 """Of all hosts, in one look; a host is asked for its part of it."""
@@ -127,9 +127,13 @@ class LiveEvents:
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
         """What all have told up to, and not what is too old."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
+        times = sorted(
+            [line.time_ns for told in self._told.values() for lines in told.lines.values() for line in lines]
+        )
+        before_ns = max([now_ns - round(KEPT_S * 1e9), *times[-EVENTS_MAX : -EVENTS_MAX + 1]])
         parts: list[HostPart] = []
         for host, told in list(self._told.items()):
-            told.forget(before_ns=now_ns - round(KEPT_S * 1e9))
+            told.forget(before_ns=before_ns)
             until_ns = max(now_ns, told.time_ns - round(WAIT_S * 1e9))
             parts += told.parts(until_ns)
             if host not in given and not told.lines:

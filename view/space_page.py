@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from snapline.ids import HOST_PREFIX
 from snapline.pictures.happened import ROWS_MAX, ChosenEvent, Happened, Window
 from snapline.pictures.space_time import draw_window
-from snapline.recovery.gathered import Marker, MarkerCame, MarkerLeft
-from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent
+from snapline.recovery.gathered import MarkerCame, MarkerLeft
+from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.view.figures import count, plural
 from snapline.view.frame import section
 from snapline.view.markup import Child, Markup, join, tag
@@ -36,7 +36,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
         chosen: the event that is told about. epochs: cuts in which its message was in transit, `content`: and what it was, if that is known.
         sampled: of each channel, every so manieth message is there.
         silent: hosts that do not tell. is_missing: hosts have done more than they told. left_out: of a long trace the first events.
-        trace: what the trace is called.
+        trace: what the trace is called. held: number of the look at the fleet.
     """
 
     query: SpaceQuery
@@ -301,10 +301,7 @@ def _epoch(epoch: int, facts: SpaceFacts) -> Child:
 
 
 def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
-    each = facts.happened.events[chosen.position]
-    own = (
-        "" if not chosen.clock else _own(each.event, facts.happened.row_at(chosen.position, facts.window.rows), chosen)
-    )
+    own = _own(facts.happened.row_at(chosen.position, facts.window.rows), chosen)
     entries = sorted(chosen.clock.items(), key=lambda entry: entry[0] != own)
     shown = [
         tag("span", tag("span", name, class_="key"), tag("b", f"{number:,}"), class_="entry")
@@ -317,7 +314,7 @@ def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
     return (tag("div", shown, more, class_="clock"), tag("p", words, class_="quiet"))
 
 
-def _own(event: Event | Marker | object, row: str, chosen: ChosenEvent) -> str:
+def _own(row: str, chosen: ChosenEvent) -> str:
     """The entry of its own row, in its present life."""
     lives = [name for name in chosen.clock if name == row or name.startswith(f"{row}#")]
     return lives[-1] if lives else row

@@ -22,6 +22,9 @@ KEPT_S = 30.0
 LOOK_S = 5.0
 """After a question: a viewer that has missed two or three is taken to be gone."""
 
+DIGITS_MAX = 18
+"""Of a cursor's number: more than any host traces."""
+
 Write = Callable[..., TraceLine]
 
 
@@ -59,8 +62,8 @@ class RecentLines:
 
     def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
         """What makes the answer, in any thread."""
-        now_ns, after = self._wall_ns(), _number_in(wanted.after, self._run)
-        first = self._next - len(self._lines)
+        now_ns, first = self._wall_ns(), self._next - len(self._lines)
+        after = min(_number_in(wanted.after, self._run, first), self._next)
         begin = max(after, first, self._next - wanted.most)
         taken = list(islice(self._lines, begin - first, None))
         cursor, missed, every = f"{self._run}.{self._next}", begin - after, wanted.every
@@ -89,7 +92,8 @@ def _raw(line: TraceLine) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(line))
 
 
-def _number_in(cursor: str, run: str) -> int:
-    """Of the next line that its holder has not had; of another run: all."""
+def _number_in(cursor: str, run: str, first: int) -> int:
+    """Of the next line that its holder has not had; who has had none of this run has missed nothing."""
     named, _, number = cursor.partition(".")
-    return int(number) if named == run and number.isdecimal() else 0
+    is_ours = named == run and number.isdecimal() and len(number) <= DIGITS_MAX
+    return int(number) if is_ours else first

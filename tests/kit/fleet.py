@@ -114,7 +114,9 @@ class FleetWorld:
         self.trace.append({"event": "checkpoint", "agent": agent, "index": number, "kind": kind})
 
     def note_message(self, command: ev.Trace) -> None:
-        """Message ids hold the plan under which they were sent: numbers are used again after a recovery."""
+        """Message ids hold the plan under which they were sent: numbers are used again after a recovery. Markers are no agent's."""
+        if command.what in ("send_marker", "receive_marker"):
+            return
         if command.what == "send":
             key = (command.agent, command.other, command.number)
             self._ids[key] = f"{command.agent}/{self.plan}>{command.other}:{command.number}"

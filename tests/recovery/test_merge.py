@@ -55,6 +55,10 @@ class Tape:
                 self.checkpoint(command.agent, command.control.number, "coordinated")
             case ev.Trace() if command.what == "checkpoint":
                 self.checkpoint(command.agent, command.number, command.other)
+            case ev.Trace() if command.what in ("send_marker", "receive_marker"):
+                end = "to" if command.what == "send_marker" else "from"
+                about = {"host": command.agent, end: command.other, "epoch": command.number}
+                self.add({"event": command.what, **about})
             case ev.Trace():
                 ends = (command.agent, command.other) if command.what == "send" else (command.other, command.agent)
                 line: dict[str, object] = {
