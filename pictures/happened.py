@@ -9,6 +9,7 @@ that the line of plan 3 names, so what was undone is not in its past.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from snapline.ids import HOST_PREFIX
 from snapline.pictures.past import PastEvents
-from snapline.pictures.shiviz import Clock, ClockStep, clocked, shiviz_log
+from snapline.pictures.shiviz import Clock, ClockStep, known_to_last, shiviz_log
 from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
@@ -31,6 +32,9 @@ ROWS_MAX = 24
 
 CHOSEN_MAX = 60
 """Rows that somebody has chosen."""
+
+KEPT_MAX = 8
+"""Choices of rows whose events are known: those that a few people look at."""
 
 _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 _DIGITS = re.compile(r"(\d+)")
@@ -69,6 +73,7 @@ class Happened:
         self.homes: dict[str, str] = {}
         self.busy: Counter[str] = Counter()
         self._partner = partners(events)
+        self._kept: dict[tuple[Rows, tuple[str, ...]], list[int]] = {}
         hosts = dict.fromkeys(each.host for each in events if each.host)
         self.hosts = sorted(hosts, key=natural)
         for each in events:
@@ -117,11 +122,8 @@ class Happened:
 
     def window(self, rows: Rows, lanes: tuple[str, ...], *, count: int) -> Window:
         """The last `count` events of these rows."""
-        shows = self._shows(rows, frozenset(lanes))
         found: dict[Hashable, None] = {}
-        for position in range(len(self.events) - 1, -1, -1):
-            if not shows(position):
-                continue
+        for position in reversed(self._positions(rows, lanes)):
             if len(found) == count:
                 return Window(rows, lanes, position + 1, len(self.events))
             found[(self._record(position) if rows == "hosts" else None) or position] = None
@@ -129,13 +131,14 @@ class Happened:
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
         """The window with its edges moved by so many events of its rows, within what is known; it keeps one event at least."""
-        shows = self._shows(window.rows, frozenset(window.lanes))
+        positions = self._positions(window.rows, window.lanes)
 
         def walked(edge: int, count: int) -> int:
-            step = 1 if count > 0 else -1
-            while count and 0 <= edge + min(step, 0) < len(self.events):
-                count -= step * shows(edge + min(step, 0))
-                edge += step
+            index = bisect_left(positions, edge) + count
+            if count < 0:
+                return positions[index] if index >= 0 else 0
+            if count > 0:
+                return positions[index - 1] + 1 if index <= len(positions) else len(self.events)
             return edge
 
         begun, ended = walked(window.first, first), walked(window.end, end)
@@ -143,8 +146,8 @@ class Happened:
 
     def shown(self, window: Window) -> list[int]:
         """Positions of the events that the picture has."""
-        shows = self._shows(window.rows, frozenset(window.lanes))
-        positions = [position for position in range(window.first, window.end) if shows(position)]
+        all_positions = self._positions(window.rows, window.lanes)
+        positions = all_positions[bisect_left(all_positions, window.first) : bisect_left(all_positions, window.end)]
         if window.rows == "agents":
             return positions
         records: dict[Hashable, int] = {}
@@ -153,6 +156,17 @@ class Happened:
                 records[record] = position
         last = frozenset(records.values())
         return [each for each in positions if self._record(each) is None or each in last]
+
+    def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
+        """Of all events that these rows have; a page asks for them often, and there may be 10,000 other agents."""
+        found = self._kept.get((rows, lanes))
+        if found is None:
+            shows = self._shows(rows, frozenset(lanes))
+            found = [position for position in range(len(self.events)) if shows(position)]
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            self._kept[rows, lanes] = found
+        return found
 
     def _record(self, position: int) -> Hashable:
         """What a host has in one mark."""
@@ -213,15 +227,14 @@ class Happened:
     def chosen(self, window: Window, position: int) -> ChosenEvent:
         """An event with its clock, which counts all events of the rows of `window` from the first that is known."""
         lanes = frozenset(window.lanes)
-        own: dict[int, tuple[str, int]] = {}
-        found: Clock = {}
-        for step, clock in clocked(self._steps(window.rows, lambda each: self.row_at(each, window.rows) in lanes)):
-            own[int(step.words)] = (step.lane, clock[step.lane])
-            if int(step.words) >= position:
-                found = dict(clock) if int(step.words) == position else {}
+        steps: list[ClockStep] = []
+        for step in self._steps(window.rows, lambda each: self.row_at(each, window.rows) in lanes):
+            steps.append(step)
+            if step.words == str(position):
                 break
-        past = [each for each, (lane, number) in own.items() if number <= found.get(lane, 0) and each != position]
-        return ChosenEvent(position, found, frozenset(past))
+        known = [steps[index] for index in known_to_last(steps) if steps[index].is_counted]
+        past = frozenset([int(step.words) for step in known]) - {position}
+        return ChosenEvent(position, dict(Counter([step.lane for step in known])), past)
 
     def shiviz(self, window: Window) -> str:
         """The events of the picture as a log of ShiViz."""
@@ -257,14 +270,19 @@ class Happened:
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
     ) -> Iterator[ClockStep]:
-        """Who went back is another process, which knows what its checkpoint knew; hosts know what all of the line did."""
+        """Who went back is another process, which knows what its checkpoint knew; a host that did knows what all of the line did."""
         back = {agent: (agent, number) for agent, number in line.items() if number is not None}
         begun: dict[str, tuple[Hashable, ...]] = {agent: (checkpoint,) for agent, checkpoint in back.items()}
         if rows == "hosts":
-            begun = dict.fromkeys([HOST_PREFIX + host for host in self.hosts], tuple(back.values()))
+            begun = dict.fromkeys(self._rows_back(back), tuple(back.values()))
         for row, takes in begun.items():
             lives[row] = f"{row}#{life}"
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
+
+    def _rows_back(self, back: Container[str]) -> list[str]:
+        """Hosts of which all agents go back. One of which some go on has not forgotten anything."""
+        goes_on = {home for agent, home in self.homes.items() if agent not in back}
+        return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
 
     # ---- words ------------------------------------------------------------------------------------------------------
 

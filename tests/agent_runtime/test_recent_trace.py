@@ -184,10 +184,11 @@ class Traced:
         self.driver = Driver()
         self.driver.core.desk.trace_every = file_every if file is not None else 0
         around = cast(Surroundings, clock)  # of which it needs three calls
-        self.tracing = Tracing(
-            around, self.driver.core, lambda event: [*map(self._carry, self.driver.feed(event))], file, file_every
-        )
-        self.count = 0
+        self.tracing = Tracing(around, self.driver.core, self._feed, file, file_every)
+
+    def _feed(self, event: ev.Event) -> None:
+        for command in self.driver.feed(event):
+            self._carry(command)
 
     def _carry(self, command: ev.Said) -> None:
         if isinstance(command, ev.Trace):
