@@ -17,7 +17,17 @@ from snapline.view.fleet_page import AgentSearch
 from snapline.view.watch import FleetWatch
 
 TOKEN = "a token that nobody guesses"
-PATHS = ("/", "/agents/teller-1", "/epochs", "/epochs/7", "/recovery", "/waiting", "/events/fleet", "/events/waiting")
+PATHS = (
+    "/",
+    "/agents/teller-1",
+    "/epochs",
+    "/epochs/7",
+    "/recovery",
+    "/waiting",
+    "/space-time",
+    "/events/fleet",
+    "/events/waiting",
+)
 
 
 @asynccontextmanager
@@ -42,7 +52,16 @@ async def test_every_answer_forbids_what_is_not_ours() -> None:
 
 async def test_pages_have_nothing_that_their_policy_forbids() -> None:
     async with view() as http:
-        for path in ("/", "/agents/teller-1", "/epochs", "/epochs/7?to=6", "/recovery", "/waiting", "/nothing"):
+        for path in (
+            "/",
+            "/agents/teller-1",
+            "/epochs",
+            "/epochs/7?to=6",
+            "/recovery",
+            "/waiting",
+            "/space-time",
+            "/nothing",
+        ):
             page = (await http.get(path)).text
             assert page.startswith("<!DOCTYPE html>\n<html") and "<script src=" in page
             for forbidden in ("<style", " style=", " onclick", "javascript:", "http://", "https://"):
