@@ -14,6 +14,7 @@ from snapline.agent_runtime.host import recent_trace
 from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines
 from snapline.agent_runtime.host.surroundings import Surroundings
 from snapline.agent_runtime.host.tracing import Tracing
+from snapline.channels.doors import DOORS
 from snapline.conversation.view_wire import decode_question, encode_question, trace_question, trace_wanted
 from snapline.conversation.views import TRACE, Question, RecentTrace, TraceWanted
 from snapline.errors import ProtocolError
@@ -267,3 +268,17 @@ def test_a_question_comes_as_it_was_asked_and_a_wrong_one_is_refused() -> None:
     for wrong in ('{"every":0}', '{"every":1048577}', '{"most":0}', '{"other":1}', "[]", "{", "{}}"):
         with pytest.raises(ProtocolError, match="no part of a trace"):
             trace_wanted(Question("", TRACE, wrong))
+
+
+# -- who may -------------------------------------------------------------------------------------------------------------
+
+MAY = {"viewer": True, "operator": True, "admin": True, "host": False, "coordinator": False, "client": False}
+
+
+@pytest.mark.parametrize("rpc", ["/snapline.protos.v1.Agents/Show", "/snapline.protos.v1.Coordinator/Status"])
+def test_who_may_look_may_see_what_happens_and_nobody_else(rpc: str) -> None:
+    """What the screen asks: who is there, and each host what it has traced. It changes nothing that outlives a few seconds, and is no act."""
+    door = DOORS[rpc]
+    assert {role for role, may in MAY.items() if may} <= set(door.roles) and not door.acts
+    if rpc.endswith("Show"):
+        assert set(door.roles) == {role for role, may in MAY.items() if may}
