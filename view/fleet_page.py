@@ -55,12 +55,13 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen. What takes long is kept until it changes: the agents that one search finds."""
+    """Draws the screen. What takes long is kept until it changes: the agents that one search finds, and the hosts, which all viewers see alike."""
 
     SEARCHES_KEPT = 64
 
     def __init__(self) -> None:
         self._found: dict[AgentSearch, tuple[Sequence[LocatedAgent], Markup]] = {}
+        self._drawn: tuple[Heard, list[Piece]] | None = None
 
     def body(self, standing: Heard, search: AgentSearch) -> Markup:
         """The whole screen."""
@@ -68,7 +69,12 @@ class FleetScreen:
 
     def pieces(self, standing: Heard, search: AgentSearch) -> list[Piece]:
         """What may change."""
-        return [*self._tops(standing, search), *[_row(host, standing) for host in _hosts(standing)]]
+        return [*self._tops(standing, search), *self._rows(standing)]
+
+    def _rows(self, standing: Heard) -> list[Piece]:
+        if self._drawn is None or self._drawn[0] is not standing:
+            self._drawn = (standing, _rows(standing))
+        return self._drawn[1]
 
     def _tops(self, standing: Heard, search: AgentSearch) -> list[Piece]:
         return [
@@ -76,7 +82,7 @@ class FleetScreen:
             Piece("title", _title(standing)),
             Piece("figures", _figures(standing)),
             Piece("tiles", _tiles(standing)),
-            Piece("hosts", _host_table(standing), key=" ".join([host.host for host in _hosts(standing)])),
+            Piece("hosts", _host_table(self._rows(standing)), key=" ".join([host.host for host in _hosts(standing)])),
             Piece("busy", _busy(standing)),
             self._section(standing, search),
             Piece("found", self.found(standing, search)),
@@ -184,16 +190,19 @@ def _hosts(standing: Heard) -> Sequence[HostFacts]:
     return () if standing.facts is None else standing.facts.hosts
 
 
-def _host_table(standing: Heard) -> Markup:
-    hosts = _hosts(standing)
-    rows = [_row(host, standing).html for host in hosts]
-    body = table(HOST_COLUMNS, rows, label="Hosts") if hosts else tag("p", "No host has come yet.", class_="quiet")
+def _host_table(rows: Sequence[Piece]) -> Markup:
+    nobody = tag("p", "No host has come yet.", class_="quiet")
+    body = table(HOST_COLUMNS, [row.html for row in rows], label="Hosts") if rows else nobody
     return section("hosts", "Hosts", body)
 
 
-def _row(host: HostFacts, standing: Heard) -> Piece:
+def _rows(standing: Heard) -> list[Piece]:
     most = max([each.agents for each in _hosts(standing)], default=0)
     fastest = max(standing.host_turns_per_s.values(), default=0.0)
+    return [_row(host, standing, most=most, fastest=fastest) for host in _hosts(standing)]
+
+
+def _row(host: HostFacts, standing: Heard, *, most: int, fastest: float) -> Piece:
     turns = standing.host_turns_per_s.get(host.host)
     id = f"host-{host.host}"
     row = tag(

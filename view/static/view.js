@@ -14,19 +14,32 @@ function replace(id, html) {
   const made = document.createElement("template");
   made.innerHTML = html;
   const fresh = made.content.firstElementChild;
-  if (!fresh || old.outerHTML === fresh.outerHTML) return;
-  for (const part of old.querySelectorAll("details[open][id]")) {
-    const same = fresh.querySelector("#" + CSS.escape(part.id));
-    if (same) same.open = true;
-  }
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
-  if (focused && focused.matches("input, select")) return; // somebody is typing: it comes again
+  if (!fresh || (focused && focused.matches("input, select"))) return; // somebody is typing: it comes again
   const href = focused && focused.getAttribute("href");
-  old.replaceWith(fresh);
-  if (focused) {
-    const same = href && fresh.querySelector('[href="' + CSS.escape(href) + '"]');
-    (same || document.getElementById("main")).focus({ preventScroll: true });
+  change(old, fresh);
+  if (!focused || (focused.isConnected && focused.getAttribute("href") === href)) return;
+  const now = document.getElementById(id);
+  const same = href && now && now.querySelector('[href="' + CSS.escape(href) + '"]');
+  (same || document.getElementById("main")).focus({ preventScroll: true });
+}
+
+// What differs, and nothing else: whoever reads or marks a table keeps the place, and the browser has little to lay out.
+function change(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
+  if (!old.attributes) return void (old.nodeValue = fresh.nodeValue);
+  if (old.matches("time[data-age]") && old.dateTime === fresh.dateTime) return; // `tick` keeps it true
+  const opens = old.matches("details[id]") ? "open" : ""; // who has opened it wants it open
+  for (const { name } of [...old.attributes]) {
+    if (name !== opens && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
+  for (const { name, value } of [...fresh.attributes]) {
+    if (name !== opens && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  const [were, are] = [[...old.childNodes], [...fresh.childNodes]];
+  were.forEach((child, place) => (place < are.length ? change(child, are[place]) : child.remove()));
+  old.append(...are.slice(were.length));
 }
 
 let stream = null;
