@@ -27,9 +27,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.view.simulated import SimulatedFleet
-
 from benchmarks.snapshot import cpu_s
+from tests.view.simulated import SimulatedFleet
 
 Page = Any  # playwright's: not everybody has it
 

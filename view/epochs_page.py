@@ -29,7 +29,7 @@ COLUMNS = (
     ("New", "number"),
     ("Full", "number"),
     ("In transit", "number"),
-    ("Last, and why", ""),
+    ("Last, and why", "wide"),
 )
 
 
@@ -155,7 +155,7 @@ def _row(epoch: EpochFacts) -> Markup:
     )
     cells = [tag("td", name), tag("td", age(epoch.begun_s)), tag("td", epoch.trigger), tag("td", ended)]
     cells += [tag("td", figure, class_="number") for figure in figures]
-    return tag("tr", *cells, tag("td", _why(epoch)))
+    return tag("tr", *cells, tag("td", _why(epoch), class_="wide"))
 
 
 def _why(epoch: EpochFacts) -> Child:

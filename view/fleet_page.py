@@ -159,6 +159,7 @@ def _figures(standing: Heard) -> Markup:
             "Last complete epoch",
             count(facts.last_complete_epoch or None),
             f"{epochs}; {loss.interval(facts.interval)}",
+            is_broad=True,
         ),
         _figure(
             "Work at risk",
@@ -177,10 +178,9 @@ def _figures(standing: Heard) -> Markup:
     return tag("dl", *tiles, id="figures", class_="figures")
 
 
-def _figure(name: str, value: str, more: Child, *, is_bad: bool = False) -> Markup:
-    return tag(
-        "div", tag("dt", name), tag("dd", value, class_="bad" if is_bad else None), tag("dd", more, class_="more")
-    )
+def _figure(name: str, value: str, more: Child, *, is_bad: bool = False, is_broad: bool = False) -> Markup:
+    figure = tag("dd", value, class_="bad" if is_bad else None)
+    return tag("div", tag("dt", name), figure, tag("dd", more, class_="more"), class_="broad" if is_broad else None)
 
 
 # -- hosts ---------------------------------------------------------------------------------------------------------------

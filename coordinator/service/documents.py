@@ -5,7 +5,7 @@ States and messages are decoded generically; a caller that can do better passes 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,12 @@ def show_document(
     *,
     describe_state: DescribeState | None = None,
     describe_payload: DescribePayload | None = None,
+    contents_bytes_max: int | None = None,
 ) -> Rows:
     """One snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
 
-    Of one agent, large arrays and histories are looked into; of all of them, described.
+    Of one agent, large arrays and histories are looked into; of all of them, described. `contents_bytes_max`: of states and messages
+    together, as JSON; one that has no room there is told by its size, and not decoded. None: all are told, however large.
 
     Raises:
         NotFoundError: no such snapshot or agent.
@@ -68,19 +70,47 @@ def show_document(
     epoch = store.resolve(snapshot)
     root = store.read_ref(epoch)
     manifest = store.read_manifest(root, epoch=epoch)
-    checkpoints = list(store.read_checkpoints(manifest, [agent] if agent else None))
     hosts = {line.agent: line.host for line in manifest.agents}
-    describe, fork = describe_payload or decode_payload, forked_from(store)
+    room, fork = _Room(contents_bytes_max), forked_from(store)
+    describe = room.payload(describe_payload or decode_payload)
     read_parts = store.part_reader(manifest).read if agent else None
-    states = [(describe_state or decode_state)(x, read_parts) for x in checkpoints]
+    agents, channels = list[Mapping[str, object]](), list[Mapping[str, object]]()
+    for checkpoint in store.read_checkpoints(manifest, [agent] if agent else None):  # not all at once in memory
+        state = room.state(checkpoint, read_parts, describe_state or decode_state)
+        agents.append(_agent(checkpoint, hosts[checkpoint.agent], state, describe))
+        channels += _channels(checkpoint, describe)
     return document(
         "Snapshot",
         store=store.location,
         **_about(root, manifest),
         **({} if fork is None else {"fork": msgspec.to_builtins(fork)}),
-        agents=[_agent(x, hosts[x.agent], state, describe) for x, state in zip(checkpoints, states, strict=True)],
-        channels=_channels(checkpoints, describe),
+        agents=agents,
+        channels=channels,
     )
+
+
+class _Room:
+    """What is left of it in a document for states and messages; None: it has no end."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._left = bytes_max
+
+    def state(self, checkpoint: AgentCheckpoint, read_parts: ReadParts | None, describe: DescribeState) -> object:
+        return self._shown(len(checkpoint.state), lambda: describe(checkpoint, read_parts))
+
+    def payload(self, describe: DescribePayload) -> DescribePayload:
+        return lambda payload: self._shown(len(payload), lambda: describe(payload))
+
+    def _shown(self, size_bytes: int, describe: Callable[[], object]) -> object:
+        if self._left is None:
+            return describe()
+        if size_bytes <= self._left:
+            told = describe()
+            size_json = len(msgspec.json.encode(told))
+            if size_json <= self._left:
+                self._left -= size_json
+                return told
+        return f"<{size_bytes} bytes, too large beside the others: `snapline snapshot show --store` reads them>"
 
 
 def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
@@ -211,15 +241,14 @@ def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[
     }
 
 
-def _channels(checkpoints: Iterable[AgentCheckpoint], describe: DescribePayload) -> list[Mapping[str, object]]:
-    """The channels that have something in transit, each with its messages in order."""
+def _channels(checkpoint: AgentCheckpoint, describe: DescribePayload) -> list[Mapping[str, object]]:
+    """The channels into it that have something in transit, each with its messages in order."""
     return [
         {
             "sender": sender,
             "receiver": checkpoint.agent,
             "in_transit": [{"number": x.number, "stamp": x.stamp, "message": describe(x.payload)} for x in messages],
         }
-        for checkpoint in checkpoints
         for sender, messages in sorted(checkpoint.in_transit.items())
         if messages
     ]

@@ -13,6 +13,7 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import Message
 
+from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.doors import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
 from snapline.conversation.answers import (
@@ -79,6 +80,9 @@ FIGURES = (
     *("turns", "dead_letters", "parked", "busy"),
     *("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full"),
 )
+
+CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""Of a snapshot's states and messages in one answer; the other half is for names and counters: ten thousand agents' take 4 MiB."""
 
 ANSWER_S = 0.1
 """For the answer to go out before the process that gives it ends."""
@@ -279,7 +283,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case "list":
                 return list_snapshots(self._store)
             case "show":
-                shown = show_document(self._store, request.snapshot or "latest", request.agent or None)
+                of, agent = request.snapshot or "latest", request.agent or None
+                shown = show_document(self._store, of, agent, contents_bytes_max=CONTENTS_BYTES_MAX)
                 return Document(msgspec.json.encode(shown))
             case "verify":
                 return verify(self._store, request.snapshot or None)

@@ -66,6 +66,23 @@ def test_a_caller_may_describe_states_itself(store: Store) -> None:
     assert agent["state"] == "state of a"
 
 
+def test_what_has_no_room_is_told_by_its_size_and_not_decoded(store: Store) -> None:
+    decoded: list[str] = []
+
+    def told(checkpoint: AgentCheckpoint, _: object) -> object:
+        decoded.append(checkpoint.agent)
+        return "s" * 40
+
+    room = 42 + 32  # as JSON: of the state of a, and of the message to it
+    shown = show_document(
+        store, "1", describe_state=told, describe_payload=lambda _: "m" * 30, contents_bytes_max=room
+    )
+    first, second = msgspec.convert(shown["agents"], list[dict[str, object]])
+    assert first["state"] == "s" * 40 and "m" * 30 in str(shown["channels"])
+    assert str(second["state"]).startswith("<1 bytes, too large") and decoded == ["a"]
+    assert msgspec.json.encode(show_document(store, "1", contents_bytes_max=10)).count(b"too large") == 4
+
+
 def test_lists_and_verifications_name_what_is_damaged(store: Store, tmp_path: Path) -> None:
     assert document_of(verify(store))["is_whole"] is True
     (pack,) = (tmp_path / "store" / "packs" / "h1.1").iterdir()
