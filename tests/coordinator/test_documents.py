@@ -74,9 +74,7 @@ def test_what_has_no_room_is_told_by_its_size_and_not_decoded(store: Store) -> N
         return "s" * 40
 
     room = 42 + 32  # as JSON: of the state of a, and of the message to it
-    shown = show_document(
-        store, "1", describe_state=told, describe_payload=lambda _: "m" * 30, contents_bytes_max=room
-    )
+    shown = show_document(store, "1", describe_state=told, describe_payload=lambda _: "m" * 30, contents_bytes_max=room)
     first, second = msgspec.convert(shown["agents"], list[dict[str, object]])
     assert first["state"] == "s" * 40 and "m" * 30 in str(shown["channels"])
     assert str(second["state"]).startswith("<1 bytes, too large") and decoded == ["a"]
