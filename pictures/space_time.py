@@ -21,6 +21,9 @@ from snapline.recovery.trace import CheckpointTaken, Recovery
 STEP_MIN = 9
 """Pixels between two events: their dots can be told apart, and hit."""
 
+MILLISECONDS_FROM_NS = 50_000_000
+"""A window that lasts so long has its axis in milliseconds: of a shorter one several ticks would say the same."""
+
 Href = Callable[[int], str]
 """Where a click on the event at a position leads."""
 
@@ -229,11 +232,13 @@ class _Maker:
 
     def _ticks(self) -> Ticks:
         events, shown = self._happened.events, self._shown
+        lasts_ns = events[shown[-1]].time_ns - events[shown[0]].time_ns if shown else 0
+        digits = 3 if lasts_ns > MILLISECONDS_FROM_NS else 6
 
         def ticks(least: float) -> Iterator[tuple[Place, str]]:
             step = round_step(least)
             for column in range(0, len(shown), step):
                 time_ns = events[shown[column]].time_ns
-                yield column, time_of_day(time_ns, 3) if time_ns else f"{shown[column]:,}"
+                yield column, time_of_day(time_ns, digits) if time_ns else f"{shown[column]:,}"
 
         return ticks

@@ -369,3 +369,12 @@ def test_rows_whose_events_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch
     found = ring(9)
     shown = [len(found.shown(replace(found.window("agents", (f"a{n}",), count=9)))) for n in range(9)]
     assert shown == [1, 2, 3] * 3 and len(found._kept) <= 2
+
+
+@pytest.mark.parametrize("step_ns", [7_000, 40_000_000])
+def test_the_ticks_of_an_axis_say_different_times(step_ns: int) -> None:
+    events = [TracedEvent(MessageSent("a", f"m{n}", "b"), "h1", 10**18 + n * step_ns) for n in range(100)]
+    found = Happened(events, is_whole=True)
+    scene = scene_of(found, found.window("agents", ("host:h1", "a"), count=100))
+    times = [words for _, words in scene.ticks(10)]
+    assert len(times) == 10 == len(set(times))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -359,3 +360,13 @@ async def test_a_trace_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None
             found = await http.get("/space-time")
             assert found.status_code in (400, 503) and str(path) in found.text
         await made.close()
+
+
+async def test_a_pictures_colours_are_those_of_the_page() -> None:
+    """They are told by an element around the picture: a name that is told where it is read would be told by itself, and black."""
+    async with view(TracingFleet()) as http:
+        style = (await http.get("/static/view.css")).text
+        assert ".picture { --snapline-paper: var(--paper); --snapline-ink: var(--ink);" in style
+        for selector, rule in re.findall(r"([^{}]+)\{([^{}]*)\}", style):
+            assert ".snapline-spacetime" not in selector or not re.search(r"--snapline-[a-z]+\s*:", rule), selector
+        assert parse((await http.get("/space-time")).text).find("div", class_="picture")[0].find("svg")
