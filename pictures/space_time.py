@@ -31,9 +31,10 @@ Href = Callable[[int], str]
 def draw_window(
     happened: Happened, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> str:
-    """The picture as the text of an SVG file; with `href` as a part of a page, whose events are links."""
+    """The picture as the text of an SVG file; with `href` as a part of a page, whose events are links and whose script keeps names in sight."""
     scene = scene_of(happened, window, chosen, href=href)
-    return draw(scene, step_min=STEP_MIN, is_part=href is not None)
+    is_part = href is not None
+    return draw(scene, step_min=STEP_MIN, is_part=is_part, is_live=is_part)
 
 
 def scene_of(

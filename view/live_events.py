@@ -39,6 +39,12 @@ EVERY_MAX = 1 << 20
 WAIT_S = 2.0
 """A host whose clock is this far before another's is not waited for."""
 
+GAP_S = 4.0
+"""Without a question; a second later hosts stop tracing."""
+
+FIRST_S = 0.5
+"""From the first question to the second one: a page that shows nothing is of no use to who has no scripts."""
+
 LOOKS_KEPT = 30
 """A minute of looks: what somebody clicks in a page that keeps itself true is there still."""
 
@@ -64,9 +70,10 @@ class LiveLook(msgspec.Struct, frozen=True):
 class LiveEvents:
     """Of one fleet. For one event loop."""
 
-    def __init__(self, calls: ViewCalls, period_s: float = PERIOD_S) -> None:
+    def __init__(self, calls: ViewCalls, period_s: float = PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
         self._period_s = period_s
+        self._first_s = first_s
         self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
         self._told: dict[str, _HostTold] = {}
@@ -78,7 +85,12 @@ class LiveEvents:
     async def look(self) -> LiveLook:
         """What has happened in the last seconds, not older than a period. SnaplineError."""
         async with self._asking:
-            if time.monotonic() - self._asked_s >= self._period_s or not self._looks:
+            waited_s = time.monotonic() - self._asked_s
+            if waited_s >= GAP_S:
+                self._told.clear()  # hosts have stopped, and what they did since is not known
+                await self._ask()
+                await asyncio.sleep(self._first_s)
+            if waited_s >= self._period_s:
                 await self._ask()
                 self._asked_s = time.monotonic()
         return self._looks[self._count]

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from snapline.ids import HOST_PREFIX
-from snapline.pictures.happened import ROWS_MAX, ChosenEvent, Happened, Window
+from snapline.pictures.happened import ROWS_MAX, ChosenEvent, Happened, Window, natural
 from snapline.pictures.space_time import draw_window
 from snapline.recovery.gathered import MarkerCame, MarkerLeft
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
@@ -70,7 +70,12 @@ def space_found(facts: SpaceFacts) -> Markup:
 
 def space_pieces(facts: SpaceFacts) -> list[Piece]:
     """What may change."""
-    return [Piece("about", _about(facts)), Piece("picture", _picture(facts)), Piece("events", _events(facts))]
+    return [
+        Piece("choice", _choice_of_agents(facts)),
+        Piece("about", _about(facts)),
+        Piece("picture", _picture(facts)),
+        Piece("events", _events(facts)),
+    ]
 
 
 def still(facts: SpaceFacts) -> SpaceQuery:
@@ -101,6 +106,7 @@ def _title(facts: SpaceFacts) -> Markup:
 
 def _form(facts: SpaceFacts) -> Markup:
     query, happened = facts.query, facts.happened
+    busiest = frozenset(_busiest(happened))
     hidden = [
         tag("input", type="hidden", name=name, value=value)
         for name, value in (("source", query.source), ("held", query.held), ("first", query.first), ("end", query.end))
@@ -111,7 +117,6 @@ def _form(facts: SpaceFacts) -> Markup:
     rows = _choice("rows", "Rows", [("agents", "Rows: agents"), ("hosts", "Rows: hosts")], query.rows)
     counts = [(str(number), f"Last {number:,} events") for number in sorted({*COUNTS, query.count})]
     events = None if query.first is not None else _choice("count", "How many events", counts, str(query.count))
-    busiest = [agent for agent, _ in happened.busy.most_common(BOXES_MAX)]
     others = ",".join([name for name in query.agents if name not in busiest])
     field = tag(
         "input",
@@ -124,11 +129,11 @@ def _form(facts: SpaceFacts) -> Markup:
     return tag(
         "form",
         hidden,
-        rows if happened.hosts else None,
+        rows if happened.hosts or query.source == "live" else None,
         events,
         field,
         tag("button", "Show"),
-        _boxes(busiest, query),
+        _choice_of_agents(facts),
         method="get",
         action=PAGE,
         class_="search",
@@ -141,22 +146,22 @@ def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: s
     return tag("select", made, name=name, aria_label=label)
 
 
-def _boxes(busiest: Sequence[str], query: SpaceQuery) -> Markup | None:
-    if not busiest:
-        return None
+def _choice_of_agents(facts: SpaceFacts) -> Markup:
+    """The busiest to tick; of a fleet that runs they change."""
+    wanted = facts.query.agents
     boxes = [
-        tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in query.agents), agent)
-        for agent in sorted(busiest)
+        tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in wanted), agent)
+        for agent in sorted(_busiest(facts.happened), key=natural)
     ]
     legend = tag("legend", f"Rows of these; none of them: of the busiest {ROWS_MAX}", class_="quiet")
-    is_open = any(agent in query.agents for agent in busiest)
-    return tag(
-        "details",
-        tag("summary", "Choose agents"),
-        tag("fieldset", legend, boxes, class_="boxes"),
-        class_="choose",
-        open=is_open,
-    )
+    inner = (tag("summary", "Choose agents"), tag("fieldset", legend, boxes, class_="boxes"))
+    is_open = any(agent in wanted for agent in _busiest(facts.happened))
+    made = tag("details", inner, id="choose", open=is_open) if boxes else None
+    return tag("div", made, class_="choose", id="choice")
+
+
+def _busiest(happened: Happened) -> list[str]:
+    return [agent for agent, _ in happened.busy.most_common(BOXES_MAX)]
 
 
 def _about(facts: SpaceFacts) -> Markup:
@@ -168,24 +173,36 @@ def _about(facts: SpaceFacts) -> Markup:
 def _moves(facts: SpaceFacts) -> Child:
     happened, window, query = facts.happened, facts.window, still(facts)
     shown = len(happened.shown(window))
-    around = _middle(facts)
+    half = max(1, shown // 2)
+    begin = happened.moved(replace(window, first=0, end=min(1, len(happened))), first=0, end=max(1, shown - 1))
+    earlier, later = (happened.moved(window, first=count, end=count) for count in (-half, half))
     steps = (
-        ("−", "Zoom out", happened.moved(window, first=-(shown + 1) // 2, end=(shown + 1) // 2), "-"),
-        ("+", "Zoom in", _zoomed(happened, window, around), "+"),
-        ("←", "Earlier", happened.moved(window, first=-max(1, shown // 2), end=-max(1, shown // 2)), "ArrowLeft"),
-        ("→", "Later", happened.moved(window, first=max(1, shown // 2), end=max(1, shown // 2)), "ArrowRight"),
+        ("⇤", "First", begin, "", begin != window),
+        (
+            "−",
+            "Zoom out",
+            wider := happened.moved(window, first=-half, end=half),
+            "-",
+            wider != window and shown < SHOWN_MAX,
+        ),
+        ("+", "Zoom in", inner := _zoomed(happened, window, _middle(facts)), "+", inner != window),
+        ("←", "Earlier", earlier, "ArrowLeft", earlier.first < window.first),
+        ("→", "Later", later, "ArrowRight", later.end > window.end),
     )
     made: list[Child] = []
-    for sign, name, to, key in steps:
-        is_same = to == window or shown > SHOWN_MAX
-        inner = (tag("span", sign, aria_hidden="true"), f" {name}")
-        if is_same:
-            made.append(tag("span", inner, class_="quiet"))
-        else:
-            made.append(tag("a", inner, href=query.at(to).address(), data_key=key))
+    for sign, name, to, key, can in steps:
+        words = (tag("span", sign, aria_hidden="true"), f" {name}")
+        address = query.at(to).address() if can else None
+        made.append(tag("a", words, href=address, data_key=key or None) if can else tag("span", words, class_="quiet"))
+    if facts.query.first is not None:
+        made.append(tag("a", tag("span", "⇥", aria_hidden="true"), " Last", href=_last(facts.query).address()))
     made.append(tag("a", "SVG", href=query.address(f"{PAGE}.svg"), download=True))
     made.append(tag("a", "ShiViz", href=query.address(f"{PAGE}.shiviz"), download=True))
     return made
+
+
+def _last(query: SpaceQuery) -> SpaceQuery:
+    return replace(query, first=None, end=None, event=None)
 
 
 def _middle(facts: SpaceFacts) -> int | None:

@@ -92,11 +92,30 @@ async def test_what_hosts_told_is_shown_and_asked_on_from_there() -> None:
     assert fleet.asks[0][0] == {} and fleet.asks[1][0] == dict.fromkeys(fleet.names, "1-1.1")
 
 
+async def begun(fleet: TracingFleet) -> LiveEvents:
+    """Hosts trace already."""
+    live = LiveEvents(fleet, 0.0, 0.0)
+    await live.look()
+    return live
+
+
+async def test_after_a_pause_nothing_old_is_joined_to_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts stop tracing when nobody asks: what they did in between is not known."""
+    fleet = TracingFleet()
+    live = await begun(fleet)
+    fleet.exchange(3)
+    assert len((await live.look()).happened) == 6
+    monkeypatch.setattr(live_events, "GAP_S", 0.0)
+    fleet.exchange(1)
+    assert len((await live.look()).happened) == 2
+
+
 async def test_however_many_look_hosts_are_asked_once_a_period() -> None:
     fleet = TracingFleet()
     live = LiveEvents(fleet, 60.0)
     looks = await asyncio.gather(*[live.look() for _ in range(20)])
-    assert len(fleet.asks) == 1 and len({look.number for look in looks}) == 1
+    assert len(fleet.asks) == 2, "and once before, which has them begin"
+    assert len({look.number for look in looks}) == 1
 
 
 async def test_nobody_who_looks_elsewhere_makes_hosts_trace() -> None:
@@ -105,7 +124,7 @@ async def test_nobody_who_looks_elsewhere_makes_hosts_trace() -> None:
             await http.get(path)
         assert fleet.asks == []
         await http.get("/space-time")
-        assert len(fleet.asks) == 1
+        assert len(fleet.asks) == 2
 
 
 async def test_what_is_kept_is_bounded_by_time_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +147,8 @@ async def test_of_a_fleet_that_does_too_much_fewer_messages_are_asked_for_and_la
     monkeypatch.setattr(live_events, "MANY", 100)
     monkeypatch.setattr(live_events, "FEW", 10)
     fleet = TracingFleet()
-    live = LiveEvents(fleet, 0.0)
+    live = await begun(fleet)
+    fleet.asks.clear()
     for count in (100, 100, 20, 1, 1, 1):
         fleet.exchange(count)
         await live.look()
@@ -143,8 +163,8 @@ async def test_of_a_fleet_that_does_too_much_fewer_messages_are_asked_for_and_la
 async def test_what_all_have_told_up_to_is_shown_or_receives_would_stand_before_their_sends() -> None:
     """The sender's host has answered a second earlier: what its receiver did since then is for the next look."""
     fleet = TracingFleet()
+    live = await begun(fleet)
     fleet.behind_s = {"h1": 1.0}
-    live = LiveEvents(fleet, 0.0)
     fleet.exchange(3, at_ns=time.time_ns() - SECOND // 2)
     fleet.told["h1"] = []
     assert len((await live.look()).happened) == 0
@@ -176,7 +196,7 @@ async def test_what_somebody_studies_stays_and_the_rest_goes() -> None:
         look = await live.look()
     assert live.held(first.number) is first
     with pytest.raises(NotFoundError, match="not kept any more"):
-        live.held(2)
+        live.held(first.number + 1)
     for number in range(HELD_MAX):
         live.hold(await live.look())
         assert number < HELD_MAX

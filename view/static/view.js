@@ -122,6 +122,30 @@ for (const kind of ["input", "change", "submit"]) {
 
 // ---- links that change a part of the page -----------------------------------------------------------------------------
 
+// Of a wide picture the event that is told about is in sight, or what happened last.
+function sight() {
+  for (const box of document.querySelectorAll(".picture")) {
+    const ring = box.querySelector(".ring");
+    const middle = ring && ring.getBoundingClientRect().left - box.getBoundingClientRect().left;
+    if (ring && (middle < 120 || middle > box.clientWidth - 24)) box.scrollLeft += middle - box.clientWidth / 2;
+    else if (!ring && body.dataset.events) box.scrollLeft = box.scrollWidth;
+  }
+  names();
+}
+
+// The names of its rows stay in sight.
+function names() {
+  for (const box of document.querySelectorAll(".picture")) {
+    const named = box.querySelector("g.names");
+    if (named) named.setAttribute("transform", "translate(" + box.scrollLeft + " 0)");
+  }
+}
+
+document.addEventListener("scroll", names, true);
+body.addEventListener("snapline:changed", names);
+
+sight();
+
 let here = location.pathname + location.search;
 
 async function follow(address, part) {
@@ -135,6 +159,7 @@ async function follow(address, part) {
   const left = [...document.querySelectorAll(".picture")].map((box) => box.scrollLeft);
   replace(part, await found.text());
   document.querySelectorAll(".picture").forEach((box, index) => { box.scrollLeft = left[index] || 0; });
+  sight();
   history.pushState(null, "", url);
   here = url.pathname + url.search;
 }
