@@ -52,7 +52,7 @@ class Tape:
             case ev.TakeCheckpoint():  # no line, but what it holds is in the file before it is durable
                 self.flushed = len(self.lines)
             case ev.CaptureState() if command.control.is_born:
-                self.checkpoint(command.agent, command.control.number, "coordinated")
+                self.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
             case ev.Trace() if command.what == "checkpoint":
                 self.checkpoint(command.agent, command.number, command.other)
             case ev.Trace() if command.what in ("send_marker", "receive_marker"):
@@ -68,8 +68,9 @@ class Tape:
                 }
                 self.add(line if command.what == "receive" else {**line, "to": command.other})
 
-    def checkpoint(self, agent: str, number: int, kind: str) -> None:
-        self.add({"event": "checkpoint", "agent": agent, "index": number, "kind": kind})
+    def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
+        line: dict[str, object] = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
+        self.add({**line, "epochs": epochs} if epochs else line)
 
     def feed(self, event: ev.Heard) -> None:
         core = self.host.core
