@@ -79,6 +79,12 @@ def spots_in(page: str) -> list[int]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def every_look_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views do not wait for a period: what is held is held by its number, not because it is the newest still."""
+    monkeypatch.setattr("snapline.view.app.LiveEvents", lambda calls: LiveEvents(calls, 0.0))
+
+
 # -- the fleet, live -----------------------------------------------------------------------------------------------------
 
 
