@@ -154,7 +154,7 @@ class Happened:
         for position in positions:
             if (record := self._record(position)) is not None:
                 records[record] = position
-        last = frozenset(positions)
+        last = frozenset(records.values())
         return [each for each in positions if self._record(each) is None or each in last]
 
     def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:

@@ -236,14 +236,16 @@ async def test_the_screen_works_without_scripts() -> None:
         assert max(spots_in((await http.get(earlier["← Earlier"])).text)) < max(spots_in(closer))
 
 
-async def test_downloads_are_of_exactly_the_window_that_was_seen() -> None:
+async def test_downloads_are_of_exactly_the_window_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the fleet has gone on so far that a view has forgotten what stood there."""
+    monkeypatch.setattr(live_events, "EVENTS_MAX", 50)
     fleet = TracingFleet()
     fleet.exchange(40)
     async with view(fleet) as http:
         text = (await http.get("/space-time", params={"count": "13"})).text
         page = parse(text)
         links = {a.text.strip(): a.attributes["href"] for a in page.find("nav", class_="moves")[0].find("a")}
-        fleet.exchange(40)
+        fleet.exchange(40, "c", "d")
         svg, log = await http.get(links["SVG"]), await http.get(links["ShiViz"])
         assert (
             svg.headers["Content-Type"].startswith("image/svg+xml")
