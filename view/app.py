@@ -196,7 +196,8 @@ class View:
 
     def _sign_in_page(self, wrong: str = "", status: int = 200) -> Response:
         field = tag("input", type="password", name="token", autocomplete="current-password", required=True, id="token")
-        form = tag("form", tag("label", "Token", for_="token"), field, tag("button", "Sign in"), method="post")
+        user = tag("input", name="user", value="snapline", autocomplete="username", hidden=True)  # managers want one
+        form = tag("form", tag("label", "Token", for_="token"), user, field, tag("button", "Sign in"), method="post")
         told = tag("p", wrong, class_="strip bad", role="alert") if wrong else None
         body = tag("div", tag("h1", "Sign in"), told, form, class_="sign-in")
         return _html(page(PageHead("sign-in", "Sign in"), body), status)
