@@ -102,9 +102,14 @@ class CoordinatorClient:
         for channel in self._channels.values():
             await channel.close()
 
-    async def status(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> FleetStatus:
-        """How the fleet stands. `stale`: any replica may answer, from what it has applied."""
-        status: FleetStatus = await self._call("Status", timeout_s, stale=stale)
+    async def status(
+        self, timeout_s: float = TIMEOUT_S, *, stale: bool = False, unconfirmed: bool = False
+    ) -> FleetStatus:
+        """How the fleet stands. `stale`: any replica may answer, from what it has applied. `unconfirmed`: whoever leads answers so, as
+
+        for those who ask again soon: a leader that was replaced may do so for a moment, but nothing is written to the log for it.
+        """
+        status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:

@@ -315,20 +315,20 @@ class LaunchedFleet:
             await asyncio.sleep(POLL_S)
 
     async def _read_status(self) -> None:
-        """Ask how the fleet is, and whether it has ended."""
-        status = await self._ask_status()
+        """Ask how the fleet is, and whether it has ended. Where that is not the latest, the next question tells."""
+        status = await self._ask_status(unconfirmed=True)
         if status is None:
             self._feed(CoordinatorMissed())
             return
         self._on_status(status)
         self._feed(FleetSeen(status.phase, status.reason, status.last_complete_epoch))
 
-    async def _ask_status(self) -> FleetReading | None:
+    async def _ask_status(self, *, unconfirmed: bool = False) -> FleetReading | None:
         """None: an unreachable coordinator is no news here, the keeper starts it again."""
         assert self._client is not None
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                return await self._client.status()
+                return await self._client.status(unconfirmed=unconfirmed)
         except (SnaplineError, TimeoutError):
             return None
 

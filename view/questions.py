@@ -9,6 +9,7 @@ from snapline.client.hosts import HostCalls
 from snapline.client.views import recent_traces
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.views import RecentTrace
 from snapline.errors import MisuseError
@@ -23,8 +24,8 @@ class FleetQuestions:
         self._hosts = hosts
 
     async def status(self) -> dict[str, object]:
-        """As `snapline status`."""
-        return await self._client.status()
+        """As `snapline status`, perhaps not the latest: it is asked every second."""
+        return document_of(await patiently(lambda: self._coordinator.status(unconfirmed=True)))
 
     async def agents(self) -> list[LocatedAgent]:
         """Where the agents live."""

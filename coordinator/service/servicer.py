@@ -203,7 +203,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @translated
     async def Status(self, request: pb.StatusRequest, context: Context) -> Message:
         """How the fleet stands."""
-        await self._be_current(is_stale_allowed=request.stale)
+        if request.unconfirmed:
+            self._leading()
+        else:
+            await self._be_current(is_stale_allowed=request.stale)
         caller = self._guard.identity(context)
         return writer_of(FleetStatus, pb.FleetStatus)(self._status("" if caller is None else caller.role))
 

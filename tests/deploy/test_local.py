@@ -47,7 +47,7 @@ class StubClient:
     exits: list[tuple[str, str, str]] = field(default_factory=list)
     is_closed: bool = False
 
-    async def status(self) -> Status:
+    async def status(self, *, unconfirmed: bool = False) -> Status:
         self._check()
         return self.answer
 

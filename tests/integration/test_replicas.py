@@ -7,10 +7,14 @@ every token (`bank_to_be_hurt`); a test that fails may leave it broken for those
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 from tests.integration.killing import bank_to_be_hurt
 from tests.integration.running import Running
+
+from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import CoordinatorClient
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
@@ -40,6 +44,33 @@ async def test_the_lead_is_handed_over(bank: Running) -> None:
     assert moved["leader"] == to
     await bank.until_more_epochs()  # whoever leads by then: on a busy machine there may be another election
     assert await bank.recoveries() == recoveries
+
+
+async def test_an_unconfirmed_status_comes_from_a_leader_and_leaves_the_log_alone(bank: Running) -> None:
+    """As the view and the launcher ask all the time."""
+    before = await _reads(bank)
+    for address in bank.local.address.split(","):
+        client = CoordinatorClient(address, Security.loopback())
+        try:
+            async with asyncio.timeout(30):
+                while not any(host.turns for host in (await client.status(unconfirmed=True)).hosts):
+                    await asyncio.sleep(0.1)  # only who leads knows them, once hosts have told
+            for _ in range(20):
+                await client.status(unconfirmed=True)
+        finally:
+            await client.close()
+    assert await _reads(bank) - before < 20
+
+
+async def _reads(bank: Running) -> float:
+    """Linearizable ones so far, of all replicas."""
+    count = 0.0
+    for address in bank.local.address.split(","):
+        client = CoordinatorClient(address, Security.loopback())
+        metrics = await client.read_replica("metrics")
+        await client.close()
+        count += msgspec.convert(metrics["metrics"], dict[str, float])["raft_reads_total"]
+    return count
 
 
 async def test_the_leader_is_killed_while_an_epoch_is_open(bank: Running) -> None:

@@ -789,10 +789,12 @@ class ReportNumbers(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("stale",)
+    __slots__ = ("stale", "unconfirmed")
     STALE_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
     stale: bool
-    def __init__(self, stale: bool = ...) -> None: ...
+    unconfirmed: bool
+    def __init__(self, stale: bool = ..., unconfirmed: bool = ...) -> None: ...
 
 class HostStatus(_message.Message):
     __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "is_drained")
