@@ -131,6 +131,8 @@ class Counted:
         counted = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # keeps connections, as collectors do
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 counted.turns += body.count(b"turn Token") + body.count(b"turn Later")

@@ -57,9 +57,8 @@ class QuickSpan(trace.Span):
         """For an exporter."""
         own, parent = self._context, self.parent
         above = None if parent is None else trace.SpanContext(parent.trace, parent.span, True, SAMPLED)
-        said = BoundedAttributes(attributes=self.attributes, immutable=False)
         return ReadableSpan(
-            self.name, own, above, resource, said, self.events, (), self.kind, None, self._status, self.start_ns,
+            self.name, own, above, resource, self.attributes, self.events, (), self.kind, None, self._status, self.start_ns,
             self.end_ns, _SCOPE,
         )  # fmt: skip
 
