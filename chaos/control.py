@@ -18,8 +18,12 @@ FIELDS = (
     "drift_ppm",
     "drift_from_ns",
     "unknown_per_mille",
+    "changes",
+    "die_at",
 )
-"""Signed numbers of 64 bits, in this order; the same as in `preload.c`, and a test compares. `drift_from_ns`: of the monotonic clock."""
+"""Signed numbers of 64 bits, in this order; the same as in `preload.c`, and a test compares. `drift_from_ns`: of the monotonic clock. `changes`: to files, so
+
+far; the process dies just before the one with the number `die_at`."""
 
 SIZE = 8 * len(FIELDS)
 

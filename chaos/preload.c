@@ -1,4 +1,5 @@
-/* Stands between one process and the C library: files below SNAPLINE_CHAOS_ROOT may fail, be slow, or hang, and the wall clock be wrong.
+/* Stands between one process and the C library: files below SNAPLINE_CHAOS_ROOT may fail, be slow, or hang, and the wall clock be wrong; or the
+   process dies at a change to them that is told by its number.
 
    What is wrong is told by numbers in a file that is shared with whoever runs chaos (control.py). Only files that this process opens below
    the root are concerned; sockets and logs are not. Two lists are kept in SNAPLINE_CHAOS_JOURNAL of what no sync has made durable yet:
@@ -10,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EIO_, FULL, FAILED_SYNC, SLOW_US, HANG_STORE, HANG_STOP, SKEW_NS, DRIFT_PPM, DRIFT_FROM_NS, UNKNOWN_PER_MILLE, FIELDS };
+enum { EIO_, FULL, FAILED_SYNC, SLOW_US, HANG_STORE, HANG_STOP, SKEW_NS, DRIFT_PPM, DRIFT_FROM_NS, UNKNOWN_PER_MILLE, CHANGES, DIE_AT, FIELDS };
 
 #define FDS 4096
 enum { FOREIGN, CLEAN, DIRTY };
@@ -39,7 +41,7 @@ static void *found(void **known, const char *name) { return *known ? *known : (*
 #define KEEP(name) static void *real_##name
 
 KEEP(open); KEEP(openat); KEEP(close); KEEP(read); KEEP(pread64); KEEP(preadv64); KEEP(write); KEEP(writev); KEEP(pwrite64); KEEP(pwritev64);
-KEEP(fsync); KEEP(fdatasync); KEEP(linkat); KEEP(mkdir); KEEP(clock_gettime); KEEP(rename);
+KEEP(fsync); KEEP(fdatasync); KEEP(linkat); KEEP(mkdir); KEEP(clock_gettime); KEEP(rename); KEEP(unlinkat); KEEP(ftruncate64);
 
 __attribute__((constructor)) static void begin(void) {
   const char *path = getenv("SNAPLINE_CHAOS_CONTROL"), *list = getenv("SNAPLINE_CHAOS_JOURNAL");
@@ -69,7 +71,14 @@ static int suffer(void) {
   return control[EIO_] ? EIO : 0;
 }
 
+/* Just before something changes: the last moment at which the process may die with what was there before. */
+static void change(void) {
+  int64_t number = __atomic_add_fetch(&control[CHANGES], 1, __ATOMIC_RELAXED);
+  if (number == control[DIE_AT]) kill(getpid(), SIGKILL);
+}
+
 static int suffer_write(void) {
+  change();
   int error = suffer();
   return error ? error : control[FULL] ? ENOSPC : 0;
 }
@@ -165,20 +174,26 @@ static int synced(int fd, int result) {
 }
 
 int fsync(int fd) {
-  if (tracked(fd)) { CHECK(suffer()); CHECK(control[FAILED_SYNC] ? EIO : 0); }
+  if (tracked(fd)) { change(); CHECK(suffer()); CHECK(control[FAILED_SYNC] ? EIO : 0); }
   return synced(fd, REAL(fsync)(fd));
 }
 
 int fdatasync(int fd) {
-  if (tracked(fd)) { CHECK(suffer()); CHECK(control[FAILED_SYNC] ? EIO : 0); }
+  if (tracked(fd)) { change(); CHECK(suffer()); CHECK(control[FAILED_SYNC] ? EIO : 0); }
   return synced(fd, REAL(fdatasync)(fd));
 }
 
-int linkat(int from_at, const char *from, int to_at, const char *to, int flags) {
-  char path[2 * PATH_MAX + 2];
+#define NAME_BYTES (2 * PATH_MAX + 2)
+
+static void name_at(int at, const char *name, char *path) {
   size_t length = 0;
-  if (to[0] != '/' && to_at >= 0) length = path_of(to_at, path), path[length++] = '/';
-  snprintf(path + length, PATH_MAX, "%s", to);
+  if (name[0] != '/' && at >= 0) length = path_of(at, path), path[length++] = '/';
+  snprintf(path + length, PATH_MAX, "%s", name);
+}
+
+int linkat(int from_at, const char *from, int to_at, const char *to, int flags) {
+  char path[NAME_BYTES];
+  name_at(to_at, to, path);
   if (is_ours(path)) CHECK(suffer_write());
   int result = REAL(linkat)(from_at, from, to_at, to, flags);
   if (!result && is_ours(path)) note("+ ", path);
@@ -186,6 +201,22 @@ int linkat(int from_at, const char *from, int to_at, const char *to, int flags) 
 }
 
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
+
+int unlinkat(int at, const char *name, int flags) {
+  char path[NAME_BYTES];
+  name_at(at, name, path);
+  if (is_ours(path)) change();
+  return REAL(unlinkat)(at, name, flags);
+}
+
+int unlink(const char *name) { return unlinkat(AT_FDCWD, name, 0); }
+
+int ftruncate64(int fd, off64_t size) {
+  if (tracked(fd)) change();
+  return REAL(ftruncate64)(fd, size);
+}
+
+int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
 
 int mkdir(const char *path, mode_t mode) {
   if (is_ours(path)) CHECK(suffer_write());

@@ -180,6 +180,10 @@ def _about_pytest() -> Iterator[str]:
     _, options = _find("snapline.sim.checking", "Options")
     yield "#### `**options`\n"
     yield from _text(options)
+    yield "The fixture `snapline_crash_kit` is for programs of any kind ([crash-kit.md](crash-kit.md)).\n"
+    source, definition = _find("snapline.chaos.crash_kit", "CrashKit")
+    assert isinstance(definition, ast.ClassDef)
+    yield from list(_about_class(source, definition, owner="snapline_crash_kit"))[1:]
 
 
 def _error_names() -> list[str]:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from snapline.chaos.preload import reason_against
+
 README_S = 110
 """Limit for all commands of the README together: it is the first page, nobody waits for it."""
 
@@ -114,6 +116,7 @@ PAGES = (
     "README.md",
     "docs/dead-letters.md",
     "docs/examples.md",
+    pytest.param("docs/crash-kit.md", marks=pytest.mark.skipif(bool(reason_against()), reason=reason_against())),
     pytest.param("docs/testing.md", marks=SLOW),
     pytest.param("docs/does-not-end.md", marks=SLOW),
 )

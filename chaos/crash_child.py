@@ -1,0 +1,98 @@
+"""The process in which a crash kit's program lives: it loads the program once, and forks for each life.
+
+    python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input as `crash_kit.py` gives them)
+
+For each line of standard input, a folder, the program runs in a fork of its own. Its words and its end go to standard output, one line of JSON each, by
+one call each: what was said before a SIGKILL has been said. Only forks touch files below the root, so only they die.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snapline.chaos.control import Wrongs
+
+OUT = 1
+
+
+def say(to: int, word: str, of: object) -> None:
+    """A line, by one call."""
+    os.write(to, json.dumps([word, of]).encode() + b"\n")
+
+
+class CrashNote:
+    """How the program says where it stands. `of` is any name: a step, an input, a payment."""
+
+    def __init__(self, to: int, wrongs: Wrongs) -> None:
+        self._to = to
+        self._wrongs = wrongs
+
+    def _say(self, word: str, of: object) -> None:
+        """Each word is a moment to die at, before it is said: behind a change that is there, which nobody has spoken of."""
+        number = self._wrongs.get("changes") + 1
+        self._wrongs.set("changes", number)
+        if number == self._wrongs.get("die_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        say(self._to, word, of)
+
+    def found(self, *of: str) -> None:
+        """The store is open, and holds these; nothing: it is empty. Once in a life."""
+        self._say("found", of)
+
+    def began(self, of: str) -> None:
+        """This is done now."""
+        self._say("began", of)
+
+    def kept(self, of: str) -> None:
+        """The store has promised that it stays done."""
+        self._say("kept", of)
+
+
+def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
+    """The program, of a file that may be on no path."""
+    spec = importlib.util.spec_from_file_location("_crash_program", file)
+    assert spec is not None and spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found: Callable[[Path, CrashNote], Any] = getattr(module, function)
+    return found
+
+
+def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrongs: Wrongs) -> None:
+    """One life; never returns."""
+    try:
+        result = program(Path(folder), CrashNote(to, wrongs))
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        say(to, "done", json.dumps(result, sort_keys=True, default=repr))
+    except BaseException as error:
+        say(to, "failed", f"{type(error).__name__}: {error}".splitlines()[0])
+    finally:
+        os._exit(0)
+
+
+def main() -> None:
+    to = os.dup(OUT)
+    os.dup2(2, OUT)  # what the program prints is no word of it
+    wrongs = Wrongs(Path(os.environ["SNAPLINE_CHAOS_CONTROL"]))
+    program = load(*sys.argv[1:])
+    say(to, "ready", "")
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _live(program, line.strip(), to, wrongs)
+        say(to, "pid", child)
+        _, status = os.waitpid(child, 0)
+        say(to, "ended", -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main()

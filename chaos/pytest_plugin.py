@@ -1,0 +1,19 @@
+"""The pytest plugin of the crash kit. pytest loads this module at each start, whatever is tested: it imports pytest alone, and the rest when a test asks."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from snapline.chaos.crash_kit import CrashKit
+
+
+@pytest.fixture
+def snapline_crash_kit() -> "CrashKit":
+    """Kills a program at every write, and judges how it resumes: `check(program)`. Skips where there is no C compiler."""
+    from snapline.chaos import preload
+    from snapline.chaos.crash_kit import CrashKit
+
+    if preload.reason_against():
+        pytest.skip(preload.reason_against())
+    return CrashKit()

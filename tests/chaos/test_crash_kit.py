@@ -1,0 +1,76 @@
+"""The crash kit on real processes: a store that is right stands every kill, and each wrong one is found for what it is."""
+
+from pathlib import Path
+
+import pytest
+from tests.chaos import crash_programs as programs
+
+from snapline.chaos.crash_child import CrashNote
+from snapline.chaos.crash_kit import CrashKit, Program, said
+from snapline.errors import MisuseError
+
+
+@pytest.mark.parametrize("program", [programs.right, programs.right_and_asynchronous])
+def test_a_right_store_stands_a_kill_at_each_write(snapline_crash_kit: CrashKit, program: Program) -> None:
+    report = snapline_crash_kit.check(program)
+    assert report.points == tuple(range(1, report.moments + 1)), "each of them"
+    assert report.moments >= 6 * len(programs.STEPS), "a name, what is in it, a sync, another name; and two words"
+    assert report.kills > report.moments, "second lives are killed, too"
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        (programs.torn, "broken"),
+        (programs.hasty, "lost"),
+        (programs.inventive, "invented"),
+        (programs.counting, "different"),
+        (programs.repeating, "repeated"),
+    ],
+)
+def test_a_wrong_store_is_found_for_what_it_is(snapline_crash_kit: CrashKit, program: Program, kind: str) -> None:
+    report = snapline_crash_kit.run(program)
+    assert kind in {each.kind for each in report.findings}, report
+    again = snapline_crash_kit.run(program, points=[next(x.at for x in report.findings if x.kind == kind)])
+    assert kind in {each.kind for each in again.findings}, "one point is enough to see it again"
+    with pytest.raises(AssertionError, match=rf"{program.__name__} does not resume rightly[^¿]*points=\["):
+        snapline_crash_kit.check(program)
+
+
+def test_what_is_wrong_without_a_kill_is_told_before_any(snapline_crash_kit: CrashKit) -> None:
+    for program, kind in ((programs.forgetful, "repeated"), (programs.once_more, "unsettled")):
+        report = snapline_crash_kit.run(program)
+        assert (report.points, report.kills) == ((), 0) and {each.kind for each in report.findings} == {kind}
+    assert "unsettled, without a kill: once more after its end it gives 2, not 1" in said(report, "once_more")
+
+
+def test_a_program_that_does_not_work_is_misuse(snapline_crash_kit: CrashKit) -> None:
+    with pytest.raises(MisuseError, match="ends_badly does not work undisturbed: ValueError: no store"):
+        snapline_crash_kit.run(programs.ends_badly)
+    with pytest.raises(MisuseError, match="writes_nothing changes no file below its folder"):
+        snapline_crash_kit.run(programs.writes_nothing)
+
+
+def test_a_program_must_be_a_function_of_a_module(snapline_crash_kit: CrashKit) -> None:
+    def inner(folder: Path, note: CrashNote) -> None: ...
+
+    for program in (inner, lambda folder, note: None):
+        with pytest.raises(MisuseError, match="is no function of a module"):
+            snapline_crash_kit.run(program)
+
+
+def test_a_report_says_its_first_findings(snapline_crash_kit: CrashKit) -> None:
+    text = said(snapline_crash_kit.run(programs.torn, points=3), "torn")
+    assert text.startswith("torn does not resume rightly") and "broken, killed at" in text
+
+
+def test_each_kind_of_change_is_a_moment(snapline_crash_kit: CrashKit) -> None:
+    assert snapline_crash_kit.run(programs.each_change, points=[1]).moments == programs.CHANGES
+    for point in range(2, programs.CHANGES + 1):
+        findings = snapline_crash_kit.run(programs.each_change, points=[point]).findings
+        assert findings, "it does not resume at all, so it was killed there"
+
+
+def test_findings_are_the_same_with_the_same_seed(snapline_crash_kit: CrashKit) -> None:
+    first, again = [snapline_crash_kit.run(programs.torn, seed=3) for _ in range(2)]
+    assert first == again
