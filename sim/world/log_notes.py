@@ -41,6 +41,16 @@ class LogNotes:
         self._lost_ns = 0
         self._requests: dict[tuple[str, int], None] = {}
 
+    def _note_running(self, now_ns: int, *, is_first: bool) -> None:
+        """A fleet may begin to work under a later plan than its first, if a host died before it had applied that."""
+        waiting, self.on_running = self.on_running, []
+        for call in waiting:
+            call()
+        if self._lost_ns and not is_first:
+            self._desk.figures.count("recoveries")
+            self._desk.figures.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
+            self._lost_ns = 0
+
     def is_over(self) -> bool:
         """Whether nobody needs the fleet's hosts any more."""
         return self.is_ended or bool(self._log.canonical.image.outcome)
@@ -112,13 +122,8 @@ class LogNotes:
                 self._note_plan()
             case op.CondemnEpoch():
                 self._desk.judge.on_condemned(now_ns, kind.epoch, is_whole=self._is_whole(kind.epoch))
-            case op.ConfirmPlan() if state.plan_number == 1 and state.phase == RUNNING:
-                for call in self.on_running:
-                    call()
-            case op.ConfirmPlan() if self._lost_ns and state.phase == RUNNING:
-                self._desk.figures.count("recoveries")
-                self._desk.figures.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
-                self._lost_ns = 0
+            case op.ConfirmPlan() if state.phase == RUNNING:
+                self._note_running(now_ns, is_first=state.plan_number == 1)
             case _:
                 pass
         if isinstance(kind, _ABORTING):

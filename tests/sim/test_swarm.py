@@ -292,3 +292,12 @@ def test_rounds_without_a_pause_leave_the_work_its_time() -> None:
     )
     result = run(msgspec.structs.replace(scenario, fault=[]), 27480)
     assert result.verdict == "pass" and result.virtual_ns > 45 * S, result.pending
+
+
+def test_a_fleet_whose_first_plan_nobody_finished_has_its_operator_too() -> None:
+    """A host dies before it has applied plan 1, so the fleet begins to work under plan 2; then two agents stand, and wait for people."""
+    scenario = draw(STANDARD, 300161)
+    assert scenario.fleet.pattern.name == "returning", "the seed draws something else now"
+    result = run(scenario, 300161)
+    assert result.verdict == "pass", result.pending
+    assert result.probes["rollback refused"] and result.probes["recovery killed"]
