@@ -229,6 +229,25 @@ class LaunchedFleet:
         """SIGKILL a host or a coordinator, as a crash would. It is restarted as ever, or by `restart()` only."""
         self._feed(KillAsked(self._check_name(name), is_kept_down))
 
+    async def end(self, name: str, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after so many seconds; it stays down until `restart()`."""
+        handle = self.handle(name)
+        if handle is not None:
+            await self._launcher.stop(handle, grace_s)
+        self.kill(name, is_kept_down=True)
+
+    async def freeze(self, name: str) -> None:
+        """Have a process stand still; nothing happens if it is down."""
+        handle = self.handle(name)
+        if handle is not None:
+            await self._launcher.freeze(handle)
+
+    async def thaw(self, name: str) -> None:
+        """Let it go on."""
+        handle = self.handle(name)
+        if handle is not None:
+            await self._launcher.thaw(handle)
+
     def restart(self, name: str) -> None:
         """Start a dead host or coordinator now, without the pause; one that runs is left alone."""
         self._feed(RestartAsked(self._check_name(name)))

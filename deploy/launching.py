@@ -114,6 +114,14 @@ class Launcher(Protocol):
         """SIGKILL; `watch` tells of the end. Nothing happens if it has ended."""
         ...
 
+    async def freeze(self, handle: Handle) -> None:
+        """Have it stand still, as a machine does that is too busy, until `thaw` or its end (SIGSTOP). Only tests of fleets ask for it."""
+        ...
+
+    async def thaw(self, handle: Handle) -> None:
+        """Let a frozen process go on. Nothing happens if it is not frozen, or has ended."""
+        ...
+
     async def close(self) -> None:
         """End everything that was started here and give the place back: no process, port or temporary file remains."""
         ...

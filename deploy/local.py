@@ -84,9 +84,13 @@ class LocalLauncher:
         return _exit_of(child)
 
     async def kill(self, handle: Handle) -> None:
-        child = self._child(handle)
-        if child is not None:
-            child.signal(signal.SIGKILL)
+        self._signal(handle, signal.SIGKILL)
+
+    async def freeze(self, handle: Handle) -> None:
+        self._signal(handle, signal.SIGSTOP)
+
+    async def thaw(self, handle: Handle) -> None:
+        self._signal(handle, signal.SIGCONT)
 
     async def close(self) -> None:
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for _, child in self._children.values()))
@@ -94,6 +98,11 @@ class LocalLauncher:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _signal(self, handle: Handle, number: signal.Signals) -> None:
+        child = self._child(handle)
+        if child is not None:
+            child.signal(number)
 
     def _child(self, handle: Handle) -> Child | None:
         """None: a later run has taken the place of this one."""

@@ -144,6 +144,14 @@ class PodmanLauncher:
 
     async def kill(self, handle: Handle) -> None:
         await self._signal(handle, "KILL")
+        await self.thaw(handle)  # who is frozen does not hear it
+
+    async def freeze(self, handle: Handle) -> None:
+        """All of the container, by its control group: a signal would reach its small init alone."""
+        await self._tell("pause", handle)
+
+    async def thaw(self, handle: Handle) -> None:
+        await self._tell("unpause", handle)
 
     async def close(self) -> None:
         """Also ends containers of this fleet that an earlier launcher left behind."""
@@ -216,8 +224,11 @@ class PodmanLauncher:
             await podman(self._program, "secret", "create", secret, "-", given=content)
 
     async def _signal(self, handle: Handle, signal: str) -> None:
-        with contextlib.suppress(PodmanError):  # it has ended
-            await podman(self._program, "kill", "--signal", signal, handle.where)
+        await self._tell("kill", handle, "--signal", signal)
+
+    async def _tell(self, word: str, handle: Handle, *more: str) -> None:
+        with contextlib.suppress(PodmanError):  # it has ended, or is as it should be
+            await podman(self._program, word, *more, handle.where)
 
     async def _exit_of(self, handle: Handle, container: Container) -> Exit:
         state = container.state

@@ -210,7 +210,11 @@ class Post:
                 return PostAnswer(request.id, exit=self._told(handle, await launcher.stop(handle, request.grace_s)))
             case "kill":
                 await launcher.kill(handle)
-                return PostAnswer(request.id)
+            case "freeze":
+                await launcher.freeze(handle)
+            case "thaw":
+                await launcher.thaw(handle)
+        return PostAnswer(request.id)
 
     def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
         """A host that was asked to leave ends with 0, which would mean that its fleet is over."""

@@ -99,8 +99,15 @@ class PostCaller:
 
     async def kill(self, handle: Handle) -> None:
         """As `Launcher.kill`."""
-        with contextlib.suppress(PostGoneError, ReplacedError):
-            await self._call(PostRequest(self._holder, "kill", handle=_as_there(handle)))
+        await self._tell("kill", handle)
+
+    async def freeze(self, handle: Handle) -> None:
+        """As `Launcher.freeze`."""
+        await self._tell("freeze", handle)
+
+    async def thaw(self, handle: Handle) -> None:
+        """As `Launcher.thaw`."""
+        await self._tell("thaw", handle)
 
     async def close(self) -> None:
         """End all processes there, and the post; nothing if it was never held, or another launcher has it.
@@ -125,6 +132,10 @@ class PostCaller:
         line, self._line = self._line, None
         if line is not None:
             await line.close()
+
+    async def _tell(self, word: Word, handle: Handle) -> None:
+        with contextlib.suppress(PostGoneError, ReplacedError):
+            await self._call(PostRequest(self._holder, word, handle=_as_there(handle)))
 
     async def _exit(self, word: Word, handle: Handle, grace_s: float = 0.0) -> Exit | None:
         try:

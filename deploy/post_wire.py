@@ -15,7 +15,7 @@ GREETING_LINES_MAX = 200
 LINE_BYTES_MAX = 4 << 20
 """Of one request or answer: a command line and some certificates."""
 
-Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "close"]
+Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
 
 Fault = Literal["", "unheld", "replaced", "failed"]
 """`unheld`: no launcher has this post, such as when it was started anew; `replaced`: another launcher has taken it over."""

@@ -99,17 +99,29 @@ class RayLauncher:
         return await self._exit(handle, "stop", grace_s) or Exit(None, "gone", log=self.logs)
 
     async def kill(self, handle: Handle) -> None:
-        with contextlib.suppress(SeatLostError):
-            await answer(self._seat(handle.name).kill.remote(msgspec.msgpack.encode(handle)))
+        await self._tell(handle, "kill")
+
+    async def freeze(self, handle: Handle) -> None:
+        await self._tell(handle, "freeze")
+
+    async def thaw(self, handle: Handle) -> None:
+        await self._tell(handle, "thaw")
 
     async def close(self) -> None:
         """Also ends seats of this fleet that an earlier launcher left behind."""
-        seats = [
-            seat for name in self._cluster.names() if name != KEEPER and (seat := self._cluster.actor(name)) is not None
-        ]
-        await asyncio.gather(*(self._end(seat) for seat in seats))
+        await self.sweep()
         self._cluster.leave(is_over=True)
+
+    async def sweep(self) -> list[str]:
+        """End all seats of this fleet, whoever has made them; returns the names of their processes."""
+        seats = {name: self._cluster.actor(name) for name in self._cluster.names() if name != KEEPER}
+        await asyncio.gather(*(self._end(seat) for seat in seats.values() if seat is not None))
         self._seats.clear()
+        return sorted(seats)
+
+    async def _tell(self, handle: Handle, word: str) -> None:
+        with contextlib.suppress(SeatLostError):
+            await answer(getattr(self._seat(handle.name), word).remote(msgspec.msgpack.encode(handle)))
 
     async def _end(self, seat: Any) -> None:
         with contextlib.suppress(SeatLostError, TimeoutError):

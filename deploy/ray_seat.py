@@ -104,6 +104,12 @@ class NodeSeat:
     async def kill(self, handle: bytes) -> None:
         await self._launcher.kill(self._handle(handle))
 
+    async def freeze(self, handle: bytes) -> None:
+        await self._launcher.freeze(self._handle(handle))
+
+    async def thaw(self, handle: bytes) -> None:
+        await self._launcher.thaw(self._handle(handle))
+
     async def close(self) -> None:
         """End everything here; the actor may then be killed."""
         await self._launcher.close()

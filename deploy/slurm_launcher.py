@@ -144,6 +144,16 @@ class SlurmLauncher:
         if seat is not None:
             await seat.kill(handle)
 
+    async def freeze(self, handle: Handle) -> None:
+        seat = self._seat_of(handle)
+        if seat is not None:
+            await seat.freeze(handle)
+
+    async def thaw(self, handle: Handle) -> None:
+        seat = self._seat_of(handle)
+        if seat is not None:
+            await seat.thaw(handle)
+
     async def close(self) -> None:
         """Also ends elements of this fleet that an earlier launcher has left; none, if another launcher has taken it over.
 

@@ -111,6 +111,12 @@ class SshLauncher:
     async def kill(self, handle: Handle) -> None:
         await self._post(handle.name).kill(handle)
 
+    async def freeze(self, handle: Handle) -> None:
+        await self._post(handle.name).freeze(handle)
+
+    async def thaw(self, handle: Handle) -> None:
+        await self._post(handle.name).thaw(handle)
+
     async def close(self) -> None:
         """Also ends what an earlier launcher has left behind.
 

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.launching import Handle, Launcher
+from snapline.deploy.launching import Launcher
 from snapline.deploy.local import LocalLauncher
 from snapline.deploy.plan import NODE
 
@@ -26,7 +25,7 @@ class LauncherFaultError(AssertionError):
 
 
 class Bench(Protocol):
-    """A place where launchers are tested. What is tested may be killed, frozen and cut off there."""
+    """A place where launchers are tested. What is tested may be killed and cut off there."""
 
     @property
     def folder(self) -> Path:
@@ -48,14 +47,6 @@ class Bench(Protocol):
 
     def connect(self, address: str) -> CoordinatorClient:
         """A client with the rights of an operator and of a launcher."""
-        ...
-
-    def freeze(self, handle: Handle) -> None:
-        """Hold a process, so that the fleet loses it though it lives."""
-        ...
-
-    def thaw(self, handle: Handle) -> None:
-        """Let a frozen process go on."""
         ...
 
     def remains(self) -> list[str]:
@@ -91,12 +82,6 @@ class LocalBench:
 
     def connect(self, address: str) -> CoordinatorClient:
         return CoordinatorClient(address)
-
-    def freeze(self, handle: Handle) -> None:
-        os.kill(handle.pid, signal.SIGSTOP)
-
-    def thaw(self, handle: Handle) -> None:
-        os.kill(handle.pid, signal.SIGCONT)
 
     def remains(self) -> list[str]:
         return processes_naming(str(self._folder))

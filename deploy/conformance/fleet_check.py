@@ -101,7 +101,7 @@ class _Trial:
         frozen = self._fleet.handle(host)
         demand(frozen is not None, "it does not run")
         assert frozen is not None
-        self._bench.freeze(frozen)
+        await self._launcher.freeze(frozen)
         recovery = await self._recovered(earlier)
         demand(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
         plan = (await self._status()).plan
@@ -110,7 +110,7 @@ class _Trial:
         await self._launcher.start(ProcessSpec(f"{host}-again", "host", NEWCOMER, tuple(command)))
         await self._until("the replacement", self._is_whole)
         self.step = f"the remains of {host} speak"
-        self._bench.thaw(frozen)
+        await self._launcher.thaw(frozen)
         async with asyncio.timeout(LIMIT_S):
             ended = await self._launcher.watch(frozen)
         refused = OlderIncarnationError.exit_code

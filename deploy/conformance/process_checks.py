@@ -11,6 +11,14 @@ from snapline.deploy.launching import Exit, Handle, Kind, Launcher, ProcessSpec
 ProcessCheck = Callable[[Bench], Awaitable[None]]
 
 SLEEP = "import time; time.sleep(600)"
+BEAT_S = 0.1
+BEATING = """
+import time
+while True:
+    time.sleep({beat_s})
+    with open({beats!r}, "ab") as file:
+        file.write(b".")
+"""
 STUBBORN = "import pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path({ready!r}).touch(); "
 
 
@@ -71,6 +79,26 @@ async def stopping_kills_who_does_not_listen(bench: Bench) -> None:
         demand(ended.code == -9, f"it ended with {ended.text}, not by SIGKILL")
 
 
+async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> None:
+    async with _opened(bench) as launcher:
+        beats = bench.folder / "beats"
+        handle = await launcher.start(program("h1", BEATING.format(beats=str(beats), beat_s=BEAT_S)))
+        await until("a first beat", beats.exists)
+        await launcher.freeze(handle)
+        await asyncio.sleep(BEAT_S)  # one beat may be on its way
+        before = beats.stat().st_size
+        await asyncio.sleep(10 * BEAT_S)
+        demand(beats.stat().st_size == before, "frozen, it goes on")
+        demand(await launcher.status(handle) is None, "frozen, it is said to have ended")
+        await launcher.thaw(handle)
+        await until("more beats of who was thawed", lambda: beats.stat().st_size > before)
+        await launcher.freeze(handle)
+        await launcher.kill(handle)
+        demand((await _end_of(launcher, handle)).code == -9, "frozen, it does not end by SIGKILL")
+        await launcher.freeze(handle)
+        await launcher.thaw(handle)
+
+
 async def closing_leaves_nothing(bench: Bench) -> None:
     """Also of what was started a moment before."""
     async with _opened(bench) as launcher:
@@ -89,6 +117,7 @@ PROCESS_CHECKS: list[ProcessCheck] = [
     words_about_an_earlier_run_do_not_end_the_next,
     stopping_asks_first,
     stopping_kills_who_does_not_listen,
+    who_is_frozen_stands_still_until_thawed_or_killed,
     closing_leaves_nothing,
 ]
 

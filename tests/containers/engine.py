@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from snapline.deploy.conformance import LocalBench
-from snapline.deploy.launching import Handle, Launcher
+from snapline.deploy.launching import Launcher
 from snapline.deploy.podman_launcher import PodmanLauncher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,12 +141,6 @@ class PodmanBench(LocalBench):
     def launcher(self) -> Launcher:
         self._places += 1
         return PodmanLauncher(self.folder.name, self._place, volumes=[self.folder])
-
-    def freeze(self, handle: Handle) -> None:
-        podman("pause", handle.where)
-
-    def thaw(self, handle: Handle) -> None:
-        podman("unpause", handle.where)
 
     def remains(self) -> list[str]:
         """Processes, containers, secrets."""

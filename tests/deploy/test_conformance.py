@@ -84,6 +84,20 @@ class Lenient(LocalLauncher):
         return Exit(-15, "SIGTERM")
 
 
+class Restless(LocalLauncher):
+    """Lets nobody stand still."""
+
+    async def freeze(self, handle: Handle) -> None:
+        pass
+
+
+class Forgetful(LocalLauncher):
+    """Leaves standing who stands."""
+
+    async def thaw(self, handle: Handle) -> None:
+        pass
+
+
 class Littering(LocalLauncher):
     """Leaves coordinators running."""
 
@@ -100,6 +114,8 @@ class Littering(LocalLauncher):
         (Confusing, "words_about_an_earlier_run_do_not_end_the_next"),
         (Rude, "stopping_asks_first"),
         (Lenient, "stopping_kills_who_does_not_listen"),
+        (Restless, "who_is_frozen_stands_still_until_thawed_or_killed"),
+        (Forgetful, "who_is_frozen_stands_still_until_thawed_or_killed"),
         (Littering, "closing_leaves_nothing"),
     ],
 )

@@ -41,7 +41,7 @@ async def test_who_was_replaced_can_neither_start_nor_end_anything(post: Post) -
     handle = (await start(post, "a", program("h1", SLEEP))).handle
     await post.answer(PostRequest("b", "hold"))
     assert (await start(post, "a", program("h2", SLEEP))).fault == "replaced"
-    for word in ("kill", "stop", "close"):
+    for word in ("kill", "freeze", "stop", "close"):
         assert (await post.answer(PostRequest("a", word, handle=handle))).fault == "replaced"
     assert (await post.answer(PostRequest("b", "status", handle=handle))).exit is None
     assert (await start(post, "b", program("h1", SLEEP, instance="run-2"))).handle == handle
@@ -53,6 +53,21 @@ async def test_a_start_that_is_said_again_is_one_run_even_when_it_has_ended(post
     assert (await post.answer(PostRequest("a", "watch", handle=first))).exit is not None
     assert (await start(post, "a", program("h1", "pass"))).handle == first
     assert (await start(post, "a", program("h1", "pass", instance="run-2"))).handle != first
+
+
+async def test_a_process_stands_still_while_its_holder_says_so(post: Post) -> None:
+    await post.answer(PostRequest("a", "hold"))
+    handle = (await start(post, "a", program("h1", SLEEP))).handle
+    assert handle is not None
+    status = Path(f"/proc/{handle.pid}/stat")
+
+    def state() -> str:
+        return status.read_text().rpartition(")")[2].split()[0]
+
+    assert (await post.answer(PostRequest("a", "freeze", handle=handle))).fault == ""
+    await until("it stands still", lambda: state() == "T")
+    assert (await post.answer(PostRequest("a", "thaw", handle=handle))).fault == ""
+    await until("it goes on", lambda: state() != "T")
 
 
 async def test_a_coordinator_keeps_its_port(post: Post) -> None:
