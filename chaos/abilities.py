@@ -1,24 +1,32 @@
-"""What of the fault words this machine can carry out on real processes, and why not what it cannot."""
+"""What of the fault words can be carried out on real processes, here and by each launcher, and why not what cannot."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
 from snapline.chaos import preload
 from snapline.errors import MisuseError
 from snapline.sim.faults.faults import describe_words
-from snapline.sim.faults.words import ClockWord, DiskWord, HangWord, HoldWord
+from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, MembershipWord, PartitionWord
 from snapline.sim.scenario import FaultPart, Scenario
+
+Where = Literal["local", "ssh", "podman", "slurm", "ray"]
+"""What `--on` says."""
+
+HERE: Where = "local"
 
 NEVER = {
     "hold": "a marker is bytes of a stream, which nothing overtakes",
     "disk: stale-read": "the file systems of one machine show at once what was written",
 }
-"""Words that real processes on one machine cannot suffer."""
+"""Words that no real processes can suffer."""
+
+POINTS = "points of the code are armed in processes that `chaos run` starts itself, on this machine"
 
 
 class Ability(msgspec.Struct, frozen=True):
-    """One word, how it is carried out here, and why not if it cannot be."""
+    """One word, how it is carried out, and why not if it cannot be."""
 
     word: str
     means: str
@@ -44,46 +52,98 @@ MEANS = {
     "membership": "SIGTERM; one more process",
 }
 
+MEANS_ELSEWHERE = {
+    **MEANS,
+    "crash": "its launcher kills it (SIGKILL); not at points",
+    "pause": "its launcher freezes it (SIGSTOP, SIGCONT); not at points",
+    "disk: bit-flip": "one bit of a file, in the folder that all share",
+}
 
-def abilities() -> list[Ability]:
+AGAINST_ELSEWHERE = {
+    "network": "gates stand before processes of this machine only",
+    "capture": POINTS,
+    "hang: stop": POINTS,
+    "coordinator: unknown-outcome": POINTS,
+    "hang: store": "the preloaded library shares memory with `chaos run`, on this machine",
+    "disk": "the preloaded library shares memory with `chaos run`, on this machine",
+    "clock": "the preloaded library shares memory with `chaos run`, on this machine",
+}
+"""Of words, or of the first halves of words, or of their kinds: what a launcher cannot do."""
+
+POSSIBLE_ELSEWHERE = ("disk: bit-flip",)
+
+AGAINST_AT: dict[tuple[Where, str], str] = {
+    ("podman", "slow"): "a container takes longer to be paused and to go on than its turns last",
+}
+"""What one launcher cannot."""
+
+
+def abilities(on: Where = HERE) -> list[Ability]:
     """All words, as `snapline sim faults` lists them."""
-    return [_ability(kind, word) for kind, word, _ in describe_words()]
+    return [_ability(kind, word, on) for kind, word, _ in describe_words()]
 
 
-def _ability(kind: str, word: str) -> Ability:
-    first = word.partition(":")[0]
-    means = MEANS.get(word) or MEANS.get(first) or MEANS[kind]
-    return Ability(word, means, NEVER.get(word) or (preload.reason_against() if _needs_preload(word) else ""))
+def _ability(kind: str, word: str, on: Where) -> Ability:
+    means = MEANS if on == HERE else MEANS_ELSEWHERE
+    return Ability(word, _of(means, kind, word), reason_against_word(kind, word, on))
+
+
+def _of(table: dict[str, str], kind: str, word: str) -> str:
+    """What a table says of the word, else of its first half, else of its kind; "" is nothing."""
+    return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
+
+
+def reason_against_word(kind: str, word: str, on: Where) -> str:
+    """Why it cannot be had there; "": it can."""
+    if word in NEVER:
+        return NEVER[word]
+    if on == HERE:
+        return preload.reason_against() if _needs_preload(word) else ""
+    if word in POSSIBLE_ELSEWHERE:
+        return ""
+    return AGAINST_AT.get((on, word), "") or _of(AGAINST_ELSEWHERE, kind, word)
 
 
 def _needs_preload(word: str) -> bool:
     return word == "clock" or word == "hang: store" or (word.startswith("disk") and word != "disk: bit-flip")
 
 
-def problems(scenario: Scenario) -> Iterator[str]:
-    """Sentences on what cannot be carried out here."""
+def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
+    """Sentences on what cannot be carried out there."""
+    where = "here" if on == HERE else f"on {on}"
     for index, fault in enumerate(scenario.fault):
-        reason = reason_against(fault)
+        reason = reason_against(fault, on)
         if reason:
-            yield f"fault[{index}].{fault.kind} cannot be carried out on real processes here: {reason}"
+            yield f"fault[{index}].{fault.kind} cannot be carried out on real processes {where}: {reason}"
+    if on != HERE and scenario.limits:
+        yield f"limits cannot be set {where}: {POINTS}, and so are limits"
 
 
-def reason_against(fault: FaultPart) -> str:
+def reason_against(fault: FaultPart, on: Where = HERE) -> str:
     """Why this one cannot be; "": it can."""
+    word = fault.word
+    if on == HERE and isinstance(word, DiskWord) and word.failpoint:
+        return ""
+    if on != HERE and word.point:
+        return POINTS
+    kinds = {found: kind for kind, found, _ in describe_words()}
+    name = _name_of(fault)
+    return reason_against_word(kinds[name], name, on)
+
+
+def _name_of(fault: FaultPart) -> str:
+    """As `describe_words` calls it."""
     match fault.word:
-        case HoldWord():
-            return NEVER["hold"]
-        case DiskWord(mode="stale-read"):
-            return NEVER["disk: stale-read"]
-        case DiskWord(failpoint="", mode=mode) if mode != "bit-flip":
-            return preload.reason_against()
-        case ClockWord() | HangWord(what="store"):
-            return preload.reason_against()
+        case PartitionWord(shape=choice) | DiskWord(mode=choice) | HangWord(what=choice):
+            return f"{fault.kind}: {choice}"
+        case CoordinatorWord(kind=choice) | MembershipWord(kind=choice):
+            return f"{fault.kind}: {choice}"
         case _:
-            return ""
+            return fault.kind
 
 
-def check_abilities(scenario: Scenario) -> None:
-    """Raises MisuseError: this machine cannot do what the scenario asks for."""
-    for problem in problems(scenario):
-        raise MisuseError(f"{scenario.name}: {problem}; `snapline chaos doctor` says what can be")
+def check_abilities(scenario: Scenario, on: Where = HERE) -> None:
+    """Raises MisuseError: what the scenario asks for cannot be done there."""
+    for problem in problems(scenario, on):
+        doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"
+        raise MisuseError(f"{scenario.name}: {problem}; `{doctor}` says what can be")

@@ -1,4 +1,4 @@
-"""One run of chaos: a scenario and a seed in, a verdict out, by real processes of this machine.
+"""One run of chaos: a scenario and a seed in, a verdict out, by real processes, of this machine or at a launcher's place.
 
 As in the simulator, first the scenario's faults happen, then everything is made whole, and what must happen has to: the fleet runs, an epoch
 completes, the work gets done. The judge looks at the store all the while. What is drawn, such as who is hit, is what the seed says; when a
@@ -13,16 +13,18 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.channels.security import Security
 from snapline.chaos import commands as cm
-from snapline.chaos.abilities import check_abilities
+from snapline.chaos.abilities import HERE, check_abilities
+from snapline.chaos.elsewhere import Elsewhere
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.judge import StoreJudge
-from snapline.chaos.site import LOOK_S, Site
+from snapline.chaos.processes import LOOK_S
+from snapline.chaos.site import Site
 from snapline.chaos.workloads import FLEET, workload_of
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import STORE_FOLDER
+from snapline.deploy.kept_fleet import KeptPlan
 from snapline.errors import MisuseError, SnaplineError
 from snapline.sim.checking import AtEnd, CheckedWorkload, Invariant
 from snapline.sim.choices import RandomChoices
@@ -64,18 +66,19 @@ async def run_chaos(
     *,
     folder: Path,
     checks: Checks = NO_CHECKS,
+    plan: KeptPlan | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Run a drawn scenario in a new folder.
+    """Run a drawn scenario in a new folder, on this machine or, by `plan`, elsewhere: then all machines see that folder.
 
     Raises:
-        MisuseError: this machine cannot carry it out, or its fleet cannot be loaded.
+        MisuseError: it cannot be carried out there, or its fleet cannot be loaded.
     """
-    check_abilities(scenario)
+    check_abilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / SCENARIO_FILE).write_text(format_scenario(scenario))
-    run = ChaosRun(scenario, seed, folder.absolute(), checks, on_note)
+    run = ChaosRun(scenario, seed, folder.absolute(), checks, plan, on_note)
     try:
         await run.carry_out(result)
     except MisuseError as error:
@@ -95,6 +98,7 @@ class ChaosRun:
         seed: int,
         folder: Path,
         checks: Checks,
+        plan: KeptPlan | None,
         on_note: Callable[[str], None],
     ) -> None:
         inner = workload_of(folder / SCENARIO_FILE, folder / STOP_FILE)
@@ -104,7 +108,11 @@ class ChaosRun:
         self._on_note = on_note
         self._executor = ChaosExecutor(scenario, RandomChoices(seed))
         arguments = {"scenario": str(folder / SCENARIO_FILE), "stop": str(folder / STOP_FILE)}
-        self._site = Site(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
+        self._site = (
+            Site(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
+            if plan is None
+            else Elsewhere(scenario, folder, plan, fleet=FLEET, arguments=arguments, on_note=on_note)
+        )
         self._began_s = time.monotonic()
         self._judge = StoreJudge(str(folder / STORE_FOLDER), self._workload, self._elapsed_ns)
         self._client: CoordinatorClient | None = None
@@ -121,7 +129,7 @@ class ChaosRun:
     async def carry_out(self, result: Result) -> None:
         """Raises SnaplineError if the fleet cannot be had at all."""
         await self._site.start()
-        self._client = CoordinatorClient(self._site.fleet.address, Security.loopback())
+        self._client = self._site.client()
         self._background = [
             asyncio.create_task(work) for work in (self._keep_judging(), self._keep_looking(), self._keep_waiting())
         ]

@@ -6,26 +6,25 @@ DIR/chaos/points/         what is armed at failpoints (`points.py`)
 DIR/chaos/preload.so      built here, where there is a compiler
 """
 
-import asyncio
-import contextlib
-import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from snapline.channels.security import Security
 from snapline.chaos import commands as cm
 from snapline.chaos import preload
 from snapline.chaos.control import Wrongs
+from snapline.chaos.damage import flip
 from snapline.chaos.network import Gates
 from snapline.chaos.points import ArmedPoint, Arming
+from snapline.chaos.processes import Processes
 from snapline.chaos.victim import CONTROLS, LIMITS_FILE, POINTS
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import STORE_FOLDER
-from snapline.deploy.launched import ALONE
 from snapline.deploy.local import LocalFleet
 from snapline.deploy.readings import FleetReading
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
@@ -34,13 +33,6 @@ CHAOS_FOLDER, JOURNALS = "chaos", "journals"
 
 SLOW_DISK_US = 30_000
 """What each call on a slow disk takes; a call on a quick one takes a hundredth of that."""
-
-DUTY_S = 0.1
-"""A slow processor runs in so long for its part, and stands still for the rest."""
-
-LOOK_S = 0.02
-GONE_S = 10.0
-"""For a process to be gone after SIGKILL, before another is started in its place."""
 
 
 class VictimCommands:
@@ -107,10 +99,13 @@ class Site:
             on_note=on_note,
             on_status=self._on_status,
         )
+        self._processes = Processes(
+            self.fleet,
+            hosts=host_names(scenario),
+            coordinators=self.coordinators,
+            joining=joining_hosts(scenario),
+        )
         self._controls: dict[str, Wrongs] = {}
-        self._absent = list(joining_hosts(scenario))
-        self._speeds: dict[str, int] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._library: Path | None = None
         self._arming: Arming | None = None
 
@@ -128,15 +123,10 @@ class Site:
             self._library = preload.build(place)
         await self.network.start()
         await self.fleet.start()
-        self._spawn("slow", self._keep_slow())
+        self._processes.start()
 
     async def stop(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for node in self._nodes:
-            self._signal(node, signal.SIGCONT)
+        await self._processes.stop()
         await self.fleet.stop()
         await self.network.stop()
         for control in self._controls.values():
@@ -147,18 +137,16 @@ class Site:
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
+    def client(self) -> CoordinatorClient:
+        """As a tool of this machine speaks."""
+        return CoordinatorClient(self.fleet.address, Security.loopback())
+
     def node_of(self, name: str) -> str:
         """As the scenario calls a process of the fleet."""
-        return self.coordinators[0] if name == ALONE else name
-
-    def _name_of(self, node: str) -> str:
-        return ALONE if node == self.coordinators[0] and len(self.coordinators) == 1 else node
-
-    def _pid(self, node: str) -> int | None:
-        return None if node in self._absent else self.fleet.pid(self._name_of(node))
+        return self._processes.node_of(name)
 
     def _pids(self) -> Mapping[int, str]:
-        known = [(self._pid(node), node) for node in self._nodes]
+        known = [(self._processes.pid(node), node) for node in self._nodes]
         return {pid: node for pid, node in known if pid is not None}
 
     def victim(self, node: str, command: list[str]) -> list[str]:
@@ -184,17 +172,11 @@ class Site:
 
     def carry_out(self, command: cm.Command) -> None:
         match command:
-            case cm.KillNode():
-                self.fleet.kill(self._name_of(command.node), is_kept_down=True)
+            case cm.KillNode() | cm.EndNode() | cm.StartNode() | cm.SetSpeed():
+                self._processes.carry_out(command)
             case cm.CutPower():
-                self.fleet.kill(self._name_of(command.node), is_kept_down=True)
-                self._spawn(f"power {command.node}", self._lose(command))
-            case cm.EndNode():
-                self._spawn(f"end {command.node}", self._end(command.node))
-            case cm.StartNode():
-                self._spawn(f"start {command.node}", self._start_again(command.node))
-            case cm.SetSpeed():
-                self._set_speed(command.node, command.percent)
+                self._processes.carry_out(cm.KillNode(command.node))
+                self._processes.spawn(f"power {command.node}", self._lose(command))
             case cm.SetPath():
                 self.network.set(command)
             case cm.BreakStreams():
@@ -221,81 +203,12 @@ class Site:
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 
-    def _spawn(self, key: str, work: Coroutine[object, object, None]) -> None:
-        """One of a key at a time: the next one waits for the one before."""
-        before = self._tasks.get(key)
-
-        async def after() -> None:
-            if before is not None:
-                await asyncio.wait([before])
-            await work
-
-        self._tasks[key] = asyncio.create_task(after())
-
-    def _signal(self, node: str, number: signal.Signals) -> None:
-        pid = self._pid(node)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, number)
-
-    async def _gone(self, node: str) -> None:
-        async with asyncio.timeout(GONE_S):
-            while self._pid(node) is not None:
-                await asyncio.sleep(LOOK_S)
-
-    async def _start_again(self, node: str) -> None:
-        """After what has ended it, and has taken what was not synced."""
-        for key in (f"power {node}", f"end {node}"):
-            if key in self._tasks:
-                await asyncio.wait([self._tasks[key]])
-        if node in self._absent:
-            self._join(node)
-            return
-        await self._gone(node)
-        self.fleet.restart(self._name_of(node))
-
-    def _join(self, host: str) -> None:
-        """A launcher has the hosts up to some number: those below that are to come later are kept down."""
-        names = host_names(self._scenario)
-        self._absent.remove(host)
-        if host not in self.fleet.hosts:
-            self.fleet.scale(names.index(host) + 1)
-        for each in self._absent:
-            if each in self.fleet.hosts:
-                self.fleet.kill(each, is_kept_down=True)
-        self.fleet.restart(host)
-
-    async def _end(self, node: str) -> None:
-        self._signal(node, signal.SIGCONT)
-        self._signal(node, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            await self._gone(node)
-        self.fleet.kill(self._name_of(node), is_kept_down=True)
-
     async def _lose(self, command: cm.CutPower) -> None:
-        await self._gone(command.node)
+        await self._processes.gone(command.node)
         journal = self._folder / CHAOS_FOLDER / JOURNALS / command.node
         self.lost += preload.lose_unsynced(journal, command.seed)
 
-    # ---- processors, disks, clocks ----------------------------------------------------------------------------------
-
-    def _set_speed(self, node: str, percent: int) -> None:
-        self._speeds[node] = percent
-        self._signal(node, signal.SIGCONT if percent else signal.SIGSTOP)
-
-    async def _keep_slow(self) -> None:
-        """Let slow processes run for their part of the time."""
-        while True:
-            slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
-            for node in slow:
-                self._signal(node, signal.SIGSTOP)
-            began_s = time.monotonic()
-            for node, percent in sorted(slow.items(), key=lambda each: -each[1]):
-                rest_s = DUTY_S * (100 - percent) / 100 - (time.monotonic() - began_s)
-                await asyncio.sleep(max(0.0, rest_s))
-                if self._speeds[node]:
-                    self._signal(node, signal.SIGCONT)
-            await asyncio.sleep(max(0.0, DUTY_S - (time.monotonic() - began_s)))
+    # ---- disks and clocks -------------------------------------------------------------------------------------------------
 
     def _set_disk(self, command: cm.SetDisk) -> None:
         control = self._controls[command.node]
@@ -309,15 +222,3 @@ class Site:
         control.set("drift_from_ns", time.monotonic_ns())
         control.set("drift_ppm", command.drift_ppm)
         control.set("skew_ns", command.skew_ns)
-
-
-def flip(path: Path, bit: int) -> None:
-    """Damage one bit of a file; nothing if it has been deleted meanwhile."""
-    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-        size = path.stat().st_size
-        if size:
-            place, number = divmod(bit % (8 * size), 8)
-            file.seek(place)
-            old = file.read(1)[0]
-            file.seek(place)
-            file.write(bytes([old ^ (1 << number)]))

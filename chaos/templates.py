@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.chaos.abilities import reason_against
+from snapline.chaos.abilities import HERE, Where, reason_against
 from snapline.sim.hunt.swarm import draw
 from snapline.sim.scenario import WORDS, FleetPart, PatternPart, Scenario, SwarmPart, TriggerPart
 
@@ -30,10 +30,10 @@ EVERYTHING = Scenario(
 """Some ten seconds of work: a run lasts some twenty, half of which processes take to start."""
 
 
-def drawn(template: Scenario, seed: int) -> Scenario:
-    """As this seed draws it. What was drawn and cannot be carried out here is left out; what a file asks for is not."""
+def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
+    """As this seed draws it. What was drawn and cannot be carried out there is left out; what a file asks for is not."""
     found = draw(template, seed)
     if template.swarm is None:
         return found
-    faults = [fault for fault in found.fault if not reason_against(fault)]
+    faults = [fault for fault in found.fault if not reason_against(fault, on)]
     return msgspec.structs.replace(found, fault=faults)

@@ -1,13 +1,17 @@
-"""`snapline chaos …`: the simulator's faults on real processes of this machine. Its page is docs/chaos.md."""
+"""`snapline chaos …`: the simulator's faults on real processes, here or at a launcher's place. Its page is docs/chaos.md."""
 
 import asyncio
+import contextlib
+import signal
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snapline.cli.chaos_places import ChaosPlace, OnPlace, place_of
 from snapline.cli.command import command
 from snapline.cli.options import Display, FleetArguments, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
@@ -16,6 +20,7 @@ from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
 if TYPE_CHECKING:
     from snapline.chaos.run import Checks
     from snapline.cli.output import Printer
+    from snapline.deploy.kept_fleet import KeptPlan
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
 
@@ -30,6 +35,7 @@ app = typer.Typer(
 @command
 def run(
     display: Display,
+    where: ChaosPlace,
     file: Annotated[
         str | None,
         typer.Argument(
@@ -57,17 +63,22 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="The first run's seed.")] = 0,
     folder: Annotated[
         Path,
-        typer.Option("--folder", metavar="DIR", help="Folders of runs go there; of those that pass nothing stays."),
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="Folders of runs go there; of those that pass nothing stays. Elsewhere a path that all machines share.",
+        ),
     ] = RUNS,
 ) -> None:
     """Run a fleet of real processes under the faults of a scenario, make all whole, and judge it.
 
-    Exit code: 0 pass, 6 a guarantee was violated, 3 undecided, 1 the harness or the agents' code failed. Ends at the first run that does not pass.
+    Exit code: 0 pass, 6 a guarantee was violated, 3 undecided, 2 the place cannot carry a fault of the file out, 1 the harness or the agents' code failed. Ends at the first run that does not pass.
     """
     from snapline.chaos.templates import drawn
     from snapline.sim.result import EXIT_CODES
 
     template = _template(file, fleet, arg)
+    plan, on = where.plan(folder), where.place
     checks = _checks(invariant)
     printer = display.printer()
     until_s = time.monotonic() + 60 * (minutes or 0)
@@ -76,7 +87,7 @@ def run(
     while not results or (results[-1].verdict == "pass" and time.monotonic() < until_s):
         number = seed + len(results)
         place = _folder_for(folder, template.name, number)
-        results.append(_run(drawn(template, number), number, place, checks, printer))
+        results.append(_run(drawn(template, number, on), number, place, checks, plan, printer))
     shown = _document(results, place)
     printer.result(shown, _show)
     raise typer.Exit(EXIT_CODES[results[-1].verdict])
@@ -107,30 +118,44 @@ def _folder_for(base: Path, name: str, seed: int) -> Path:
     return folder_for(base, f"{name}-chaos", seed, datetime.now(UTC))
 
 
-def _run(drawn: "Scenario", seed: int, place: Path, checks: "Checks", printer: "Printer") -> "Result":
+def _run(
+    drawn: "Scenario", seed: int, place: Path, checks: "Checks", plan: "KeptPlan | None", printer: "Printer"
+) -> "Result":
     import shutil
 
     import msgspec
 
-    from snapline.chaos.run import run_chaos
-
     printer.progress(f"seed {seed}: {', '.join(fault.kind for fault in drawn.fault) or 'no faults'}")
     began_s = time.monotonic()
-    result = asyncio.run(
-        run_chaos(
-            drawn,
-            seed,
-            folder=place,
-            checks=checks,
-            on_note=lambda note: printer.progress(f"{time.monotonic() - began_s:6.1f} s  {note}"),
-        )
-    )
+
+    def told(note: str) -> None:
+        printer.progress(f"{time.monotonic() - began_s:6.1f} s  {note}")
+
+    result = asyncio.run(_carried_out(drawn, seed, place, checks, plan, told))
     printer.progress(f"seed {seed}: {result.verdict}")
     if result.verdict == "pass":
         shutil.rmtree(place, ignore_errors=True)
     else:
         (place / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
+
+
+async def _carried_out(
+    drawn: "Scenario",
+    seed: int,
+    place: Path,
+    checks: "Checks",
+    plan: "KeptPlan | None",
+    on_note: Callable[[str], None],
+) -> "Result":
+    """SIGTERM ends it in order, as Ctrl-C does: what runs elsewhere would run on."""
+    from snapline.chaos.run import run_chaos
+
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run_chaos(drawn, seed, folder=place, checks=checks, plan=plan, on_note=on_note)
 
 
 def _document(results: "list[Result]", place: Path) -> Document:
@@ -167,8 +192,8 @@ def _show(result: Document, tables: DocumentTables) -> None:
 
 @app.command("doctor")
 @command
-def doctor(display: Display) -> None:
-    """Say which faults this machine can carry out on real processes, how, and why not the others; and what earlier runs have left.
+def doctor(display: Display, on: OnPlace = None) -> None:
+    """Say which faults can be carried out on real processes, here or by another launcher, how, and why not the others; and what earlier runs have left here.
 
     Exit code: 3 if something is left.
     """
@@ -177,8 +202,9 @@ def doctor(display: Display) -> None:
     from snapline.chaos.abilities import abilities
     from snapline.chaos.leftovers import leftovers
 
-    found, left = [msgspec.to_builtins(each) for each in abilities()], leftovers()
-    display.printer().result(document("ChaosDoctor", words=found, leftovers=left), _show_doctor)
+    place = place_of(on)
+    found, left = [msgspec.to_builtins(each) for each in abilities(place)], leftovers()
+    display.printer().result(document("ChaosDoctor", on=place, words=found, leftovers=left), _show_doctor)
     raise typer.Exit(3 if left else 0)
 
 
@@ -187,7 +213,7 @@ def _show_doctor(result: Document, tables: DocumentTables) -> None:
         (row["word"], "no" if row["reason_against"] else "yes", row["reason_against"] or row["means"])
         for row in rows_of(result, "words")
     ]
-    tables.table(("WORD", "HERE", ""), rows)
+    tables.table(("WORD", "HERE" if result["on"] == "local" else str(result["on"]).upper(), ""), rows)
     left = result["leftovers"]
     assert isinstance(left, list)
     for each in left:

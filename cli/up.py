@@ -114,6 +114,14 @@ SbatchOptions = Annotated[
 Certificates = Annotated[
     Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
 ]
+TlsDomain = Annotated[
+    str | None,
+    typer.Option("--tls-domain", metavar="DOMAIN", help="Of these certificates.", show_default="snapline"),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
+]
 
 
 @command
@@ -132,14 +140,8 @@ def up(
     cpus: Cpus = None,
     sbatch_option: SbatchOptions = None,
     tls: Certificates = None,
-    tls_domain: Annotated[
-        str | None,
-        typer.Option("--tls-domain", metavar="DOMAIN", help="Of these certificates.", show_default="snapline"),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
-    ] = False,
+    tls_domain: TlsDomain = None,
+    insecure: Insecure = False,
     metrics: FleetMetrics = False,
     log_format: Annotated[
         LogFormat | None, typer.Option("--log-format", help="Of each process's log.", show_default="text")
@@ -231,7 +233,8 @@ def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
     return LogLines(LogFormat(form.value), LogLevel(level.value))
 
 
-def _number(settings: UserSettings, key: str, text: str) -> float:
+def number_of(settings: UserSettings, key: str, text: str) -> float:
+    """Of a setting that is one; MisuseError says who has said something else."""
     try:
         return float(text)
     except ValueError:
@@ -256,7 +259,7 @@ def _plan(
         raise MisuseError("--data-dir: name a folder for logs that every machine can have")
     if is_insecure and found["tls"]:
         raise MisuseError("--insecure contradicts --tls: leave one out")
-    hosts, coordinators = (int(_number(settings, key, found[key])) for key in ("hosts", "coordinators"))
+    hosts, coordinators = (int(number_of(settings, key, found[key])) for key in ("hosts", "coordinators"))
     if hosts < 1 or coordinators not in REPLICAS:
         raise MisuseError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
     on_failure = settings.get("on_failure").value
@@ -272,7 +275,7 @@ def _plan(
         coordinators=coordinators,
         arguments=arguments,
         store=found["store"],
-        node={"CPU": _number(settings, "cpus", found["cpus"])},
+        node={"CPU": number_of(settings, "cpus", found["cpus"])},
         on_failure="restart" if on_failure == "restart" else "move",
         is_insecure=is_insecure,
         domain=found["tls_domain"],

@@ -26,10 +26,10 @@ END_S = 90.0
 """For the keeper to end a fleet elsewhere: it gives processes two seconds, and a machine that does not answer half a minute."""
 
 
-KEYS = ("machines", "ssh", "sbatch", "python", "image", "code", "tls")
+KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
 """Settings that a plan takes."""
 
-PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm"}
+PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm", "ray": "ray"}
 """What `--on` says."""
 
 
@@ -40,6 +40,7 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "KeptPla
     return KeptPlan(
         place=PLACES[place],
         what=what,
+        address=found["address"],
         machines=tuple(machine.strip() for machine in found["machines"].split(",") if machine.strip()),
         ssh=tuple(shlex.split(found["ssh"])),
         sbatch=tuple(shlex.split(found["sbatch"])),

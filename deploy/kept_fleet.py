@@ -24,6 +24,8 @@ from snapline.deploy.launched import ALONE, LaunchedFleet
 from snapline.deploy.launching import Kind, Launcher
 from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_of
 from snapline.deploy.podman_launcher import PodmanLauncher
+from snapline.deploy.ray_cluster import RayCluster
+from snapline.deploy.ray_launcher import RayLauncher
 from snapline.deploy.readings import FleetReading
 from snapline.deploy.scaling import follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
@@ -32,10 +34,11 @@ from snapline.errors import MisuseError, WorldError
 
 PLAN_FILE = "plan.json"
 
-OPERATOR = "operator-operator"
-"""Whose certificate asks for the last snapshot before a time limit."""
+LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
+"""Whose certificates we speak with. The operator's asks for the last snapshot before a time limit."""
 
-KeptPlace = Literal["ssh", "podman", "slurm"]
+KeptPlace = Literal["ssh", "podman", "slurm", "ray"]
+"""Of a Ray cluster only chaos has a plan: what `snapline up` takes up there is kept by an actor (`deploy/ray_fleet.py`)."""
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
@@ -43,6 +46,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         what: the fleet, its hosts and coordinators.
+        address: of the Ray cluster.
         machines: what `ssh` calls them.
         ssh: the program and its options.
         sbatch: options of `sbatch`.
@@ -54,6 +58,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
 
     place: KeptPlace
     what: FleetPlan
+    address: str = "auto"
     machines: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ("ssh",)
     sbatch: tuple[str, ...] = ()
@@ -136,6 +141,14 @@ def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: No
             volumes=_folders(plan.what.store),
             files=lambda kind, name: files_of(plan, kind, name),
         )
+    if plan.place == "ray":
+        return RayLauncher(
+            RayCluster(plan.what.name, plan.address, {"working_dir": plan.code or os.getcwd()}),
+            data_dir=plan.what.data_dir,
+            hosts=plan.what.hosts,
+            node=plan.what.node,
+            files=lambda kind, name: files_of(plan, kind, name),
+        )
     return SshLauncher(
         plan.what.name,
         plan.machines,
@@ -181,12 +194,12 @@ def _trust(plan: KeptPlan, owner: str) -> tuple[str, ...]:
     return (*files, "--tls-domain", plan.what.domain)
 
 
-def connect(plan: KeptPlan, address: str) -> CoordinatorClient:
-    """A client with a launcher's rights."""
+def connect(plan: KeptPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
+    """A client with the rights of this owner of a certificate."""
     if not plan.tls:
         return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
     folder = Path(plan.tls)
-    certificate, key = folder / "launcher-launcher.crt", folder / "launcher-launcher.key"
+    certificate, key = folder / f"{owner}.crt", folder / f"{owner}.key"
     security = Security.tls(authority=folder / AUTHORITY, certificate=certificate, key=key, domain=plan.what.domain)
     return CoordinatorClient(address, security)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from snapline.chaos import preload
-from snapline.chaos.abilities import abilities, check_abilities, problems
+from snapline.chaos.abilities import Where, abilities, check_abilities, problems
 from snapline.chaos.leftovers import leftovers
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.errors import MisuseError
@@ -37,6 +37,55 @@ def test_a_file_that_asks_for_what_cannot_be_is_refused(word: str) -> None:
 
 def test_what_is_drawn_can_be_carried_out() -> None:
     assert not [problem for seed in range(200) for problem in problems(drawn(EVERYTHING, seed))]
+
+
+ELSEWHERE: tuple[Where, ...] = ("ssh", "podman", "slurm", "ray")
+
+
+@pytest.mark.parametrize("on", ELSEWHERE)
+def test_a_launcher_can_what_its_words_can(on: Where) -> None:
+    """Kill, ask to end, freeze, thaw, start; and a store that all share can be damaged. A container is not frozen ten times in a second."""
+    found = abilities(on)
+    assert [each.word for each in found] == [word for _, word, _ in describe_words()]
+    assert all(each.means for each in found)
+    can = {each.word for each in found if not each.reason_against}
+    coordinators = {f"coordinator: {kind}" for kind in ("kill-leader", "kill", "lose-quorum", "depose")}
+    members = {"membership: leave", "membership: join"}
+    assert can == {"crash", "pause", "slow", "disk: bit-flip", *coordinators, *members} - (
+        {"slow"} if on == "podman" else set()
+    )
+
+
+@pytest.mark.parametrize("on", ELSEWHERE)
+def test_elsewhere_what_is_drawn_can_be_carried_out_and_is_not_nothing(on: Where) -> None:
+    found = [drawn(EVERYTHING, seed, on) for seed in range(200)]
+    assert not [problem for scenario in found for problem in problems(scenario, on)]
+    assert len({fault.kind for scenario in found for fault in scenario.fault}) >= 5 - (on == "podman")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ('partition = { shape = "one" }', "gates stand before"),
+        ('crash = { when = "recording" }', "points of the code"),
+        ('pause = { failpoint = "store.ref.linked" }', "points of the code"),
+        ('disk = { mode = "eio", failpoint = "store.ref.linked" }', "points of the code"),
+        ('coordinator = { kind = "unknown-outcome" }', "points of the code"),
+        ('clock = { host = "h1" }', "the preloaded library"),
+    ],
+)
+def test_elsewhere_a_file_that_asks_for_more_is_refused_in_one_sentence(fault: str, reason: str) -> None:
+    scenario = parse_scenario(f"[fleet]\nhosts = 3\n[[fault]]\n{fault}", source="a test")
+    check_abilities(scenario)
+    with pytest.raises(MisuseError, match=rf"fault\[0\].* on ssh: {reason}.*chaos doctor --on ssh") as refused:
+        check_abilities(scenario, "ssh")
+    assert "\n" not in str(refused.value)
+
+
+def test_elsewhere_limits_are_refused() -> None:
+    scenario = parse_scenario("[fleet]\nhosts = 3\n[limits]\nchannel_credit = 2", source="a test")
+    with pytest.raises(MisuseError, match="limits cannot be set on ray"):
+        check_abilities(scenario, "ray")
 
 
 def process(folder: Path, pid: int, parent: int, *words: str) -> None:

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.chaos.launchers import CUT, FAULTS, chaos, check_passed, check_refused
 from tests.containers.engine import PodmanBench, podman
 from tests.integration.processes import snapline
 
@@ -30,6 +31,16 @@ CHECKS = {str(check.__name__): check for check in conformance.checks()}
 @pytest.mark.parametrize("name", CHECKS)
 async def test_containers_conform(name: str, tmp_path: Path) -> None:
     await conformance.run(CHECKS[name], PodmanBench(tmp_path))
+
+
+def test_faults_of_a_file_are_carried_out_on_its_containers_and_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = ("--on", "podman")
+    check_passed(chaos(FAULTS, tmp_path, *place), {"crash", "pause", "coordinator", "membership"})
+    assert "chaos-" not in podman("ps", "--all", "--format", "{{.Names}}")
+    check_refused(chaos(FAULTS + CUT, tmp_path, *place), "podman")
 
 
 def pids(fleet: str) -> dict[str, int]:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 from tests.deploy.served import addresses, until_renewed
 
 from snapline.channels.security import Security
 from snapline.channels.tokens import digest_of, new_token
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
-from snapline.deploy.conformance.bench import processes_naming
+from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.raylets import QUICK, RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
@@ -53,6 +54,16 @@ def cluster() -> Iterator[Raylets]:
 @pytest.mark.parametrize("name", CHECKS)
 async def test_a_cluster_conforms(name: str, cluster: Raylets, tmp_path: Path) -> None:
     await conformance.run(CHECKS[name], RayBench(tmp_path, cluster.address))
+
+
+async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
+    cluster: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = ("--on", "ray", "--address", cluster.address, "--cpus", "1")
+    check_passed(chaos(FAULTS + SLOW, tmp_path, *place), {"crash", "pause", "coordinator", "membership", "slow"})
+    await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
+    check_refused(chaos(FAULTS + CUT, tmp_path, *place), "ray")
 
 
 def snapline(*arguments: str | Path, cluster: Raylets, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
-from snapline.deploy.conformance.slurmds import SlurmBench, Slurmds, missing, own_cluster
+from snapline.deploy.conformance.slurmds import OPTIONS, SlurmBench, Slurmds, missing, own_cluster
 from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Handle
 from snapline.deploy.slurm import Slurm
@@ -48,6 +49,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurmds]:
 @pytest.mark.parametrize("name", CHECKS)
 async def test_a_cluster_conforms(name: str, cluster: Slurmds, tmp_path: Path) -> None:
     await conformance.run(CHECKS[name], SlurmBench(tmp_path))
+
+
+async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(cluster: Slurmds, tmp_path: Path) -> None:
+    place = ("--on", "slurm", *(f"--sbatch-option={option}" for option in OPTIONS))
+    check_passed(chaos(FAULTS + SLOW, tmp_path, *place), {"crash", "pause", "coordinator", "membership", "slow"})
+    await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
+    check_refused(chaos(FAULTS + CUT, tmp_path, *place), "slurm")
 
 
 async def test_a_dead_node_loses_its_host_alone_and_the_requeued_one_comes_back_empty(

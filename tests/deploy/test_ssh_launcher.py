@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 from tests.deploy.served import addresses, until_renewed
 
 from snapline.channels.security import Security
@@ -149,6 +150,18 @@ async def test_a_fleet_that_cannot_come_up_says_why_and_leaves_nothing(
     up = snapline("up", FLEET, "--on", "ssh", "--address", "m1,stranger", "--data-dir", str(tmp_path / "data"))
     assert up.returncode == 2 and "stranger: it does not let us in" in up.stderr
     await until("nothing left", lambda: processes_naming(str(tmp_path / "data")) == [])
+
+
+async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPLINE_SSH", f"ssh -F {sshd.config}")
+    monkeypatch.setenv("SNAPLINE_PYTHON", sys.executable)
+    place = ("--on", "ssh", "--address", ",".join(MACHINES))
+    check_passed(chaos(FAULTS + SLOW, tmp_path, *place), {"crash", "pause", "coordinator", "membership", "slow"})
+    await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
+    check_refused(chaos(FAULTS + CUT, tmp_path, *place), "ssh")
+    assert processes_naming(str(tmp_path)) == []
 
 
 def snapline(*arguments: str) -> subprocess.CompletedProcess[str]:

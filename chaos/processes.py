@@ -1,0 +1,153 @@
+"""A fleet's processes as faults treat them: killed, ended, frozen, slow, started again. The same for every launcher.
+
+A launcher's words take their time, and may overtake each other. So those about one process are said one after the other, and what is
+wanted of its speed is looked at when its turn comes: the last wish holds.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+
+from snapline.chaos import commands as cm
+from snapline.deploy.launched import ALONE, LaunchedFleet
+from snapline.errors import SnaplineError
+
+DUTY_S = 0.1
+"""A slow processor runs in so long for its part, and stands still for the rest."""
+
+LOOK_S = 0.02
+GONE_S = 10.0
+"""For a process to be gone after SIGKILL, before another is started in its place; and for all to be thawed at the end."""
+
+
+class Processes:
+    """Hosts and coordinators under the names that a scenario has for them.
+
+    Attributes:
+        fleet: whose they are.
+    """
+
+    def __init__(
+        self,
+        fleet: LaunchedFleet,
+        *,
+        hosts: Sequence[str],
+        coordinators: Sequence[str],
+        joining: Sequence[str],
+    ) -> None:
+        """`joining`: of the hosts those that come later."""
+        self.fleet = fleet
+        self._hosts = tuple(hosts)
+        self._coordinators = tuple(coordinators)
+        self._absent = list(joining)
+        self._speeds: dict[str, int] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """From now on slow ones are slow."""
+        self.spawn("slow", self._keep_slow())
+
+    async def stop(self) -> None:
+        """Nothing is done any more, and nobody is left frozen."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        frozen = [node for node, percent in self._speeds.items() if percent < 100]
+        with contextlib.suppress(TimeoutError):  # its launcher ends it all the same
+            async with asyncio.timeout(GONE_S):
+                await asyncio.gather(*(self._say(self.fleet.thaw, node) for node in frozen))
+
+    # ---- names ------------------------------------------------------------------------------------------------------
+
+    def node_of(self, name: str) -> str:
+        """As the scenario calls a process of the fleet."""
+        return self._coordinators[0] if name == ALONE else name
+
+    def name_of(self, node: str) -> str:
+        """As the fleet calls it."""
+        return ALONE if node == self._coordinators[0] and len(self._coordinators) == 1 else node
+
+    def pid(self, node: str) -> int | None:
+        """On its machine; None while it is down."""
+        return None if node in self._absent else self.fleet.pid(self.name_of(node))
+
+    # ---- what is done -----------------------------------------------------------------------------------------------
+
+    def carry_out(self, command: cm.KillNode | cm.EndNode | cm.StartNode | cm.SetSpeed) -> None:
+        """One of the commands that are about processes alone."""
+        match command:
+            case cm.KillNode():
+                self.fleet.kill(self.name_of(command.node), is_kept_down=True)
+            case cm.EndNode():
+                self.spawn(f"end {command.node}", self._end(command.node))
+            case cm.StartNode():
+                self.spawn(f"start {command.node}", self._start_again(command.node))
+            case cm.SetSpeed():
+                self._speeds[command.node] = command.percent
+                self.spawn(f"speed {command.node}", self._set_speed(command.node))
+
+    def spawn(self, key: str, work: Coroutine[object, object, None]) -> None:
+        """One of a key at a time: the next one waits for the one before."""
+        before = self._tasks.get(key)
+
+        async def after() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await work
+
+        self._tasks[key] = asyncio.create_task(after())
+
+    async def gone(self, node: str) -> None:
+        """Wait until it is down; TimeoutError: it is not."""
+        async with asyncio.timeout(GONE_S):
+            while self.pid(node) is not None:
+                await asyncio.sleep(LOOK_S)
+
+    async def _start_again(self, node: str) -> None:
+        """After what has ended it, and has taken what was not synced."""
+        for key in (f"power {node}", f"end {node}"):
+            if key in self._tasks:
+                await asyncio.wait([self._tasks[key]])
+        if node in self._absent:
+            self._join(node)
+            return
+        await self.gone(node)
+        self.fleet.restart(self.name_of(node))
+
+    def _join(self, host: str) -> None:
+        """A launcher has the hosts up to some number: those below that are to come later are kept down."""
+        self._absent.remove(host)
+        if host not in self.fleet.hosts:
+            self.fleet.scale(self._hosts.index(host) + 1)
+        for each in self._absent:
+            if each in self.fleet.hosts:
+                self.fleet.kill(each, is_kept_down=True)
+        self.fleet.restart(host)
+
+    async def _end(self, node: str) -> None:
+        await self._say(self.fleet.thaw, node)
+        await self.fleet.end(self.name_of(node), GONE_S)
+
+    async def _set_speed(self, node: str) -> None:
+        await self._say(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
+
+    async def _keep_slow(self) -> None:
+        """Let slow processes run for their part of the time."""
+        while True:
+            slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
+            began_s = time.monotonic()
+            await asyncio.gather(*(self._say(self.fleet.freeze, node) for node in slow))
+            for node, percent in sorted(slow.items(), key=lambda each: -each[1]):
+                rest_s = DUTY_S * (100 - percent) / 100 - (time.monotonic() - began_s)
+                await asyncio.sleep(max(0.0, rest_s))
+                if self._speeds[node]:
+                    await self._say(self.fleet.thaw, node)
+            await asyncio.sleep(max(0.0, DUTY_S - (time.monotonic() - began_s)))
+
+    async def _say(self, word: Callable[[str], Coroutine[object, object, None]], node: str) -> None:
+        """To whoever runs; a launcher that cannot say it now says it never: what is wanted then is looked at anew."""
+        if node not in self._absent:
+            with contextlib.suppress(SnaplineError):
+                await word(self.name_of(node))

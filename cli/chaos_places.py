@@ -1,0 +1,83 @@
+"""Where `snapline chaos` has its processes: on this machine, or at a place of `snapline up --on`, with the same options."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.configuration import Context
+from snapline.cli.settings import UserSettings
+from snapline.cli.up import Address, Certificates, Cpus, Insecure, Place, SbatchOptions, TlsDomain, number_of
+from snapline.cli.up_kept import KEYS, plan_of
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.chaos.abilities import Where
+    from snapline.deploy.kept_fleet import KeptPlan
+
+OnPlace = Annotated[
+    Place | None,
+    typer.Option("--on", help="Where, as for `up`; never a context's.", show_default="local"),
+]
+
+
+def place_of(on: Place | None) -> "Where":
+    """What `--on` says. What a context says of it is for fleets that work: faults come only where somebody asks for them."""
+    places: dict[Place, Where] = {
+        Place.LOCAL: "local",
+        Place.SSH: "ssh",
+        Place.PODMAN: "podman",
+        Place.SLURM: "slurm",
+        Place.RAY: "ray",
+    }
+    return places[on or Place.LOCAL]
+
+
+@dataclass(frozen=True)
+class ChaosPlace:
+    """The options of `snapline up --on` that say where."""
+
+    on: OnPlace = None
+    address: Address = None
+    cpus: Cpus = None
+    sbatch_option: SbatchOptions = None
+    tls: Certificates = None
+    tls_domain: TlsDomain = None
+    insecure: Insecure = False
+    context: Context = None
+
+    @property
+    def place(self) -> "Where":
+        """Of the launcher."""
+        return place_of(self.on)
+
+    def plan(self, folder: Path) -> "KeptPlan | None":
+        """What the options, and settings for what they leave out, say of the place; None: this machine.
+
+        Raises:
+            MisuseError: they contradict each other.
+        """
+        place = self.place
+        if place == "local":
+            return None
+        settings = UserSettings(self.context)
+        flags = {"address": self.address, "machines": self.address, "cpus": self.cpus, "tls": self.tls}
+        flags |= {"sbatch": shlex.join(self.sbatch_option) if self.sbatch_option else None}
+        flags |= {"tls_domain": self.tls_domain}
+        found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
+        if self.insecure and found["tls"]:
+            raise MisuseError("--insecure contradicts --tls: leave one out")
+        from snapline.deploy.plan import FleetPlan
+
+        what = FleetPlan(
+            name="",
+            fleet="",
+            data_dir=str(folder.absolute()),
+            hosts=1,
+            node={"CPU": number_of(settings, "cpus", found["cpus"])},
+            is_insecure=self.insecure,
+            domain=found["tls_domain"],
+        )
+        return plan_of(place, what, found)
