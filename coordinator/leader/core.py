@@ -262,6 +262,7 @@ class LeaderCore:
         match message:
             case Heartbeat():
                 parts.attendance.on_heartbeat(session, message)
+                parts.loads.on_heartbeat(session)
             case EpochReport():
                 parts.epochs.on_report(session, message)
             case CheckpointsStored():

@@ -18,6 +18,7 @@ from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.leader.hosts.cuts import NetworkCuts
 from snapline.coordinator.leader.hosts.forgetting import Forgetting
+from snapline.coordinator.leader.hosts.loads import Loads
 from snapline.coordinator.leader.hosts.spares import Spares
 from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.lines.lines import Lines
@@ -78,6 +79,7 @@ class Parts:
     answers: PlanAnswers
     restores: Restores
     moves: Moves
+    loads: Loads
     rollbacks: Rollbacks
     plans: Plans
     # what hosts and tools want
@@ -106,7 +108,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         koo_toueg=KooToueg(desk, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
         autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
     )
-    moves = Moves(desk, attendance)
+    moves, loads = Moves(desk, attendance), Loads(desk)
     triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves)
     line_check, answers, restores = LineCheck(desk), PlanAnswers(desk, attendance), Restores(desk)
     stop_question = StopQuestion(desk, attendance, refs)
@@ -139,8 +141,9 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         answers=answers,
         restores=restores,
         moves=moves,
+        loads=loads,
         rollbacks=Rollbacks(desk, attendance, restores),
-        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves),
+        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves, loads),
         requests=Requests(desk, attendance, modes),
         questions=Questions(desk, attendance, lines),
         stop_question=stop_question,

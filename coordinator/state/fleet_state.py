@@ -65,7 +65,7 @@ from snapline.coordinator.state.fleet_records import (
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.going_back import make_void, refusal_of_restore
 from snapline.coordinator.state.host_marks import drain_hosts, forget_hosts
-from snapline.coordinator.state.placement import place
+from snapline.coordinator.state.placement import are_weights, place, weights_by_host
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
 
@@ -228,8 +228,7 @@ class FleetState(FleetView):
         aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
         self._restore_membership(line, record.unborn)
-        is_even = isinstance(kind, op.CommitPlan) and kind.is_even
-        agents = self._restart_agents(number, kind.hosts, is_even=is_even)
+        agents = self._restart_agents(number, kind)
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
         lost_ns = 0 if self.is_autonomous or not image.plans else self.work_since_line_ns(need.suspected_ns)
@@ -277,6 +276,8 @@ class FleetState(FleetView):
             return refusal
         if isinstance(kind, op.CommitPlan) and kind.line_epoch != self.newest_complete():
             return f"epoch {self.newest_complete()} is the line, not {kind.line_epoch}"
+        if isinstance(kind, op.CommitPlan) and not are_weights(kind.weights, self.plan.hosts if self.plan else ()):
+            return "weights are of the hosts of the plan before, one each, from 1"
         if self.is_without_line:
             return "a fork has no initial states"
         if not kind.hosts or len(dict.fromkeys(kind.hosts)) != len(kind.hosts):
@@ -301,10 +302,12 @@ class FleetState(FleetView):
         if line == 0:
             image.gone = {}
 
-    def _restart_agents(self, number: int, hosts: tuple[str, ...], *, is_even: bool) -> list[str]:
-        image = self.image
+    def _restart_agents(self, number: int, kind: op.CommitPlan | op.Restore) -> list[str]:
+        image, is_even, weights = self.image, False, {}
+        if isinstance(kind, op.CommitPlan):
+            is_even, weights = kind.is_even, weights_by_host(self.plan.hosts if self.plan else (), kind.weights)
         living = [(agent, record.host) for agent, record in self.living_agents()]
-        placed = place(living, hosts, image.places, is_even=is_even)
+        placed = place(living, kind.hosts, image.places, weights=weights, is_even=is_even)
         for agent, host in placed.items():
             record = image.agents[agent]
             record.host, record.incarnation = host, number

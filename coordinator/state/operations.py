@@ -107,7 +107,8 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
     `rolled_back` counts the agents that do not keep their live state, `checkpoints_lost` their durable checkpoints past the
     line; both are shown, and nothing is decided from them. `is_even`: hosts get equally many agents, though some must move that
-    need not. `is_move`: nothing has failed, agents are to move; shown as well.
+    need not. `is_move`: nothing has failed, agents are to move; shown as well. `weights`: what an agent on each host of the plan before
+    this one weighs, by what it was measured to do; empty: all weigh the same.
     """
 
     expected_plan: int
@@ -118,6 +119,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
     checkpoints_lost: int = 0
     is_even: bool = False
     is_move: bool = False
+    weights: tuple[int, ...] = ()
 
 
 class Restore(Kind, frozen=True, gc=False):

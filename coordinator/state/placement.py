@@ -11,37 +11,56 @@ def place(
     hosts: Sequence[str],
     places: Sequence[PlaceRule] = (),
     *,
+    weights: Mapping[str, int] | None = None,
     is_even: bool = False,
 ) -> dict[str, str]:
     """Return agent → host.
 
     An agent that a rule names belongs on one of its hosts, if any of them is in `hosts`; all others belong on each. Who is where it belongs
     stays; if the fleet `is_even`, only as many on a host as is its share. The rest go, first those that a rule names, in the order given, each
-    to the host with the fewest agents so far; of equal ones to the first by name.
+    to the host whose agents weigh least so far; of equal ones to the first by name. So no host that gets one without a rule weighs more
+    than the lightest by more than the heaviest of those that go.
 
     Args:
         agents: (agent, host it is on now or ""), in an order that every replica agrees on.
         hosts: not empty.
         places: of rules that name an agent the first counts.
+        weights: host → what an agent that is on it now weighs; of those on others what is usual. Not looked at if the fleet `is_even`, which
+            is about numbers; without them all weigh the same.
     """
     living, everywhere = list(agents), sorted(hosts)
     own = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}
-    room = _shares(living, everywhere) if is_even else dict.fromkeys(everywhere, len(living))
+    room = _shares(living, everywhere) if is_even else None
+    weighed = weights if weights and not is_even else {}
+    usual = max(1, sum(weighed.values()) // len(weighed)) if weighed else 1
     placed: dict[str, str] = {}
     load = dict.fromkeys(everywhere, 0)
+    homeless: dict[str, int] = {}
     for agent, host in living:
-        stays = load.get(host, 0) < room.get(host, 0) and (agent not in own or host in own[agent])
-        placed[agent] = host if stays else ""
-        if stays:
-            load[host] += 1
-    homeless = [agent for agent, host in placed.items() if not host]
-    for agent in homeless:
+        weight = weighed.get(host, usual)
+        is_here = host in load and (room is None or load[host] < room[host])
+        if is_here and (agent not in own or host in own[agent]):
+            placed[agent] = host
+            load[host] += weight
+        else:
+            placed[agent], homeless[agent] = "", weight
+    for agent, weight in homeless.items():
         if agent in own:
             host = min(own[agent], key=lambda name: (load[name], name))
             placed[agent] = host
-            load[host] += 1
-    _fill([agent for agent in homeless if agent not in own], load, placed)
+            load[host] += weight
+    _fill({agent: weight for agent, weight in homeless.items() if agent not in own}, load, placed)
     return placed
+
+
+def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
+    """Whether they are of these hosts, one each, from 1; or none."""
+    return not weights or (len(weights) == len(hosts) and min(weights) > 0)
+
+
+def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
+    """What an agent weighs on each host of a plan, in their order; none: nobody has measured."""
+    return dict(zip(hosts, weights, strict=True)) if weights else {}
 
 
 def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
@@ -55,14 +74,14 @@ def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[Pla
     return own
 
 
-def _fill(agents: Sequence[str], load: Mapping[str, int], placed: dict[str, str]) -> None:
-    """Each to the host that has the fewest."""
-    queue = [(count, host) for host, count in load.items()]
+def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, str]) -> None:
+    """Each, with its weight, to the host whose agents weigh least."""
+    queue = [(weight, host) for host, weight in load.items()]
     heapq.heapify(queue)
-    for agent in agents:
-        count, host = queue[0]
+    for agent, weight in agents.items():
+        least, host = queue[0]
         placed[agent] = host
-        heapq.heapreplace(queue, (count + 1, host))
+        heapq.heapreplace(queue, (least + weight, host))
 
 
 def _shares(agents: Sequence[tuple[str, str]], hosts: Sequence[str]) -> dict[str, int]:

@@ -80,9 +80,7 @@ def plan_keeps_open_epochs(patch: pytest.MonkeyPatch) -> None:
 def incarnations_stay(patch: pytest.MonkeyPatch) -> None:
     """G9: agents start again under the incarnation they had."""
     restart = FleetState._restart_agents
-    patch.setattr(
-        FleetState, "_restart_agents", lambda self, number, hosts, is_even: restart(self, 1, hosts, is_even=is_even)
-    )
+    patch.setattr(FleetState, "_restart_agents", lambda self, number, kind: restart(self, 1, kind))
     patch.setattr(FleetView, "validate", lambda self: None)
 
 

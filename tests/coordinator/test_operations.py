@@ -12,7 +12,7 @@ KINDS: list[op.Kind] = [
     op.DefineAgents(3, ("a", "b"), ("m:A", "m:B")),
     op.AdmitHost("h1", "i", "127.0.0.1:1", 0),
     op.LoseHosts((op.LostHost("h1", 3), op.LostHost("h2", 1)), "gone", True, True),
-    op.CommitPlan(1, 7, ("h1",), "why"),
+    op.CommitPlan(1, 7, ("h1",), "why", weights=(10, 300)),
     op.Restore(1, 7, ("h1",), "why", 3, 4, "token", True, "a", "m:f:7"),
     op.ConfirmPlan(2, "h1", 3),
     op.BeginEpoch(7, "period"),

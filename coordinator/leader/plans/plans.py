@@ -29,6 +29,7 @@ from snapline.conversation.messages import AgentFailed, HostLog, PlacedAgent, Pl
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.loads import Loads
 from snapline.coordinator.leader.hosts.spares import Spares
 from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.choice import ModeChoice
@@ -81,6 +82,7 @@ class Plans:
         spares: Spares,
         restores: Restores,
         moves: Moves,
+        loads: Loads,
     ) -> None:
         self._desk = desk
         self._attendance = attendance
@@ -92,6 +94,7 @@ class Plans:
         self._spares = spares
         self._restores = restores
         self._moves = moves
+        self._loads = loads
         self._told = 0
         """Number of the plan that all attached hosts have been told."""
         self._lost_ns: dict[str, int] = {}
@@ -265,7 +268,8 @@ class Plans:
         losses = self._losses(line) if self._desk.state.plan is not None else Losses(0)
         what = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
-        kind: op.Kind = op.CommitPlan(*what, is_even=self._moves.is_even, is_move=reason == self._moves.reason)
+        is_move, weights = reason == self._moves.reason, self._loads.weights()
+        kind: op.Kind = op.CommitPlan(*what, self._moves.is_even, is_move, weights)
         if wanted is not None:
             kind = op.Restore(*what, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._desk.propose("plan", kind):
