@@ -6,6 +6,7 @@ wanted of its speed is looked at when its turn comes: the last wish holds.
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
@@ -46,7 +47,7 @@ class Processes:
 
     def start(self) -> None:
         """From now on slow ones are slow."""
-        self.spawn("slow", self._keep_slow())
+        self.spawn("slow", self._keep_slow)
 
     async def stop(self) -> None:
         """Nothing is done any more, and nobody is left frozen."""
@@ -81,21 +82,21 @@ class Processes:
             case cm.KillNode():
                 self.fleet.kill(self.name_of(command.node), is_kept_down=True)
             case cm.EndNode():
-                self.spawn(f"end {command.node}", self._end(command.node))
+                self.spawn(f"end {command.node}", functools.partial(self._end, command.node))
             case cm.StartNode():
-                self.spawn(f"start {command.node}", self._start_again(command.node))
+                self.spawn(f"start {command.node}", functools.partial(self._start_again, command.node))
             case cm.SetSpeed():
                 self._speeds[command.node] = command.percent
-                self.spawn(f"speed {command.node}", self._set_speed(command.node))
+                self.spawn(f"speed {command.node}", functools.partial(self._set_speed, command.node))
 
-    def spawn(self, key: str, work: Coroutine[object, object, None]) -> None:
+    def spawn(self, key: str, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """One of a key at a time: the next one waits for the one before."""
         before = self._tasks.get(key)
 
         async def after() -> None:
             if before is not None:
                 await asyncio.wait([before])
-            await work
+            await work()
 
         self._tasks[key] = asyncio.create_task(after())
 

@@ -6,6 +6,7 @@ DIR/chaos/points/         what is armed at failpoints (`points.py`)
 DIR/chaos/preload.so      built here, where there is a compiler
 """
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -176,7 +177,7 @@ class Site:
                 self._processes.carry_out(command)
             case cm.CutPower():
                 self._processes.carry_out(cm.KillNode(command.node))
-                self._processes.spawn(f"power {command.node}", self._lose(command))
+                self._processes.spawn(f"power {command.node}", functools.partial(self._lose, command))
             case cm.SetPath():
                 self.network.set(command)
             case cm.BreakStreams():

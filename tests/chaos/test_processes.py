@@ -1,6 +1,7 @@
 """Processes as faults treat them, with a launcher whose words take their time: the last wish holds, and who is down is left alone."""
 
 import asyncio
+import gc
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,6 +110,18 @@ async def test_who_is_ended_is_thawed_before_and_started_after(seed: int) -> Non
         await asyncio.sleep(0)
     assert fleet.running["h1"], "what has ended the one before does not end it"
     await processes.stop()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_what_has_not_begun_when_all_ends_is_not_begun() -> None:
+    fleet = LateFleet(["h1", "h2"], 0)
+    processes = processes_of(fleet)
+    processes.carry_out(cm.SetSpeed("h1", 0))
+    processes.carry_out(cm.SetSpeed("h2", 100))
+    await processes.stop()
+    del processes
+    gc.collect()
+    assert not any(fleet.frozen.values())
 
 
 @pytest.mark.parametrize("seed", range(60))
