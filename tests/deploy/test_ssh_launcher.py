@@ -32,6 +32,8 @@ pytestmark = [
 
 FLEET = "snapline.deploy.conformance.tellers:fleet"
 
+ROOT = Path(__file__).resolve().parents[2]
+
 BARE = "/usr/bin/python3"
 """An interpreter without snapline."""
 
@@ -162,6 +164,21 @@ async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
     await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
     check_refused(chaos(FAULTS + CUT, tmp_path, *place), "ssh")
     assert processes_naming(str(tmp_path)) == []
+
+
+def test_an_agent_that_keeps_money_outside_its_state_is_convicted_there_too(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPLINE_SSH", f"ssh -F {sshd.config}")
+    monkeypatch.setenv("SNAPLINE_PYTHON", sys.executable)
+    monkeypatch.setenv("SNAPLINE_CODE", str(ROOT))
+    crash = '[fleet]\nhosts = 2\n[[fault]]\ncrash = { host = "h2", at = "2s", restart_after = "100ms" }\n'
+    fleet = ("--fleet", "tests.chaos.leaky:fleet", "--invariant", "tests.chaos.leaky:all_money_is_there")
+    place = ("--on", "ssh", "--address", "m1,m2", *fleet)
+    done = chaos(crash, tmp_path, *place, "--arg", "bug=global_state")
+    assert done.returncode == 6 and "of the beginning" in done.stdout, (done.stdout[-2000:], done.stderr[-2000:])
+    done = chaos(crash, tmp_path, *place, "--arg", "bug=kept")
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
 
 
 def snapline(*arguments: str) -> subprocess.CompletedProcess[str]:
