@@ -33,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -212,17 +213,18 @@ class _Lives:
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
 
     def __enter__(self) -> Self:
-        word = self._hear(START_S_MAX)
-        if word is None or word[0] != "ready":
+        try:
+            if self._hear(START_S_MAX) is None:
+                raise WorldError(f"the program is not loaded within {START_S_MAX:g} s")
+        except WorldError:
             self.__exit__()
-            raise WorldError(f"the program cannot be loaded: {self._last_line}")
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
         self._control.close()
-        self._last_line = self._told()
         self._errors.close()
 
     def live(self, store: str, die_at: int) -> Life:
@@ -234,8 +236,8 @@ class _Lives:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder}\n")
         self._process.stdin.flush()
-        said = _Said(die_at)
-        while (word := self._hear(LIFE_S_MAX)) is not None:
+        said, until_s = _Said(die_at), time.monotonic() + LIFE_S_MAX
+        while (word := self._hear(until_s - time.monotonic())) is not None:
             if word[0] == "ended":
                 self.moments = max(self.moments, self._control.get("changes"))
                 self.changes = max(self.changes, self._control.get("changes") - said.count)
@@ -245,7 +247,7 @@ class _Lives:
             os.kill(said.pid, signal.SIGKILL)
         while (word := self._hear(LIFE_S_MAX)) is not None and word[0] != "ended":
             pass
-        return msgspec.structs.replace(said.life(0), ended="hangs")
+        return msgspec.structs.replace(said.life(0), ended="hangs", result="")
 
     def forget(self, store: str) -> None:
         """Its story is over."""
@@ -258,9 +260,12 @@ class _Lives:
 
     def _hear(self, limit_s: float) -> tuple[str, Any] | None:
         try:
-            return self._said.get(timeout=limit_s)
+            word, of = self._said.get(timeout=max(0.0, limit_s))
         except queue.Empty:
             return None
+        if word == "gone":
+            raise WorldError(f"the process in which the program lives has ended: {self._told()}")
+        return word, of
 
     def _told(self) -> str:
         self._errors.seek(0)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 
 from snapline.chaos.crash_child import CrashNote
@@ -151,3 +153,14 @@ def each_change(folder: Path, note: CrashNote) -> str:
     os.close(file)
     (folder / "end").mkdir()
     return "end"
+
+
+def talks_for_ever(folder: Path, note: CrashNote) -> None:
+    _write(folder, [])
+    while True:
+        note.began("more")
+        time.sleep(0.01)
+
+
+def takes_all_along(folder: Path, note: CrashNote) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from tests.chaos import crash_programs as programs
 
-from snapline.chaos.crash_child import CrashNote
+from snapline.chaos import crash_kit
+from snapline.chaos.crash_child import CrashNote, load
 from snapline.chaos.crash_kit import CrashKit, Program, said
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, WorldError
 
 
 @pytest.mark.parametrize("program", [programs.right, programs.right_and_asynchronous])
@@ -49,6 +50,24 @@ def test_a_program_that_does_not_work_is_misuse(snapline_crash_kit: CrashKit) ->
         snapline_crash_kit.run(programs.ends_badly)
     with pytest.raises(MisuseError, match="writes_nothing changes no file below its folder"):
         snapline_crash_kit.run(programs.writes_nothing)
+
+
+def test_a_program_that_does_not_end_or_ends_more_than_itself(
+    snapline_crash_kit: CrashKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crash_kit, "LIFE_S_MAX", 1.0)
+    with pytest.raises(MisuseError, match="talks_for_ever does not work undisturbed: hangs"):
+        snapline_crash_kit.run(programs.talks_for_ever)
+    with pytest.raises(WorldError, match="the process in which the program lives has ended"):
+        snapline_crash_kit.run(programs.takes_all_along)
+
+
+def test_a_program_whose_file_cannot_be_loaded_says_why(snapline_crash_kit: CrashKit, tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(
+        "import os\nif os.environ.get('LD_PRELOAD'):\n    raise RuntimeError('half')\ndef program(folder, note): ...\n"
+    )
+    with pytest.raises(WorldError, match="RuntimeError: half"):
+        snapline_crash_kit.run(load(str(tmp_path / "half.py"), "program"))
 
 
 def test_a_program_must_be_a_function_of_a_module(snapline_crash_kit: CrashKit) -> None:
