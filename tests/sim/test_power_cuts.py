@@ -53,7 +53,6 @@ def test_a_coordinator_that_loses_its_power_while_it_deletes_leaves_no_ref_witho
     assert faults.count("power-cut of c1 at store.delete.ref") == len(SEEDS), faults
 
 
-@pytest.mark.slow
 def test_a_deletion_that_does_not_sync_the_refs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     delete = retention.delete_epoch
     monkeypatch.setattr(retention, "delete_epoch", lambda disk, *rest: delete(Forgetful(disk), *rest))  # type: ignore[arg-type]
