@@ -52,10 +52,16 @@ class FullError(Exception):
 
 
 class Shop:
-    """The service. `done`: key → receipt; `paid`: order and part → under which key it is paid; `shut`: how often it was asked to give back what it does not, yet."""
+    """The service. `done`: key → receipt; `paid`: order and part → under which key it is paid; `shut`: how often it was asked to give back what it does not, yet;
+    `asked`: key → how many were done when it was asked for first, and last.
+
+    A history that was given up on purpose may have paid what the present one asks for later, under the same key: there it is the newest, though it was paid first. So of two
+    that stand, one is known to be newer only if it was paid after the other was last asked for.
+    """
 
     def __init__(self) -> None:
         self.done: dict[str, str] = {}
+        self.asked: dict[str, tuple[int, int]] = {}
         self.paid: dict[tuple[str, str], str] = {}
         self.shut: dict[str, int] = {}
 
@@ -66,6 +72,8 @@ class Shop:
                 raise ConnectionRefusedError(f"{order} {part} was given back")
             self.done[key] = f"{order} {part}"
             self.paid[order, part] = key
+        now = len(self.done)
+        self.asked[key] = (self.asked.get(key, (now, now))[0], now)
         if is_mute(order, part):
             raise ConnectionAbortedError(f"of {order} {part} nobody is told that it is paid")
         return self.done[key]
@@ -79,8 +87,8 @@ class Shop:
                 raise ConnectionRefusedError(f"{order} {part} cannot be given back now")
         of = key.removesuffix(UNDO)
         assert self.paid.get((order, part), of) == of, f"{order} {part} is given back, under {key}, and is paid anew"
-        standing = [each for of_order, each in self.paid if of_order == order]  # in the order in which they were paid
-        left = standing[standing.index(part) + 1 :] if part in standing else []
+        _, last = self.asked.get(of, (0, len(self.done)))
+        left = [each for (of_order, each), by in self.paid.items() if of_order == order and self.asked[by][0] > last]
         assert not left, f"{order} {part} is given back before {left}, paid after it"
         self.done[key] = ""
         self.paid.pop((order, part), None)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from snapline.sim.hunt.swarm import STANDARD, draw
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, parse_scenario
@@ -103,6 +104,26 @@ def test_the_service_honours_keys_and_tells_what_must_not_be() -> None:
     assert shop.standing("o.0") == ["seat"]
     shop.pay("o.0", "hotel", key="3#2")
     assert shop.standing("o.0") == ["seat", "hotel"]
+
+
+def test_what_a_history_that_was_given_up_has_paid_may_be_the_newest_of_the_next() -> None:
+    """Asked for again behind the hotel it is given back before it; what was not asked for again is not."""
+    for is_again in (True, False):
+        shop = Shop()
+        for part, key in (("seat", "1"), ("hotel", "2"), *([("seat", "1")] * is_again)):
+            shop.pay("o.0", part, key=key)
+        if is_again:
+            shop.undo("o.0", "seat", key="1/undo")
+            assert shop.standing("o.0") == ["hotel"]
+        else:
+            with pytest.raises(AssertionError, match="seat is given back before"):
+                shop.undo("o.0", "seat", key="1/undo")
+
+
+def test_an_order_of_two_histories_is_given_back_in_the_order_of_the_last() -> None:
+    """The fleet goes back past a payment, and asks for it anew at another place of its turn."""
+    result = run(draw(STANDARD, 310342), 310342)
+    assert result.verdict == "pass" and result.probes["fleet taken back"], result.violations
 
 
 def test_the_service_gives_back_one_order_late_and_is_mute_about_another() -> None:
