@@ -105,7 +105,8 @@ class CrashKit:
     def check(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
         """As `run`; an AssertionError that names what was found, if there is anything."""
         report = self.run(program, points=points, seed=seed)
-        assert not report.findings, said(report, program.__name__)
+        if report.findings:
+            raise AssertionError(said(report, program.__name__))
         return report
 
 
