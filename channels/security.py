@@ -13,10 +13,12 @@ change the authority, let the authority file hold both, swap the certificates, t
 G9 rests on host starts and incarnations, not on certificates: they say which host speaks, not which run of it.
 """
 
+import contextlib
 import ipaddress
 import logging
+import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -297,7 +299,7 @@ class Security:
             pems = _Pems(*(path.read_bytes() for path in self._files))
         except OSError as error:
             raise WorldError(f"cannot read a certificate: {error}") from error
-        _check_pair(self._files, pems)
+        _check(self._files, pems)
         return pems
 
     def _use(self, pems: _Pems) -> None:
@@ -328,18 +330,35 @@ class Security:
         )
 
 
-def _check_pair(files: _Files, pems: _Pems) -> None:
-    """Certificate and key must belong together, or every handshake would fail without a word why."""
+def _check(files: _Files, pems: _Pems) -> None:
+    """Certificate and key must belong together, or every handshake would fail without a word why; and gRPC ends the process over an empty key.
+
+    What was read is judged, not the files: they may be in the middle of being written.
+    """
     import ssl
 
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key)
+        with _in_memory(pems.certificate) as certificate, _in_memory(pems.key) as key:
+            context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as error:
         raise WorldError(
             f"{files.certificate} and {files.key} do not make a certificate and its key: {error}"
         ) from error
-    if b"BEGIN CERTIFICATE" not in pems.authority:
-        raise WorldError(f"{files.authority} holds no certificate")
+    try:
+        with _in_memory(pems.authority) as authority:
+            context.load_verify_locations(authority)
+    except (ssl.SSLError, OSError) as error:
+        raise WorldError(f"{files.authority} holds no certificates of an authority: {error}") from error
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A path for OpenSSL, which takes nothing else; no disk ever has what it leads to."""
+    with open(os.memfd_create("pem"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def is_loopback(address: str) -> bool:

@@ -173,6 +173,23 @@ async def test_half_rotated_files_keep_the_old_certificate(authority: Authority)
     assert not security.reload()
 
 
+@pytest.mark.parametrize("torn", ["key", "certificate", "authority"])
+async def test_a_file_that_was_read_while_it_was_written_is_not_used(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    """Whole again when it is looked at a second time: what was read is judged. gRPC ends the process over an empty key."""
+    leaf = authority.issue("h1")
+    security = leaf.security()
+    security.open_channel("127.0.0.1:1", role="host", name="h2")
+    authority.write(leaf, "h1")
+    path, read = {"key": leaf.key, "certificate": leaf.certificate, "authority": authority.path}[torn], Path.read_bytes
+    for part in (0, 40):
+        monkeypatch.setattr(Path, "read_bytes", lambda self, part=part: read(self)[: part if self == path else None])
+        assert not security.reload()
+    monkeypatch.undo()
+    assert security.reload()
+
+
 async def test_missing_files_say_which(tmp_path: Path) -> None:
     security = Security.tls(authority=tmp_path / "ca", certificate=tmp_path / "crt", key=tmp_path / "key")
     with pytest.raises(WorldError, match="ca"):
