@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ from tests.deploy.test_alerts import RULES
 from tests.integration.processes import LIMIT_S, ended, snapline, start
 from tests.integration.running import running
 from tests.integration.watching import PROGRAM, Watch, configuration, shown, watching
+from tests.kit.collector import Collector, collecting
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -35,13 +37,26 @@ def named() -> set[str]:
     return {name for expr in exprs for name, _ in selectors(expr)}
 
 
-async def test_two_fleets_are_seen_and_the_alerts_of_a_killed_host_fire(tmp_path: Path) -> None:
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+async def test_two_fleets_are_seen_and_the_alerts_of_a_killed_host_fire(tmp_path: Path, collector: Collector) -> None:
     folders = {name: tmp_path / name for name in FLEETS}
     stop = tmp_path / "stop"
     arguments = {"stop": str(stop), "period": "1", "rpo": "600", "rto": "600"}
     async with (
         running(
-            folders["bank"], "paced_bank:fleet", arguments, on_failure="move", coordinators=3, metrics="127.0.0.1:0"
+            folders["bank"],
+            "paced_bank:fleet",
+            arguments,
+            on_failure="move",
+            coordinators=3,
+            metrics="127.0.0.1:0",
+            log=("--otel", "0"),
+            environment={"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint},
         ) as bank,
         running(
             folders["ledger"], "paced_bank:fleet", {**arguments, "protocol": "hmnr"}, hosts=2, metrics="127.0.0.1:0"
