@@ -162,13 +162,22 @@ def test_a_power_cut_leaves_exactly_what_posix_allows(program: list[Call]) -> No
 @settings(max_examples=200)
 @given(st.lists(st.one_of(changes, st.tuples(st.just("remove_directory"), st.sampled_from(DIRECTORIES))), max_size=12))
 def test_a_power_cut_with_removed_directories_leaves_nothing_else(program: list[Call]) -> None:
-    """The model knows paths and no directories, so it also lets files of an old directory turn up in a new one."""
+    """The model knows paths and no directories, so it also lets files of an old directory turn up in a new one.
+
+    And it takes a sync of the new one for one of the old, whose names may come back with it: such syncs are left out.
+    """
     model = SimulatedDisk()
     known: list[Call] = []
+    removed: set[object] = set()
     for call in program:
-        if call[0] != "remove_directory" or call[1] in model.nodes:
-            do(model, call)
-            known.append(call)
+        if (call[0] == "remove_directory" and call[1] not in model.nodes) or (
+            call[0] == "sync_directory" and call[1] in removed
+        ):
+            continue
+        do(model, call)
+        known.append(call)
+        if call[0] == "remove_directory":
+            removed.add(call[1])
     ours, allowed = images_of(known)
     assert ours <= allowed
 
