@@ -15,10 +15,10 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import snapline
 from snapline.channels.doors import DOORS
 from snapline.channels.metrics import (
     ABOUT,
@@ -98,7 +98,7 @@ class MetricsDoor:
         self._read = read
         self._security = security
         self._exposition = _Exposition((ABOUT, *families))
-        self._about: Readings = {ABOUT.name: {(role, name, metadata.version("snapline")): 1.0}}
+        self._about: Readings = {ABOUT.name: {(role, name, snapline.__version__): 1.0}}
         self._connections = 0
 
     async def listen(self, stack: AsyncExitStack, address: str) -> str:

@@ -10,7 +10,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
-from snapline.errors import MisuseError, NotFoundError, SnaplineError
+from snapline.errors import MisuseError, NotFoundError
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -154,19 +154,6 @@ def show_letter(
 
 letters.command("retry")(agent_letters.retry)
 letters.command("drop")(agent_letters.drop)
-
-
-def count_in(store: str, epoch: int) -> dict[str, int] | None:
-    """Agent → how many dead letters it has had, of those that have any; None if the snapshot cannot be read."""
-    from snapline.storage.store.store import Store
-
-    try:
-        opened = Store.open(store)
-        manifest = opened.read_manifest(opened.read_ref(epoch), epoch=epoch)
-        counts = {found.agent: found.dead_letter_count for found in opened.read_checkpoints(manifest)}
-    except (SnaplineError, OSError):
-        return None
-    return {agent: found for agent, found in counts.items() if found}
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:

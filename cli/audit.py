@@ -28,7 +28,7 @@ def audit(
 
 
 def _row(each: "RecordedCall") -> dict[str, object]:
-    from snapline.storage.keeping.pins import instant
+    from snapline.storage.instants import instant
 
     return {
         "number": each.number,

@@ -152,7 +152,7 @@ def _effects(source: OutputSource) -> "list[Effect]":
 def _row(effect: "Effect") -> dict[str, object]:
     import msgspec
 
-    from snapline.storage.keeping.pins import instant
+    from snapline.storage.instants import instant
 
     shown: dict[str, object] = msgspec.structs.asdict(effect)
     return shown | {"asked": instant(effect.asked_ns / 1e9)}

@@ -155,7 +155,7 @@ class _Lines:
 
 def _document(each: "Output | Undone") -> Document:
     from snapline.agent_runtime.reading import Output
-    from snapline.storage.keeping.pins import instant
+    from snapline.storage.instants import instant
 
     if not isinstance(each, Output):
         return document("OutputsUndone", after=each.after, epochs=list(each.epochs), cursor=each.cursor)

@@ -18,6 +18,7 @@ from snapline.cli.fleets import check_reference
 from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, LogLines, Spans, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
+from snapline.errors import SnaplineError
 
 if TYPE_CHECKING:
     from snapline.deploy.local import Ending
@@ -124,7 +125,6 @@ def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s:
 
 def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress) -> int | None:
     """How many the fleet's last snapshot holds; says where they are. None: there is none, or it cannot be read."""
-    from snapline.cli.agent import count_in
     from snapline.deploy.data_directory import STORE_FOLDER
 
     store = store or str(folder / STORE_FOLDER)
@@ -133,6 +133,19 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
         told = f"{count(sum(found.values()), 'dead letter')} of {count(len(found), 'agent')}"
         progress.warn(f"{told}: `snapline agent dead-letters list --store {store}` shows them")
     return None if found is None else sum(found.values())
+
+
+def count_in(store: str, epoch: int) -> dict[str, int] | None:
+    """Agent → how many dead letters it has had, of those that have any; None if the snapshot cannot be read."""
+    from snapline.storage.store.store import Store
+
+    try:
+        opened = Store.open(store)
+        manifest = opened.read_manifest(opened.read_ref(epoch), epoch=epoch)
+        counts = {found.agent: found.dead_letter_count for found in opened.read_checkpoints(manifest)}
+    except (SnaplineError, OSError):
+        return None
+    return {agent: found for agent, found in counts.items() if found}
 
 
 async def _run(

@@ -8,7 +8,7 @@ from snapline.conversation import answers
 from snapline.conversation.answers import AgentOnLine
 from snapline.conversation.outputs import ReadConsumersReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
-from snapline.storage.keeping.pins import instant
+from snapline.storage.instants import instant
 
 Rows = dict[str, object]
 

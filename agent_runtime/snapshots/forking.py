@@ -23,8 +23,8 @@ from snapline.ids import check_id
 from snapline.protocols.names import is_autonomous
 from snapline.storage.copies.forking import ForkOrder, write_fork
 from snapline.storage.copies.pending_inputs import first_gap, pending_inputs
+from snapline.storage.instants import instant
 from snapline.storage.keeping.holds import Holds
-from snapline.storage.keeping.pins import instant
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import chosen_keys
 from snapline.storage.log.records import LoggedInput

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
-from importlib import metadata
 
 from snapline.coordinator.leader.events import (
     CheckLine,
@@ -40,9 +39,9 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
+from snapline.storage.instants import instant
 from snapline.storage.keeping.catalog import summarise
 from snapline.storage.keeping.holds import Holds
-from snapline.storage.keeping.pins import instant
 from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, parse_created, retained
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
@@ -406,6 +405,8 @@ def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]
 
 @functools.cache
 def _dependencies() -> dict[str, str]:
+    from importlib import metadata  # with what it needs, a twentieth of what a process imports
+
     found = {"python": platform.python_version()}
     for name in ("snapline", "msgspec", "grpcio", "numpy"):
         try:

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError
-from snapline.storage.store.store import Store
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from snapline.storage.store.store import Store
 
 SCHEMA_VERSION = 1
 """Of the table below. Another one's file is thrown away: there is nothing in it that the store does not know."""
@@ -81,7 +82,7 @@ _FIELDS = SnapshotSummary.__struct_fields__
 _INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * len(_FIELDS)))
 
 
-def summarise(store: Store, epoch: int, *, root: str = "") -> SnapshotSummary | None:
+def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
     """Return what the manifest of `epoch` says (`root`: as its ref said just now); None if the epoch was deleted meanwhile.
 
     Raises:
@@ -113,7 +114,7 @@ def summarise(store: Store, epoch: int, *, root: str = "") -> SnapshotSummary | 
     )
 
 
-def read_summaries(store: Store, path: Path | None = None) -> list[SnapshotSummary]:
+def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSummary]:
     """Return a summary of each snapshot, oldest first, with the help of the catalog at `path` if there can be one.
 
     Raises:
@@ -160,7 +161,7 @@ class Catalog:
             self._database.close()
             self._database = None
 
-    def refresh(self, store: Store) -> list[SnapshotSummary]:
+    def refresh(self, store: "Store") -> list[SnapshotSummary]:
         """Compare with the store, read what is new, drop what is gone; return all, oldest first."""
         known = {summary.epoch: summary for summary in self.rows()}
         found = [summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None]
@@ -222,7 +223,7 @@ class Catalog:
             database.execute("VACUUM")
 
 
-def _look(store: Store, epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
+def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
     """Return the summary that is known, if the ref still says the same; otherwise read the manifest."""
     try:
         root = store.read_ref(epoch)

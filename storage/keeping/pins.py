@@ -38,7 +38,6 @@ Supports G7.
 import contextlib
 import re
 from collections.abc import Callable, Generator, Sequence
-from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -46,6 +45,7 @@ import msgspec
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
+from snapline.storage.instants import instant
 from snapline.storage.store import files, layout
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory
@@ -473,8 +473,3 @@ def _check_token(token: str) -> str:
     if _TOKEN.fullmatch(token) is None:
         raise MisuseError(f"{token!r} is no token: give 32 random hexadecimal digits")
     return token
-
-
-def instant(now_s: float) -> str:
-    """Return the time in UTC as manifests have it."""
-    return datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -6,7 +6,7 @@ import pytest
 from tests.cli.conftest import checkpoint_of
 from tests.kit.command_line import Run
 
-from snapline.cli.agent import count_in
+from snapline.cli.run import count_in
 from snapline.storage.packs.checkpoint import DeadLetterRecord, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store

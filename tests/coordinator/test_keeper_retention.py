@@ -13,8 +13,8 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
+from snapline.storage.instants import instant
 from snapline.storage.keeping.holds import Holds
-from snapline.storage.keeping.pins import instant
 from snapline.storage.keeping.retention_policy import Policy
 from snapline.storage.outputs.records import EmittedOutput
 from snapline.storage.store import layout
