@@ -15,7 +15,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml Makefile
 	  { echo "src/snapline holds symbolic links; clone where they are supported (git config core.symlinks true)"; exit 1; }
 	@echo "setting up $(VENV) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
@@ -43,7 +43,9 @@ endif
 test-slow: $(STAMP)  ## the slow tests: SIGKILL at random moments, large fleets
 	@$(BIN)/python -m pytest -q -m slow --timeout 3600 $(ARGS)
 
-check: format lint types contracts test  ## exactly what CI runs
+check: format lint contracts  ## exactly what CI runs
+	@$(MAKE) --no-print-directory -j 2 types collected
+	@$(MAKE) --no-print-directory test
 
 format: $(STAMP)  ## is everything formatted? (`make format FIX=1` formats)
 	@$(BIN)/ruff format $(if $(FIX),,--check) .
@@ -59,6 +61,10 @@ contracts: $(STAMP)  ## the import direction
 
 protos: $(STAMP)  ## generate the protobuf code again
 	@$(BIN)/python -m grpc_tools.protoc -I protos --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
+
+# Beside the types, which keep one processor busy: else each of the test processes compiles all of the tests for itself. Errors are theirs to show.
+collected: $(STAMP)
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null || true
 
 docs: $(STAMP)  ## make docs/api.md again from the docstrings
 	@$(BIN)/python docs/make_api.py
