@@ -91,8 +91,9 @@ class Requests:
         answer: Directive
         if isinstance(kind, op.CreateAgents):
             agents = self._desk.state.image.agents
-            # A plan may have made the creation void by now; its hosts drop the answer then.
-            ordinals = () if refused else tuple([agents[x].ordinal if x in agents else 0 for x in kind.agents])
+            if not refused and not all(agent in agents for agent in kind.agents):
+                return  # A plan has made the creation void. Its hosts drop such an answer; who has not heard of it would create nobody's agent.
+            ordinals = () if refused else tuple([agents[agent].ordinal for agent in kind.agents])
             answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
         else:
             answer = AgentRetired(proposal.sequence, result.epochs, refused)

@@ -471,6 +471,21 @@ def test_who_was_over_when_it_asked_hears_nothing() -> None:
     assert not any(isinstance(x, msg.AgentsReserved) for heard in bench.heard.values() for x in heard)
 
 
+def test_who_asks_again_for_a_creation_that_a_plan_has_made_void_hears_nothing() -> None:
+    """It has not heard of the plan, and would create an agent that nobody knows, under another one's ordinal."""
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    epoch = bench.snapshot("h1", "h2")
+    request = msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),))
+    bench.say("h1", request)
+    bench.drop("h1")
+    going_back = op.Restore(1, epoch, ("h1", "h2"), "asked for", request="mine")
+    assert not bench.state.apply(op.Operation(bench.now, "", 0, going_back)).is_refused
+    bench.join("h1", plan=1)
+    bench.say("h1", request)
+    assert "AgentsReserved" not in bench.kinds("h1")
+
+
 def test_a_repeated_request_gets_the_same_answer_from_the_next_leader() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")
