@@ -6,6 +6,7 @@ An explicit key is the identity of an effect within its agent. While the window 
 import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
+from snapline.agent_runtime.host.key_ages import span_ns, step_ns
 from snapline.agent_runtime.logged_steps import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
@@ -15,6 +16,9 @@ KEYS_KEPT = 1000
 
 KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
 """How much older than the newest one they may be: a week, in which people look at dead letters and retry them."""
+
+STEP_NS = 3600 * 1_000_000_000
+"""From one to the next no more counts (`key_ages.py`): after a jump of the clock the last 168 are known at the least."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
 """Of results, and arguments of compensations, that an agent remembers: they are in each of its checkpoints. The oldest are forgotten with their keys."""
@@ -199,8 +203,14 @@ class AgentEffects:
         """Follows from what has ended, not from when: a replay forgets the same. What the present turn has made is kept until its end."""
         held = {made.key for made in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
+        times = [known.ended_ns for known in self.keys.values() if known.ended_ns != TIME_UNKNOWN]
+        age_ns = span_ns([*times, newest_ns], STEP_NS)
+        before_ns = times[0] if times else newest_ns
         for known in list(self.keys.values())[:-1]:
-            is_old = TIME_UNKNOWN < known.ended_ns < newest_ns - KEYS_KEPT_NS
+            if known.ended_ns != TIME_UNKNOWN:
+                age_ns -= step_ns(before_ns, known.ended_ns, STEP_NS)
+                before_ns = known.ended_ns
+            is_old = known.ended_ns != TIME_UNKNOWN and age_ns > KEYS_KEPT_NS
             if not (is_old or len(self.keys) > KEYS_KEPT or size_bytes > RESULTS_BYTES_MAX):
                 return
             if known.key not in held:

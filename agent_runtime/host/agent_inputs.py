@@ -4,8 +4,11 @@ Inputs of an agent are numbered 1, 2, 3 … over all its owners and lives. The n
 letters, consumed is in the agent's checkpoint; those beyond it come again from the host log.
 """
 
+import itertools
+
 import msgspec
 
+from snapline.agent_runtime.host.key_ages import span_ns, step_ns
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.log.records import LoggedInput
@@ -17,6 +20,9 @@ KEYS_KEPT = 1000
 
 KEYS_KEPT_NS = 3600 * 1_000_000_000
 """How much older than the newest one they may be: far longer than any client repeats a request."""
+
+STEP_NS = 60 * 1_000_000_000
+"""From one key to the next no more counts (`key_ages.py`): after a jump of the clock the last sixty are known at the least."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
 """Of answers that an agent remembers, but for the newest: they are in each of its checkpoints."""
@@ -49,10 +55,11 @@ class AgentInputs:
         waiting: by key, those between.
         keys: of consumed ones, oldest first.
         reply_bytes: of their answers.
+        span_ns: from the oldest of them to the newest.
         released: the last one that a complete epoch is known to hold as consumed, with the end of its turn and of all before.
     """
 
-    __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "waiting")
+    __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "span_ns", "waiting")
 
     def __init__(self, saved: SavedInputs = NO_INPUTS) -> None:
         self.consumed = self.numbered = saved.number
@@ -60,6 +67,7 @@ class AgentInputs:
         self.waiting: dict[str, PendingInput] = {}
         self.keys = {known.key: known for known in saved.keys}
         self.reply_bytes = sum([len(known.reply) for known in saved.keys])
+        self.span_ns = span_ns([known.admitted_ns for known in saved.keys], STEP_NS)
 
     def saved(self) -> SavedInputs:
         """As a checkpoint holds it."""
@@ -89,9 +97,11 @@ class AgentInputs:
         self.waiting.pop(logged.key, None)
         digest = digest_of(without_tail(logged.payload))[:DIGEST_BYTES]
         known = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried, reply, is_open)
+        newest = next(reversed(self.keys.values()), known)
+        self.span_ns += step_ns(newest.admitted_ns, known.admitted_ns, STEP_NS)
         self.keys[logged.key] = known
         self.reply_bytes += len(reply)
-        self._forget_keys(logged.admitted_ns)
+        self._forget_keys()
         self._forget_replies(logged.key)
 
     def close(self, key: str, *, is_buried: bool, reply: bytes) -> None:
@@ -101,14 +111,14 @@ class AgentInputs:
         self.reply_bytes += len(reply)
         self._forget_replies(key)
 
-    def _forget_keys(self, newest_ns: int) -> None:
+    def _forget_keys(self) -> None:
         """Follows from what was consumed, not from when: a replay forgets the same."""
         keys = self.keys
-        while keys:
-            oldest = next(iter(keys.values()))
-            is_old = len(keys) > KEYS_KEPT or newest_ns - oldest.admitted_ns > KEYS_KEPT_NS
-            if not is_old or oldest.is_open:
+        while len(keys) > KEYS_KEPT or self.span_ns > KEYS_KEPT_NS:
+            oldest, following = itertools.islice(keys.values(), 2)
+            if oldest.is_open:
                 break
+            self.span_ns -= step_ns(oldest.admitted_ns, following.admitted_ns, STEP_NS)
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:

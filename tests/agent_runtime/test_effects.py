@@ -313,6 +313,15 @@ def test_the_window_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.Monkey
     assert set(effects.keys) <= {*allowed, *made}
 
 
+def test_a_clock_that_jumps_makes_no_effect_old() -> None:
+    effects = AgentEffects()
+    for number, ended_ns in enumerate((1, 10**18, 2 * 10**18, 10**18, 3 * 10**18)):
+        effects.begin(intent(f"k{number}"), DIGEST, 1, "pay")
+        effects.end(is_done=True, result=b"", ended_ns=ended_ns)
+        effects.turn_ended()
+    assert list(effects.keys) == ["k0", "k1", "k2", "k3", "k4"]
+
+
 # ---- turns that fail -------------------------------------------------------------------------------------------------
 
 

@@ -299,8 +299,23 @@ def test_keys_are_forgotten_by_number_and_by_age(monkeypatch: pytest.MonkeyPatch
     for _ in range(4):
         last = consume(WALL_NS)
     assert last == ["k2", "k3", "k4"]
-    assert consume(WALL_NS + agent_inputs.KEYS_KEPT_NS + 1) == ["k5"]
+    monkeypatch.setattr(agent_inputs, "KEYS_KEPT", 1000)
+    monkeypatch.setattr(agent_inputs, "STEP_NS", agent_inputs.KEYS_KEPT_NS // 4)
+    for quarter in range(1, 5):
+        last = consume(WALL_NS + quarter * agent_inputs.STEP_NS)
+    assert last == [f"k{number}" for number in range(2, 9)], "an hour"
+    assert consume(WALL_NS + 4 * agent_inputs.STEP_NS + 1) == ["k5", "k6", "k7", "k8", "k9"]
     assert AgentInputs(found.saved()).saved() == found.saved()
+    assert AgentInputs(found.saved()).span_ns == found.span_ns
+
+
+def test_a_clock_that_jumps_makes_no_key_old() -> None:
+    found = AgentInputs()
+    for number, admitted_ns in enumerate((0, WALL_NS, 2 * WALL_NS, WALL_NS, 3 * WALL_NS), 1):
+        made = LoggedInput("a", number, "shop", f"k{number}", b"", admitted_ns)
+        found.add(made, is_durable=True)
+        found.consume(made, is_buried=False)
+    assert list(found.keys) == ["k1", "k2", "k3", "k4", "k5"]
 
 
 def test_inputs_are_consumed_in_their_order_or_not_at_all() -> None:
