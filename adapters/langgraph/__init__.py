@@ -1,4 +1,7 @@
-"""LangGraph on snapline's store: `SnaplineSaver` saves the checkpoints of graphs (docs/langgraph.md)."""
+"""LangGraph on snapline: `SnaplineSaver` saves the checkpoints of graphs, `SnaplineGraphAgent` makes graphs agents of a fleet (docs/langgraph.md)."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 try:
     import langgraph.checkpoint.base  # noqa: F401  looked for, not used
@@ -9,4 +12,27 @@ except ModuleNotFoundError as error:
 
 from snapline.adapters.langgraph.saver import SnaplineSaver
 
-__all__ = ["SnaplineSaver"]
+if TYPE_CHECKING:
+    from snapline.adapters.langgraph.graph_agent import SnaplineGraphAgent
+    from snapline.adapters.langgraph.graph_memory import GraphMemory
+    from snapline.adapters.langgraph.graph_turn import GraphTurn, durable, graph_turn
+
+__all__ = ["GraphMemory", "GraphTurn", "SnaplineGraphAgent", "SnaplineSaver", "durable", "graph_turn"]
+
+_LATER = {
+    "GraphMemory": "graph_memory",
+    "GraphTurn": "graph_turn",
+    "SnaplineGraphAgent": "graph_agent",
+    "durable": "graph_turn",
+    "graph_turn": "graph_turn",
+}
+"""What runs graphs: the saver needs LangGraph's checkpointers alone."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{name} runs graphs: install langgraph ({error})", name=error.name) from error

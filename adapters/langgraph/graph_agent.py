@@ -1,0 +1,139 @@
+"""`SnaplineGraphAgent`: a graph of LangGraph as an agent of a fleet.
+
+The problem: a graph with a checkpointer of its own is exact for itself alone. Where graphs message each other, a failure takes one of them back to its
+last checkpoint, and the others remember what it has never said.
+
+So a graph runs inside turns of an agent, and what it goes on from between two turns, its checkpoint, is the agent's state (`graph_memory.py`). It is
+then in the same cut as everything else, and goes back with it. Within a turn nothing of the graph is saved: a plain turn is atomic, and a durable one is run again by its journal, in which
+the calls of its nodes stand (`graph_turn.py`). That asks for three things of LangGraph, which has clocks and threads of its own:
+
+1. Ids come from the turn (`chance.py`).
+2. Nodes of one superstep run one after the other, in LangGraph's order, in one thread (`_in_line`).
+3. It saves when a run ends, and not while it goes on (`durability="exit"`).
+"""
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph._internal._constants import CONFIG_KEY_RUNNER_SUBMIT
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from snapline.adapters.langgraph import chance
+from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
+from snapline.adapters.langgraph.graph_turn import GraphTurn
+from snapline.adapters.langgraph.stepped_thread import SteppedThread
+from snapline.agent_runtime.agent import Agent, OnError, agent_type
+from snapline.agent_runtime.context import Context
+from snapline.errors import FleetDefinitionError, MisuseError
+
+chance.replace_sources()
+
+
+class SnaplineGraphAgent(Agent):
+    """Base of agents that run a graph. A subclass says which, and has handlers, which map messages to inputs of the graph, and results to messages.
+
+    Attributes:
+        graph: a `StateGraph`, or what its `compile` has given, without a checkpointer.
+        serde: LangGraph's serializer of values.
+        state: a `GraphMemory`, or a subclass of it with fields of your own.
+    """
+
+    graph: ClassVar[Any] = None
+    serde: ClassVar[SerializerProtocol] = JsonPlusSerializer()
+    on_error: ClassVar[OnError | None] = "undo"
+    state: GraphMemory
+
+    def __init__(self, state: GraphMemory | None = None) -> None:
+        _compiled(type(self))
+        super().__init__(agent_type(type(self)).state_type() if state is None else state)
+
+    def invoke(
+        self, input: object, ctx: Context, *, thread_id: str = MAIN, config: RunnableConfig | None = None, **options: Any
+    ) -> Any:  # what the graph gives
+        """Run the graph within a plain turn, as LangGraph's `invoke`: to its end, or an `interrupt`. Its nodes wait for nothing.
+
+        Args:
+            input: the graph's input; `Command(resume=…)` answers an interrupt, in whatever later turn.
+            thread_id: each thread is a conversation of its own, and goes on from where it was.
+            config: LangGraph's, besides.
+            options: others of LangGraph's `invoke`, such as `context`.
+        """
+        run = self._runner(input, thread_id, config, options)
+        return contextvars.copy_context().run(run, self._turn(ctx, None))
+
+    async def ainvoke(
+        self, input: object, ctx: Context, *, thread_id: str = MAIN, config: RunnableConfig | None = None, **options: Any
+    ) -> Any:  # what the graph gives
+        """The same within a durable turn, where nodes may wait: for `durable(…)`, and whatever `graph_turn()` gives."""
+        run = self._runner(input, thread_id, config, options)
+        thread = SteppedThread(lambda: run(turn))
+        turn = self._turn(ctx, thread)
+        return await thread.run()
+
+    def values(self, thread_id: str = MAIN) -> dict[str, Any]:
+        """The graph's values, as `GraphMemory.values`."""
+        return self.state.values(thread_id, self.serde)
+
+    def _turn(self, ctx: Context, thread: SteppedThread | None) -> GraphTurn:
+        return GraphTurn(ctx, self.state, self.serde, thread)
+
+    def _runner(
+        self, input: object, thread_id: str, config: RunnableConfig | None, options: dict[str, Any]
+    ) -> Callable[[GraphTurn], Any]:
+        """What runs the graph in the name of a turn. Its context variables stay as they are set."""
+        compiled, memory = _compiled(type(self)), self.state
+
+        def run(turn: GraphTurn) -> Any:
+            turn.enter()
+            chance.drawing.set((turn.checkpoint_id, turn.message_id))
+            ts = datetime.fromtimestamp(turn.ctx.now() / 1e9, UTC).isoformat()
+            saver = GraphMemorySaver(memory, ts, self.serde)
+            try:
+                graph = compiled.copy({"checkpointer": saver})
+                return graph.invoke(input, _config(config, thread_id), durability="exit", **options)
+            finally:
+                saver.settle(thread_id)
+
+        return run
+
+
+@functools.cache
+def _compiled(agent_class: type[SnaplineGraphAgent]) -> Pregel[Any, Any, Any, Any]:
+    name, graph = agent_class.__qualname__, agent_class.graph
+    compiled = graph.compile() if isinstance(graph, StateGraph) else graph
+    if not isinstance(compiled, Pregel):
+        raise FleetDefinitionError(
+            f"{name}.graph is a {type(graph).__qualname__}: give it a StateGraph, or a compiled graph"
+        )
+    if compiled.checkpointer is not None:
+        raise FleetDefinitionError(
+            f"{name}.graph has a checkpointer, and its checkpoints are to be the agent's state: compile it without one"
+        )
+    return compiled
+
+
+def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:
+    given = config or RunnableConfig()
+    ours = {"thread_id": thread_id, CONFIG_KEY_RUNNER_SUBMIT: lambda: _in_line}
+    return {**given, "configurable": {**given.get("configurable", {}), **ours}}
+
+
+def _in_line(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+    """In place of LangGraph's pool of threads: a task runs when it is submitted."""
+    for option in [name for name in kwargs if name.startswith("__")]:
+        del kwargs[option]
+    future: Future[Any] = Future()
+    try:
+        future.set_result(function(*args, **kwargs))
+    except Exception as error:  # what is none ends the run
+        future.set_exception(error)
+    return future
