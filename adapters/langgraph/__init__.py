@@ -15,16 +15,16 @@ from snapline.adapters.langgraph.saver import SnaplineSaver
 if TYPE_CHECKING:
     from snapline.adapters.langgraph.graph_agent import SnaplineGraphAgent
     from snapline.adapters.langgraph.graph_memory import GraphMemory
-    from snapline.adapters.langgraph.graph_turn import GraphTurn, durable, graph_turn
+    from snapline.adapters.langgraph.graph_turns import GraphTurn, durable, graph_turn
 
 __all__ = ["GraphMemory", "GraphTurn", "SnaplineGraphAgent", "SnaplineSaver", "durable", "graph_turn"]
 
 _LATER = {
     "GraphMemory": "graph_memory",
-    "GraphTurn": "graph_turn",
+    "GraphTurn": "graph_turns",
     "SnaplineGraphAgent": "graph_agent",
-    "durable": "graph_turn",
-    "graph_turn": "graph_turn",
+    "durable": "graph_turns",
+    "graph_turn": "graph_turns",
 }
 """What runs graphs: the saver needs LangGraph's checkpointers alone."""
 

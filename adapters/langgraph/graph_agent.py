@@ -5,10 +5,10 @@ last checkpoint, and the others remember what it has never said.
 
 So a graph runs inside turns of an agent, and what it goes on from between two turns, its checkpoint, is the agent's state (`graph_memory.py`). It is
 then in the same cut as everything else, and goes back with it. Within a turn nothing of the graph is saved: a plain turn is atomic, and a durable one is run again by its journal, in which
-the calls of its nodes stand (`graph_turn.py`). That asks for three things of LangGraph, which has clocks and threads of its own:
+the calls of its nodes stand (`graph_turns.py`). That asks for three things of LangGraph, which has clocks and threads of its own:
 
 1. Ids come from the turn (`chance.py`).
-2. Nodes of one superstep run one after the other, in LangGraph's order, in one thread (`_in_line`).
+2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_in_line`), coroutines in an event loop of the run's own.
 3. It saves when a run ends, and not while it goes on (`durability="exit"`).
 """
 
@@ -29,7 +29,7 @@ from langgraph.pregel import Pregel
 
 from snapline.adapters.langgraph import chance
 from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
-from snapline.adapters.langgraph.graph_turn import GraphTurn
+from snapline.adapters.langgraph.graph_turns import GraphTurn
 from snapline.adapters.langgraph.stepped_thread import SteppedThread
 from snapline.agent_runtime.agent import Agent, OnError, agent_type
 from snapline.agent_runtime.context import Context
@@ -91,15 +91,20 @@ class SnaplineGraphAgent(Agent):
     ) -> Callable[[GraphTurn], Any]:
         """What runs the graph in the name of a turn. Its context variables stay as they are set."""
         compiled, memory = _compiled(type(self)), self.state
+        play = _play_async if _has_coroutines(compiled) else _play
 
         def run(turn: GraphTurn) -> Any:
+            if play is _play_async and not turn.may_wait:
+                raise MisuseError(
+                    f"the graph of {type(self).__qualname__} has coroutines as nodes: mark the handler "
+                    "@snapline.handler(durable=True), and run it there with `await self.ainvoke(…)`"
+                )
             turn.enter()
             chance.drawing.set((turn.checkpoint_id, turn.message_id))
             ts = datetime.fromtimestamp(turn.ctx.now() / 1e9, UTC).isoformat()
             saver = GraphMemorySaver(memory, ts, self.serde)
             try:
-                graph = compiled.copy({"checkpointer": saver})
-                return graph.invoke(input, _config(config, thread_id), durability="exit", **options)
+                return play(compiled.copy({"checkpointer": saver}), input, _config(config, thread_id), options)
             finally:
                 saver.settle(thread_id)
 
@@ -121,10 +126,27 @@ def _compiled(agent_class: type[SnaplineGraphAgent]) -> Pregel[Any, Any, Any, An
     return compiled
 
 
+def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
+    """Is there a node that LangGraph's `invoke` cannot run?"""
+    graphs = [compiled, *(found for _, found in compiled.get_subgraphs(recurse=True))]
+    return any(getattr(node.bound, "func", compiled) is None for graph in graphs for node in graph.nodes.values())
+
+
+def _play(graph: Pregel[Any, Any, Any, Any], input: object, config: RunnableConfig, options: dict[str, Any]) -> Any:
+    config["configurable"][CONFIG_KEY_RUNNER_SUBMIT] = lambda: _in_line
+    return graph.invoke(input, config, durability="exit", **options)
+
+
+def _play_async(
+    graph: Pregel[Any, Any, Any, Any], input: object, config: RunnableConfig, options: dict[str, Any]
+) -> Any:
+    config["max_concurrency"] = 1
+    return asyncio.run(graph.ainvoke(input, config, durability="exit", **options))
+
+
 def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:
     given = config or RunnableConfig()
-    ours = {"thread_id": thread_id, CONFIG_KEY_RUNNER_SUBMIT: lambda: _in_line}
-    return {**given, "configurable": {**given.get("configurable", {}), **ours}}
+    return {**given, "configurable": {**given.get("configurable", {}), "thread_id": thread_id}}
 
 
 def _in_line(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:

@@ -43,6 +43,11 @@ class GraphTurn:
         self._id = ctx.uuid().bytes
         self._drawn = 0
 
+    @property
+    def may_wait(self) -> bool:
+        """Is it a durable turn's run, whose nodes may wait?"""
+        return self._thread is not None
+
     def wait(self, wanted: Awaitable[_Result]) -> _Result:
         """Wait for what the context gives: `turn.wait(turn.ctx.sleep(1))`.
 

@@ -1,0 +1,375 @@
+"""Graphs as agents, one turn at a time: what they keep between turns, what their nodes may ask for, and what is refused."""
+
+import asyncio
+import operator
+import random
+import threading
+from collections.abc import Sequence
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from tests.adapters.langgraph import playing  # skips where LangGraph is not there
+
+assert playing.REASON
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, Send, interrupt
+
+import snapline
+from snapline.adapters.langgraph import GraphMemory, SnaplineGraphAgent, durable, graph_turn
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.fleet import clone
+from snapline.agent_runtime.outside import Outside
+from snapline.errors import FleetDefinitionError, MisuseError
+
+pytestmark = pytest.mark.langgraph
+
+
+class SameOutside(Outside):
+    """Time stands still, and chance is the same again for the same seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._chance = random.Random(seed)
+
+    def now_ns(self) -> int:
+        return 1_700_000_000_000_000_000
+
+    def random(self) -> float:
+        return self._chance.random()
+
+
+def turn(seed: int = 0) -> Context:
+    return Context("a", 1, "sender", SameOutside(seed))
+
+
+def restored(agent: SnaplineGraphAgent) -> Any:
+    """What a recovery makes of it: nothing but its state is left."""
+    return clone(agent, image_of(agent))
+
+
+def image_of(agent: SnaplineGraphAgent) -> bytes:
+    return encode_body(agent.state)
+
+
+def folded(state: list[str], writes: Sequence[list[str]]) -> list[str]:
+    return [*(state or []), *(item for write in writes for item in write)]
+
+
+class Talk(TypedDict):
+    said: Annotated[list[str], operator.add]
+    notes: Annotated[list[str], DeltaChannel(folded, snapshot_frequency=4)]
+    answer: str
+    large: str
+
+
+def graph_of(*nodes: Any, state: Any = Talk) -> Any:
+    """Nodes one after the other."""
+    graph: Any = StateGraph(state)
+    for node in nodes:
+        graph.add_node(node.__name__, node)
+    for one, other in zip([START, *(node.__name__ for node in nodes)], nodes, strict=False):
+        graph.add_edge(one, other.__name__)
+    return graph
+
+
+# -- what it keeps ----------------------------------------------------------------------------------------------------
+
+
+def say(state: Talk) -> dict[str, Any]:
+    return {"said": [f"heard {len(state['said'])}"], "notes": ["noted"]}
+
+
+class Talker(SnaplineGraphAgent):
+    graph = graph_of(say)
+
+
+def test_a_thread_goes_on_where_it_was_whoever_restores_the_agent() -> None:
+    talker = Talker()
+    talker.invoke({"said": ["one"]}, turn())
+    again = restored(talker)
+    assert again.invoke({"said": ["two"]}, turn())["said"] == ["one", "heard 1", "two", "heard 3"]
+    assert again.invoke({"said": ["else"]}, turn(), thread_id="b")["said"] == ["else", "heard 1"]
+    assert (again.values()["said"][-1], again.values("b")["said"][-1], again.values("none")) == ("heard 3", "heard 1", {})
+    again.state.forget("b")
+    assert again.values("b") == {}
+
+
+def test_a_delta_channel_is_what_it_is_with_any_saver_and_the_state_does_not_grow_by_turns() -> None:
+    agent, plain = Talker(), graph_of(say).compile(checkpointer=InMemorySaver())
+    sizes = []
+    for number in range(12):
+        expected = plain.invoke({"said": ["x"]}, {"configurable": {"thread_id": "t"}})
+        assert agent.invoke({"said": ["x"]}, turn()) == expected, number
+        agent = restored(agent)
+        sizes.append(sum(len(each.checkpoints) for each in agent.state.threads["main"].values()))
+    assert len(expected["notes"]) == 12 and max(sizes) <= 6, sizes
+
+
+def test_a_large_value_that_no_step_changes_stays_the_same_object() -> None:
+    """Then a checkpoint of the agent refers to what the one before has stored."""
+    talker = Talker()
+    talker.invoke({"said": ["one"], "large": "x" * 1_000_000}, turn())
+    before = newest(talker).values["large"]
+    talker.invoke({"said": ["two"]}, turn())
+    assert newest(talker).values["large"] is before and before.large is not None
+
+
+def newest(agent: SnaplineGraphAgent) -> Any:
+    checkpoints = agent.state.threads["main"][""].checkpoints
+    return checkpoints[max(checkpoints)]
+
+
+def reply(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(f"to {state['messages'][-1].content}")]}
+
+
+class Chatter(SnaplineGraphAgent):
+    graph = graph_of(reply, state=MessagesState)
+
+
+def test_the_same_turn_leaves_the_same_bytes() -> None:
+    """Ids of checkpoints and messages too: else an agent's next turn would be another turn after a recovery."""
+    images = []
+    for _ in range(2):
+        chatter = Chatter()
+        chatter.invoke({"messages": [HumanMessage("one")]}, turn())
+        chatter.invoke({"messages": [HumanMessage("two")]}, turn(1))
+        images.append(image_of(chatter))
+    assert images[0] == images[1]
+    messages = chatter.values()["messages"]
+    assert len({message.id for message in messages}) == 4
+
+
+def test_ids_of_other_turns_are_others_and_outside_of_turns_chance_draws_them() -> None:
+    graph = Chatter.graph.compile()
+    first, second = (graph.invoke({"messages": [HumanMessage("x")]})["messages"][0].id for _ in range(2))
+    assert first != second
+    a, b = Chatter(), Chatter()
+    for agent, ctx in ((a, turn()), (b, Context("b", 1, "sender", Outside()))):
+        agent.invoke({"messages": [HumanMessage("x")]}, ctx)
+    assert a.values()["messages"][0].id != b.values()["messages"][0].id
+
+
+class Purse(GraphMemory):
+    """A state with a field of the agent's own."""
+
+    coins: int = 5
+
+
+class Owner(SnaplineGraphAgent):
+    graph = graph_of(say)
+    state: Purse
+
+
+def test_a_state_may_have_fields_beside_the_graph() -> None:
+    owner = Owner()
+    owner.state.coins -= 1
+    owner.invoke({"said": ["one"]}, turn())
+    assert (restored(owner).state.coins, restored(owner).values()["said"]) == (4, ["one", "heard 1"])
+    assert agent_type(Owner).state_type is Purse
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------------
+
+
+def ask(state: Talk) -> dict[str, Any]:
+    return {"answer": interrupt("what now?"), "notes": ["asked"]}
+
+
+def before(state: Talk) -> dict[str, Any]:
+    RUNS.append("before")
+    return {"notes": ["inner"]}
+
+
+def beside(state: Talk) -> dict[str, Any]:
+    RUNS.append("beside")
+    return {"said": ["beside"]}
+
+
+RUNS: list[str] = []
+"""What has run, in one test."""
+
+
+def _asking() -> Any:
+    """A subgraph that asks a person in its middle, with a task beside it."""
+    graph: Any = StateGraph(Talk)
+    graph.add_node("inner", graph_of(before, ask).compile())
+    graph.add_node("beside", beside)
+    graph.add_edge(START, "inner")
+    graph.add_edge(START, "beside")
+    return graph
+
+
+class Asker(SnaplineGraphAgent):
+    graph = _asking()
+
+
+def test_an_interrupt_is_answered_in_a_later_turn_and_what_had_ended_does_not_run_again() -> None:
+    asker, plain = Asker(), _asking().compile(checkpointer=InMemorySaver())
+    for number in range(3):
+        for given in ({"said": ["hello"]}, Command(resume=f"answer {number}")):
+            expected = plain.invoke(given, {"configurable": {"thread_id": "t"}})
+            RUNS.clear()
+            found = asker.invoke(given, turn())
+            assert without_ids(found) == without_ids(expected)
+            assert [each.value for each in found.get("__interrupt__", ())] == ["what now?"] * (given.__class__ is dict)
+            assert sorted(RUNS) == ["before", "beside"] * (given.__class__ is dict)
+            asker = restored(asker)
+        assert list(asker.state.threads["main"]) == [""], "nobody needs what its subgraph has saved"
+
+
+def without_ids(result: Any) -> Any:
+    return {name: value for name, value in result.items() if name != "__interrupt__"}
+
+
+# -- what nodes ask for -----------------------------------------------------------------------------------------------
+
+
+def call(state: Talk) -> dict[str, Any]:
+    return {"said": [durable("call", shout, state["said"][-1]).content]}
+
+
+def shout(text: str) -> AIMessage:
+    return AIMessage(text.upper())
+
+
+class Caller(SnaplineGraphAgent):
+    graph = graph_of(call)
+
+
+async def test_a_step_gives_messages_of_langchain_back() -> None:
+    assert (await Caller().ainvoke({"said": ["hey"]}, turn()))["said"] == ["hey", "HEY"]
+
+
+def test_outside_of_a_fleet_a_durable_call_is_a_call() -> None:
+    assert Caller.graph.compile().invoke({"said": ["hey"]})["said"] == ["hey", "HEY"]
+
+
+def split(state: Talk) -> list[Send]:
+    return [Send("task", {"said": [f"{number}"]}) for number in range(5)]
+
+
+def task(state: Talk) -> dict[str, Any]:
+    name = state["said"][0]
+    return {"said": [durable(f"first {name}", str, name), durable(f"second {name}", str.upper, f"x{name}")]}
+
+
+def _fanned() -> Any:
+    graph: Any = StateGraph(Talk)
+    graph.add_node("task", task)
+    graph.add_conditional_edges(START, split, ["task"])
+    return graph
+
+
+class Fanned(SnaplineGraphAgent):
+    graph = _fanned()
+
+
+class NotedOutside(SameOutside):
+    """Notes the steps, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+
+    async def step(self, name: str, function: Any) -> Any:
+        self.steps.append(name)
+        return await super().step(name, function)
+
+
+async def test_steps_of_parallel_nodes_come_in_one_order() -> None:
+    """A journal is a sequence: it could not be replayed otherwise."""
+    outside = NotedOutside()
+    found = await Fanned().ainvoke({"said": []}, Context("a", 1, "sender", outside))
+    assert outside.steps == [f"{which} {number}" for number in range(5) for which in ("first", "second")]
+    assert found["said"] == [text for number in range(5) for text in (f"{number}", f"X{number}")]
+
+
+async def later(state: Talk) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"said": [durable("later", shout, "later").content]}
+
+
+class Later(SnaplineGraphAgent):
+    graph = graph_of(later, say)
+
+
+async def test_nodes_may_be_coroutines_in_durable_turns() -> None:
+    agent = Later()
+    assert (await agent.ainvoke({"said": ["hey"]}, turn()))["said"] == ["hey", "LATER", "heard 2"]
+    with pytest.raises(MisuseError, match="coroutines as nodes"):
+        agent.invoke({"said": ["hey"]}, turn())
+
+
+class Left(SnaplineGraphAgent):
+    graph = graph_of(call)
+
+
+async def test_a_turn_that_is_given_up_leaves_no_thread() -> None:
+    running = Left().ainvoke({"said": ["hey"]}, Context("a", 1, "sender", Standing()))
+    waits = running.send(None)
+    assert waits is None and any(each.name == "snapline-graph" for each in threading.enumerate())
+    running.close()
+    assert not any(each.name == "snapline-graph" for each in threading.enumerate())
+
+
+class Standing(SameOutside):
+    """A step that never ends."""
+
+    async def step(self, name: str, function: Any) -> Any:
+        while True:
+            await asyncio.sleep(0)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def fail(state: Talk) -> dict[str, Any]:
+    raise RuntimeError("no more paper")
+
+
+class Failing(SnaplineGraphAgent):
+    graph = graph_of(say, fail)
+
+
+async def test_what_a_node_raises_comes_out_of_the_handler() -> None:
+    with pytest.raises(RuntimeError, match="no more paper"):
+        Failing().invoke({"said": ["hey"]}, turn())
+    with pytest.raises(RuntimeError, match="no more paper"):
+        await Failing().ainvoke({"said": ["hey"]}, turn())
+
+
+def test_a_node_that_waits_in_a_plain_turn_hears_what_to_do() -> None:
+    with pytest.raises(MisuseError, match=r"durable=True.*ainvoke"):
+        Caller().invoke({"said": ["hey"]}, turn())
+
+
+def test_outside_of_a_turn_there_is_none() -> None:
+    with pytest.raises(MisuseError, match="SnaplineGraphAgent"):
+        graph_turn()
+
+
+class NoGraph(SnaplineGraphAgent):
+    pass
+
+
+class OwnSaver(SnaplineGraphAgent):
+    graph = graph_of(say).compile(checkpointer=InMemorySaver())
+
+
+@pytest.mark.parametrize(
+    ("agent_class", "says"), [(NoGraph, r"NoGraph\.graph is a NoneType"), (OwnSaver, "compile it without one")]
+)
+def test_a_class_without_a_usable_graph_is_refused(agent_class: type[SnaplineGraphAgent], says: str) -> None:
+    with pytest.raises(FleetDefinitionError, match=says):
+        agent_class()
+
+
+def test_a_fleet_takes_it_as_any_agent() -> None:
+    fleet = snapline.Fleet("talkers", agents={"a": Talker(), "b": Chatter()})
+    assert isinstance(fleet.make("a").state, GraphMemory)
