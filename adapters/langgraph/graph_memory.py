@@ -217,7 +217,8 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         for name in sorted(found, key=lambda name: (name.count("|"), name)):
             if waiting >= _tasks_of(name) and found[name].checkpoints:
                 kept[name] = self._settled(found[name])
-                waiting.update(split_write_name(write)[0] for each in kept[name].writes.values() for write in each)
+                newest = kept[name].writes.get(max(kept[name].checkpoints), ())
+                waiting.update(split_write_name(write)[0] for write in newest)
         if kept:
             self._memory.threads[thread_id] = kept
 
