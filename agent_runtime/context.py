@@ -27,6 +27,9 @@ from snapline.storage.packs.saved_effects import MadeEffect
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
+_Asked = tuple[
+    list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
+]
 
 
 class Context:
@@ -81,6 +84,11 @@ class Context:
         """Who sent the message that `receive` returned last; "" before."""
         return self._journal.received_from if self._journal is not None else ""
 
+    @property
+    def may_reply(self) -> bool:
+        """Is this turn for an input from outside or a call, and has not been answered?"""
+        return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
+
     def send(self, to: str, message: object) -> None:
         """Send `message` to agent `to` when the turn ends. It is encoded at once.
 
@@ -111,12 +119,12 @@ class Context:
             MessageTooLargeError: it is above 16 MiB.
         """
         self._check_open()
-        if not self._call and not self.sender.startswith("@"):
+        if self._reply is not None:
+            raise MisuseError("ctx.reply was called twice in one turn: an input, or a call, has one answer")
+        if not self.may_reply:
             raise MisuseError(
                 f"ctx.reply answers inputs from outside and calls, and this turn is for a message of {self.sender!r}: use ctx.send"
             )
-        if self._reply is not None:
-            raise MisuseError("ctx.reply was called twice in one turn: an input, or a call, has one answer")
         self._reply = encode_message(message)
         if self._call:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
@@ -465,11 +473,7 @@ class Context:
         """It waits no more."""
         self._closed = ""
 
-    def take_segment(
-        self,
-    ) -> tuple[
-        list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
-    ]:
+    def take_segment(self) -> _Asked:
         """The outcome of a durable turn's segment, which ends here: as `outcome`, but that stops and answers come with the turn's end."""
         spawns, wants = list(self._spawns.values()), self._wants_checkpoint
         taken = (self._sends, self._timers, self._cancelled, spawns, False, wants, b"", self._outputs)
@@ -477,11 +481,7 @@ class Context:
         self._wants_checkpoint = False
         return taken
 
-    def outcome(
-        self,
-    ) -> tuple[
-        list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
-    ]:
+    def outcome(self) -> _Asked:
         """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, its answer, or b"", and outputs.
 
         Who has called, and is not answered, waits for no answer any more.

@@ -13,14 +13,27 @@ except ModuleNotFoundError as error:
 from snapline.adapters.langgraph.saver import SnaplineSaver
 
 if TYPE_CHECKING:
-    from snapline.adapters.langgraph.graph_agent import SnaplineGraphAgent
+    from snapline.adapters.langgraph.graph_agent import GraphInput, GraphResult, GraphResume, SnaplineGraphAgent
     from snapline.adapters.langgraph.graph_memory import GraphMemory
     from snapline.adapters.langgraph.graph_turns import GraphTurn, durable, graph_turn
 
-__all__ = ["GraphMemory", "GraphTurn", "SnaplineGraphAgent", "SnaplineSaver", "durable", "graph_turn"]
+__all__ = [
+    "GraphInput",
+    "GraphMemory",
+    "GraphResult",
+    "GraphResume",
+    "GraphTurn",
+    "SnaplineGraphAgent",
+    "SnaplineSaver",
+    "durable",
+    "graph_turn",
+]
 
 _LATER = {
+    "GraphInput": "graph_agent",
     "GraphMemory": "graph_memory",
+    "GraphResult": "graph_agent",
+    "GraphResume": "graph_agent",
     "GraphTurn": "graph_turns",
     "SnaplineGraphAgent": "graph_agent",
     "durable": "graph_turns",

@@ -21,25 +21,53 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._constants import CONFIG_KEY_RUNNER_SUBMIT
+from langgraph._internal._constants import CONFIG_KEY_RUNNER_SUBMIT, INTERRUPT
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
+from langgraph.types import Command
 
 from snapline.adapters.langgraph import chance
 from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
 from snapline.adapters.langgraph.graph_turns import GraphTurn
 from snapline.adapters.langgraph.stepped_thread import SteppedThread
-from snapline.agent_runtime.agent import Agent, OnError, agent_type
+from snapline.agent_runtime.agent import Agent, Message, OnError, agent_type, handler
 from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, MisuseError
 
 chance.replace_sources()
 
 
+class GraphInput(Message):
+    """An input for a graph, or for one of its threads."""
+
+    values: Any
+    thread_id: str = MAIN
+
+
+class GraphResume(Message):
+    """An answer to the interrupt at which a graph, or one of its threads, stands."""
+
+    value: Any
+    thread_id: str = MAIN
+
+
+class GraphResult(Message):
+    """What a graph gave, and what it asks at the interrupts at which it stands: both as plain values, messages of LangChain as dictionaries."""
+
+    values: Any
+    interrupts: tuple[Any, ...] = ()
+
+
 class SnaplineGraphAgent(Agent):
-    """Base of agents that run a graph. A subclass says which, and has handlers, which map messages to inputs of the graph, and results to messages.
+    """Base of agents that run a graph. A subclass says which:
+
+        class Writer(SnaplineGraphAgent):
+            graph = builder
+
+    It takes a `GraphInput` or `GraphResume`, and answers those who ask with a `GraphResult`. Handlers of its own map other messages to inputs of the
+    graph, and results to messages: with `ainvoke` in durable turns, with `invoke` in plain ones.
 
     Attributes:
         graph: a `StateGraph`, or what its `compile` has given, without a checkpointer.
@@ -56,8 +84,23 @@ class SnaplineGraphAgent(Agent):
         _compiled(type(self))
         super().__init__(agent_type(type(self)).state_type() if state is None else state)
 
+    @handler(durable=True)
+    async def on_graph_input(self, message: GraphInput | GraphResume, ctx: Context) -> None:
+        """One run of the graph. Nodes may reply in its place."""
+        given = Command(resume=message.value) if isinstance(message, GraphResume) else message.values
+        found = await self.ainvoke(given, ctx, thread_id=message.thread_id)
+        interrupts = found.pop(INTERRUPT, ()) if isinstance(found, dict) else ()
+        if ctx.may_reply:
+            ctx.reply(GraphResult(plain(found), tuple(plain(each.value) for each in interrupts)))
+
     def invoke(
-        self, input: object, ctx: Context, *, thread_id: str = MAIN, config: RunnableConfig | None = None, **options: Any
+        self,
+        input: object,
+        ctx: Context,
+        *,
+        thread_id: str = MAIN,
+        config: RunnableConfig | None = None,
+        **options: Any,
     ) -> Any:  # what the graph gives
         """Run the graph within a plain turn, as LangGraph's `invoke`: to its end, or an `interrupt`. Its nodes wait for nothing.
 
@@ -71,7 +114,13 @@ class SnaplineGraphAgent(Agent):
         return contextvars.copy_context().run(run, self._turn(ctx, None))
 
     async def ainvoke(
-        self, input: object, ctx: Context, *, thread_id: str = MAIN, config: RunnableConfig | None = None, **options: Any
+        self,
+        input: object,
+        ctx: Context,
+        *,
+        thread_id: str = MAIN,
+        config: RunnableConfig | None = None,
+        **options: Any,
     ) -> Any:  # what the graph gives
         """The same within a durable turn, where nodes may wait: for `durable(…)`, and whatever `graph_turn()` gives."""
         run = self._runner(input, thread_id, config, options)
@@ -111,9 +160,21 @@ class SnaplineGraphAgent(Agent):
         return run
 
 
-@functools.cache
+def plain(value: Any) -> Any:
+    """A value as messages hold it: models of Pydantic, which messages of LangChain are, as dictionaries."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
 def _compiled(agent_class: type[SnaplineGraphAgent]) -> Pregel[Any, Any, Any, Any]:
-    name, graph = agent_class.__qualname__, agent_class.graph
+    return _compile(agent_class.__qualname__, agent_class.graph)
+
+
+@functools.cache
+def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
         raise FleetDefinitionError(

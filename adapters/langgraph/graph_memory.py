@@ -22,7 +22,13 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from snapline.adapters.langgraph.checkpoints import DELTA_COUNTERS, CheckpointPlace, place_of, split_write_name, write_name
+from snapline.adapters.langgraph.checkpoints import (
+    DELTA_COUNTERS,
+    CheckpointPlace,
+    place_of,
+    split_write_name,
+    write_name,
+)
 from snapline.storage.capture.blob_value import Blob
 
 MAIN = "main"

@@ -35,7 +35,9 @@ class GraphTurn:
         ctx: the turn's context. `send`, `reply`, `emit`, `now`, `random` and `uuid` are used as they are; what is awaited there goes through `wait`.
     """
 
-    def __init__(self, ctx: Context, memory: GraphMemory, serde: SerializerProtocol, thread: SteppedThread | None) -> None:
+    def __init__(
+        self, ctx: Context, memory: GraphMemory, serde: SerializerProtocol, thread: SteppedThread | None
+    ) -> None:
         self.ctx = ctx
         self._memory = memory
         self._serde = serde

@@ -94,7 +94,11 @@ def test_a_thread_goes_on_where_it_was_whoever_restores_the_agent() -> None:
     again = restored(talker)
     assert again.invoke({"said": ["two"]}, turn())["said"] == ["one", "heard 1", "two", "heard 3"]
     assert again.invoke({"said": ["else"]}, turn(), thread_id="b")["said"] == ["else", "heard 1"]
-    assert (again.values()["said"][-1], again.values("b")["said"][-1], again.values("none")) == ("heard 3", "heard 1", {})
+    assert (again.values()["said"][-1], again.values("b")["said"][-1], again.values("none")) == (
+        "heard 3",
+        "heard 1",
+        {},
+    )
     again.state.forget("b")
     assert again.values("b") == {}
 

@@ -1,0 +1,109 @@
+"""Fleets of graphs in real processes whose hosts are killed, and in the simulator."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.adapters.langgraph import playing  # skips where LangGraph is not there
+
+assert playing.REASON
+
+from tests.adapters.langgraph import plan_graphs, token_graphs
+from tests.integration.processes import nothing_left_running
+from tests.integration.running import Running, running
+
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.conversation.status import FleetStatus
+from snapline.sim.pytest_plugin import Simulation
+from snapline.storage.store.store import Store
+
+pytestmark = [pytest.mark.langgraph, pytest.mark.timeout(300)]
+
+PLANS_KILLED_AT = (8, 20, 32)
+"""Calls that have been made then, of 40."""
+
+TOKENS_KILLS = 6
+HOPS = "1000"
+"""As many as keep them busy while hosts are killed so often."""
+
+
+@pytest.fixture(autouse=True)
+def mark() -> Iterator[str]:
+    """None of this test's processes may outlive it."""
+    with nothing_left_running() as mark:
+        yield mark
+
+
+async def test_graphs_and_native_agents_lose_no_token_whatever_host_is_killed(tmp_path: Path) -> None:
+    """In every snapshot that is left, and in the end: graphs in plain turns, in durable ones, and agents without a graph."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    arguments = {"hops": HOPS}
+    async with running(tmp_path / "data", "tests.adapters.langgraph.token_graphs:fleet", arguments) as fleet:
+        await kill_at_random(fleet, random.Random(seed), TOKENS_KILLS)
+        await fleet.end()
+    cuts = cuts_of(tmp_path / "data", token_graphs.fleet(**arguments))
+    for cut in cuts:
+        token_graphs.conserves(cut)
+    assert token_graphs.is_over(cuts[-1])
+
+
+async def kill_at_random(fleet: Running, chosen: random.Random, kills: int) -> None:
+    """One or more hosts at once, at random moments after a snapshot."""
+    await fleet.until_epochs(1)
+    for _ in range(kills):
+        await asyncio.sleep(chosen.uniform(0.0, 0.5))
+        hosts = list(fleet.local.hosts)
+        await fleet.recovered_from(*chosen.sample(hosts, chosen.randint(1, len(hosts))))
+
+
+def cuts_of(data_dir: Path, made: Fleet) -> list[Cut]:
+    store = Store.open(data_dir / "store")
+    assert store.verify().findings == []
+    return [load_cut(store, epoch, made) for epoch in store.epochs()]
+
+
+async def test_no_finished_call_of_a_plan_is_made_again(tmp_path: Path) -> None:
+    """All hosts are killed three times; two graphs go on in the middle of their plans, and come to what they would have come to."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    arguments = {"calls": str(calls)}
+    async with running(tmp_path / "data", "tests.adapters.langgraph.plan_graphs:fleet", arguments, hosts=2) as fleet:
+        for count in PLANS_KILLED_AT:
+            await fleet.until(partial(has_asked, calls, count))
+            await fleet.recovered_from("h1", "h2")
+        await fleet.end()
+        recoveries = len(await fleet.recoveries())
+    last = cuts_of(tmp_path / "data", plan_graphs.fleet(**arguments))[-1]
+    for planner in plan_graphs.PLANNERS:
+        assert plan_graphs.notes_of(last.states[planner]) == plan_graphs.expected(planner)
+    for planner in plan_graphs.PLANNERS:
+        check_calls([line for line in calls.read_text().splitlines() if f" {planner}." in line], recoveries)
+
+
+def has_asked(calls: Path, count: int, now: FleetStatus) -> bool:
+    return now.epochs_completed > 0 and calls.read_text().count(plan_graphs.BEGUN) >= count
+
+
+def check_calls(lines: list[str], recoveries: int) -> None:
+    """Only the call that was under way at a failure may be made again: what came after it never is before."""
+    asked = [int(line.rpartition(".")[2]) for line in lines if line.startswith(plan_graphs.BEGUN)]
+    again = [at for at, number in enumerate(asked) if number in asked[:at]]
+    assert sorted(set(asked)) == list(range(plan_graphs.STEPS))
+    assert all(asked[at] == asked[at - 1] for at in again), asked
+    assert len(again) <= recoveries
+
+
+def test_graphs_are_simulated_with_everything_that_can_fail(snapline_sim: Simulation) -> None:
+    summary = snapline_sim.check(token_graphs.fleet, seeds=8, invariant=token_graphs.conserves)
+    assert summary.verdict == "pass"
+
+
+def test_a_graph_that_is_kept_outside_of_its_agent_is_found_out(snapline_sim: Simulation) -> None:
+    """The planted bug: a checkpointer beside the fleet's snapshots, which goes back with nothing."""
+    with pytest.raises(pytest.fail.Exception, match="tokens of 80"):
+        snapline_sim.check(token_graphs.leaky_fleet, seeds=8, invariant=token_graphs.conserves, shrink_s=0)
