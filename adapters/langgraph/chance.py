@@ -1,4 +1,4 @@
-"""What LangGraph draws by chance, drawn from the turn instead, so that a turn that runs again ends as it did.
+"""What LangGraph draws from clock and chance, drawn from the turn instead, so that a turn that runs again ends as it did.
 
 LangGraph names checkpoints, and messages without an id, by the clock and by chance. A durable turn that a recovery runs again would end in another
 state; the agent's next turn would then begin with another state, be another turn, and make its calls again. And no saver can name checkpoints

@@ -17,7 +17,6 @@ import contextvars
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from langchain_core.runnables import RunnableConfig
@@ -150,8 +149,7 @@ class SnaplineGraphAgent(Agent):
                 )
             turn.enter()
             chance.drawing.set((turn.checkpoint_id, turn.message_id))
-            ts = datetime.fromtimestamp(turn.ctx.now() / 1e9, UTC).isoformat()
-            saver = GraphMemorySaver(memory, ts, self.serde)
+            saver = GraphMemorySaver(memory, self.serde)
             try:
                 return play(compiled.copy({"checkpointer": saver}), input, _config(config, thread_id), options)
             finally:

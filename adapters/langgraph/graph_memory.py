@@ -37,6 +37,9 @@ MAIN = "main"
 BLOB_BYTES_MIN = 4096
 """A blob is a part of its own in each checkpoint, which takes some hundred bytes."""
 
+NO_TIME = "1970-01-01T00:00:00+00:00"
+"""In place of when a checkpoint was made, which nothing is computed from: a turn that runs again ends in the same state."""
+
 Typed = tuple[str, bytes]
 
 
@@ -113,12 +116,11 @@ class GraphMemory(msgspec.Struct):
 
 
 class GraphMemorySaver(BaseCheckpointSaver[int]):
-    """LangGraph's checkpointer on a `GraphMemory`, for one run of a graph; `ts`: when it runs."""
+    """LangGraph's checkpointer on a `GraphMemory`, for one run of a graph."""
 
-    def __init__(self, memory: GraphMemory, ts: str, serde: SerializerProtocol | None = None) -> None:
+    def __init__(self, memory: GraphMemory, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
         self._memory = memory
-        self._ts = ts
 
     def put(
         self,
@@ -137,7 +139,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
             version = int(versions.get(name, 0))
             is_same = name in known and known[name].version == version and name not in new_versions
             values[name] = known[name] if is_same else GraphValue.of(version, self.serde.dumps_typed(value))
-        rest = {name: found for name, found in checkpoint.items() if name != "channel_values"} | {"ts": self._ts}
+        rest = {name: found for name, found in checkpoint.items() if name != "channel_values"} | {"ts": NO_TIME}
         namespace.checkpoints[checkpoint["id"]] = GraphCheckpoint(
             place.checkpoint,
             self.serde.dumps_typed(get_serializable_checkpoint_metadata(config, metadata)),

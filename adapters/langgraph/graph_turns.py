@@ -8,7 +8,6 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from hashlib import blake2b
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -42,8 +41,6 @@ class GraphTurn:
         self._memory = memory
         self._serde = serde
         self._thread = thread
-        self._id = ctx.uuid().bytes
-        self._drawn = 0
 
     @property
     def may_wait(self) -> bool:
@@ -97,18 +94,13 @@ class GraphTurn:
         _running.set(self)
 
     def checkpoint_id(self) -> UUID:
-        """Greater than all before: it begins with their number, as LangGraph's own (version 6) with the time."""
+        """Greater than all before: a number where LangGraph's own (version 6) have the time. No chance: within one memory it is unique."""
         self._memory.drawn += 1
-        low = int.from_bytes(self._digest(b"checkpoint", self._memory.drawn)[:8], "big") >> 2
-        return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62 | low)
+        return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62)
 
     def message_id(self) -> UUID:
-        """No other message has it."""
-        self._drawn += 1
-        return UUID(bytes=self._digest(b"message", self._drawn)[:16], version=4)
-
-    def _digest(self, what: bytes, number: int) -> bytes:
-        return blake2b(number.to_bytes(8, "big"), key=self._id, person=what, digest_size=16).digest()
+        """Of a message without one. Agents send these to each other, so no other turn of any agent may have it."""
+        return self.ctx.uuid()
 
 
 def graph_turn() -> GraphTurn:

@@ -11,10 +11,11 @@ from tests.adapters.langgraph import playing  # skips where LangGraph is not the
 
 assert playing.REASON
 
-from tests.adapters.langgraph import plan_graphs, token_graphs
+from tests.adapters.langgraph import chain_graphs, plan_graphs, token_graphs
 from tests.integration.processes import nothing_left_running
 from tests.integration.running import Running, running
 
+from snapline.adapters.langgraph import GraphMemory
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.conversation.status import FleetStatus
@@ -85,15 +86,33 @@ async def test_no_finished_call_of_a_plan_is_made_again(tmp_path: Path) -> None:
         check_calls([line for line in calls.read_text().splitlines() if f" {planner}." in line], recoveries)
 
 
+async def test_turns_that_run_again_are_the_same_turns_and_take_their_calls_from_the_log(tmp_path: Path) -> None:
+    """No snapshot holds any of them: they begin anew. Had one ended with another id, the next would be another turn, and ask the model again."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    arguments = {"calls": str(calls)}
+    async with running(tmp_path / "data", "tests.adapters.langgraph.chain_graphs:fleet", arguments, hosts=1) as fleet:
+        for count in (5, 9):
+            await fleet.until(lambda now, count=count: calls.read_text().count(plan_graphs.BEGUN) >= count)
+            await fleet.recovered_from("h1")
+        await fleet.until(lambda now: calls.read_text().count(plan_graphs.DONE) >= chain_graphs.TURNS)
+        await fleet.end_by_hand()
+        recoveries = len(await fleet.recoveries())
+    check_calls(calls.read_text().splitlines(), recoveries, chain_graphs.TURNS)
+    state = cuts_of(tmp_path / "data", chain_graphs.fleet(**arguments))[-1].states["chain"]
+    assert isinstance(state, GraphMemory)
+    assert len({each.id for each in state.values()["messages"]}) == 2 * chain_graphs.TURNS
+
+
 def has_asked(calls: Path, count: int, now: FleetStatus) -> bool:
     return now.epochs_completed > 0 and calls.read_text().count(plan_graphs.BEGUN) >= count
 
 
-def check_calls(lines: list[str], recoveries: int) -> None:
+def check_calls(lines: list[str], recoveries: int, steps: int = plan_graphs.STEPS) -> None:
     """Only the call that was under way at a failure may be made again: what came after it never is before."""
     asked = [int(line.rpartition(".")[2]) for line in lines if line.startswith(plan_graphs.BEGUN)]
     again = [at for at, number in enumerate(asked) if number in asked[:at]]
-    assert sorted(set(asked)) == list(range(plan_graphs.STEPS))
+    assert sorted(set(asked)) == list(range(steps))
     assert all(asked[at] == asked[at - 1] for at in again), asked
     assert len(again) <= recoveries
 
