@@ -41,6 +41,7 @@ from snapline.storage.capture.image import (
     SourceChunk,
     StateImage,
 )
+from snapline.storage.capture.loaded import loaded_numpy
 from snapline.storage.capture.refusals import explain
 from snapline.storage.capture.values import (
     BLOB_MODULE,
@@ -239,7 +240,7 @@ class _Capture:
 
     def encode_value(self, value: object) -> object:
         """Return what stands in the skeleton for a value that msgspec does not know."""
-        numpy = sys.modules.get("numpy")
+        numpy = loaded_numpy()
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
             return self._add(value, self._array(value))
@@ -329,7 +330,7 @@ def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
 
 def _large_size_of(value: object) -> int | None:
     """The bytes that an array or tensor takes from the pool; None if it takes none."""
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)
     else:

@@ -12,7 +12,6 @@ import datetime
 import decimal
 import enum
 import functools
-import sys
 import types
 import typing
 import uuid
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
+from snapline.storage.capture.loaded import loaded_numpy
 
 TRUSTED_TYPES_MAX = 256
 """Types that a history remembers: a program has few; one that makes types as it runs is checked again, no more."""
@@ -80,7 +80,7 @@ def is_frozen(kind: type) -> bool:
 def _is_atom(kind: type) -> bool:
     if kind in _ATOM_TYPES or issubclass(kind, enum.Enum):
         return True
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     return numpy is not None and issubclass(kind, numpy.bool_ | numpy.integer | numpy.floating)
 
 

@@ -30,6 +30,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
+from snapline.storage.capture.loaded import loaded_numpy
 from snapline.storage.capture.values import (
     FAILURES,
     HISTORY_MODULE,
@@ -285,7 +286,7 @@ def _span_of(value: object) -> tuple[int, int]:
 
 def _extent(value: Any) -> tuple[int, int] | None:
     """First and last byte + 1 of an array or tensor; None if it is none."""
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _bounds(value.__array_interface__["data"][0], value.shape, value.strides, value.itemsize)
     if tensors.is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:
@@ -336,7 +337,7 @@ def _may_be_shared(value: object) -> bool:
 
 def _is_mutable(value: object) -> bool:
     """One of the mutable kinds that a state may hold. Objects that it may not are found when it is encoded."""
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     return (
         isinstance(value, list | dict | set | bytearray | random.Random | Pickled)
         or hasattr(type(value), "__attrs_attrs__")
@@ -403,7 +404,7 @@ class _Attempt:
         return ""
 
     def _encode_value(self, value: Any) -> object:
-        numpy = sys.modules.get("numpy")
+        numpy = loaded_numpy()
         if numpy is not None and isinstance(value, numpy.ndarray):
             check_array(value)
         elif tensors.is_tensor(value):

@@ -22,13 +22,13 @@ Invariants:
 
 import collections
 import random
-import sys
 from typing import Any
 
 import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
+from snapline.storage.capture.loaded import loaded_numpy
 
 MARK = ""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -124,7 +124,7 @@ def _step(key: object) -> object:
 
 
 def _fold_rare(value: Any, path: _Path) -> Any:
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return value  # the encoder looks at it
     if numpy is not None and isinstance(value, numpy.generic):

@@ -31,6 +31,7 @@ import msgspec
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
 from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.loaded import loaded_numpy
 
 ARRAY_EXTENSION = 1
 PART_EXTENSION = 2
@@ -84,7 +85,7 @@ def encode_value(value: object) -> object:
     Raises:
         NotImplementedError: it cannot be saved.
     """
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return msgspec.msgpack.Ext(ARRAY_EXTENSION, _encode_array(value))
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
@@ -283,7 +284,7 @@ def decode_declared(declared: Any, value: object) -> object:
     torch_state = sys.modules.get(TORCH_STATE_MODULE)
     if torch_state is not None and origin is torch_state.TorchState:
         return torch_state.TorchState.from_record(value)
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_numpy()
     if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
         return origin(value)  # saved as the plain number that it is
     raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")

@@ -4,7 +4,10 @@ The oracle for generators: the numbers they draw next.
 """
 
 import dataclasses
+import importlib.machinery
 import random
+import sys
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -17,6 +20,7 @@ from tests.storage.capture.shelf import Memory, roundtrip
 from snapline.agent_runtime.encoding import encode_body, message_decoder, state_decoder
 from snapline.errors import EncodingError
 from snapline.storage.capture.arena import ArenaPool
+from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import PART_BLOB
@@ -165,3 +169,17 @@ def test_tensors_that_would_come_back_as_something_else_are_refused() -> None:
     for value in [torch.nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse(), torch.ones(3, device="meta")]:
         with pytest.raises(EncodingError, match=r"state\.anything cannot be saved: .*torch tensors"):
             StateEncoder(ArenaPool()).encode(Memory(anything=value))
+
+
+# ---- NumPy that is being loaded -------------------------------------------------------------------------------------
+
+
+def test_a_state_is_imaged_while_another_thread_loads_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that cuts the first blob does: the module is there then, and what is in it is not."""
+    half = ModuleType("numpy")
+    half.__spec__ = importlib.machinery.ModuleSpec("numpy", None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined]  # so importlib marks it
+    monkeypatch.setitem(sys.modules, "numpy", half)
+    state = {"blob": Blob(b"x" * KIB)}
+    assert encode_body(state)
+    assert [part.kind for part in StateEncoder(ArenaPool()).encode(state).parts] == [PART_BLOB]
