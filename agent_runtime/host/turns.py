@@ -41,13 +41,11 @@ _Coroutine = Coroutine[object, None, None]
 TRACEBACK_CHARACTERS_MAX = 4000
 """A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
 
-
 RESERVED_BYTES_MIN = 64 * 2**20
 """Below this, the first capture in cold memory is some tens of milliseconds longer than later ones, and nobody minds."""
 
 FORK_TIMEOUT_S = 60.0
 """As long as an epoch may take by default: an image that comes later is of no use."""
-
 
 LOOKED_AT_BYTES_MAX = 64 * 2**20
 """Of arrays of a live state that somebody wants to see: copying them takes some tens of milliseconds."""
@@ -200,12 +198,7 @@ class Turns:
         if running is not None and running.flight is not None:
             running.flight.close()
         if running is not None and running.task is not None:
-            running.task.cancel()
-            if (
-                inspect.iscoroutine(running.handling)
-                and inspect.getcoroutinestate(running.handling) == inspect.CORO_CREATED
-            ):
-                running.handling.close()  # the task had not got to it: Python would warn that it was never awaited
+            running.cancel(running.task)
 
     def forget_all(self) -> None:
         for agent in list(self._running):
@@ -225,19 +218,26 @@ class Turns:
 
     def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> StateImage:
         if running.flight is not None:
-            return StateImage(running.image)
-        state = running.agent.state
+            return self._image_before(running, base)
         if running.encoder is None:
             running.encoder = self._encoder_for(running.agent, self.arena)
         try:
-            return self._forked(running) or running.encoder.encode(state, base)
+            return self._forked(running) or running.encoder.encode(running.agent.state, base)
         except ArenaBusyError:
             if not self._is_logged:
                 raise
             # What a protocol forces cannot be left out because those before wait for the store: memory of its own, then.
-            return self._encoder_for(running.agent, ArenaPool()).encode(state, base)
+            return self._encoder_for(running.agent, ArenaPool()).encode(running.agent.state, base)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
+
+    def _image_before(self, running: _Running, base: ChunkTable | None) -> StateImage:
+        """Of the state with which a turn began that stands. Of a large one the base has most, and knows it by its digests."""
+        if len(running.image) > UNDO_STATE_BYTES_MAX:
+            with contextlib.suppress(Exception):  # of one that does not decode as declared those tell who check images
+                state = running.known.state_decoder.decode(running.image)
+                return self._encoder_for(running.agent, ArenaPool()).encode(state, base)
+        return StateImage(running.image)
 
     def _encoder_for(self, made: Agent, arena: ArenaPool) -> StateEncoder:
         return StateEncoder(arena, allow_pickle=type(made).allow_pickle)

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.adapters.langgraph import playing  # skips where LangGraph is not the
 
 assert playing.REASON
 
-from tests.adapters.langgraph import chain_graphs, plan_graphs, token_graphs
+from tests.adapters.langgraph import chain_graphs, large_graphs, plan_graphs, token_graphs
 from tests.integration.processes import nothing_left_running
 from tests.integration.running import Running, running
 
@@ -102,6 +103,27 @@ async def test_turns_that_run_again_are_the_same_turns_and_take_their_calls_from
     state = cuts_of(tmp_path / "data", chain_graphs.fleet(**arguments))[-1].states["chain"]
     assert isinstance(state, GraphMemory)
     assert len({each.id for each in state.values()["messages"]}) == 2 * chain_graphs.TURNS
+
+
+@pytest.mark.parametrize("durable", ["", "yes"])
+async def test_a_megabyte_that_no_step_touches_costs_a_snapshot_a_reference(tmp_path: Path, durable: str) -> None:
+    """Between turns, and in the middle of a durable one."""
+    arguments = {"durable": durable}
+    sizes = []
+    async with running(tmp_path / "data", "tests.adapters.langgraph.large_graphs:fleet", arguments, hosts=1) as fleet:
+        for _ in range(4):
+            turns = turns_of(await fleet.until(lambda now: now.phase == "running"))
+            await fleet.until(lambda now, turns=turns: turns_of(now) > turns + 5)
+            created = await fleet.client.create_snapshot()
+            assert created.is_complete, created.reason
+            files = (tmp_path / "data" / "store").rglob("*")
+            sizes.append(sum(file.stat().st_size for file in files if file.is_file()))
+    grown = [after - before for before, after in pairwise(sizes)]
+    assert sizes[0] > large_graphs.LARGE_BYTES and max(grown) < large_graphs.LARGE_BYTES // 50, sizes
+
+
+def turns_of(now: FleetStatus) -> int:
+    return sum(host.turns for host in now.hosts)
 
 
 def has_asked(calls: Path, count: int, now: FleetStatus) -> bool:

@@ -15,7 +15,7 @@ def test_the_page_prints_what_it_shows(tmp_path: Path) -> None:
     for file, text in files_of(page).items():
         (tmp_path / file).write_text(text)
     commands = list(commands_of(page))
-    assert len(commands) == 2
+    assert len(commands) == 5
     for command in commands:
         code, out, err = run_on_terminal(command.text, tmp_path)
         assert code == 0, err
