@@ -47,5 +47,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{name} runs graphs: install langgraph ({error})", name=error.name) from error
+    except ImportError as error:
+        raise ImportError(f"{name} runs graphs of LangGraph 1.2: install 'langgraph>=1.2,<1.3' ({error})") from error

@@ -16,8 +16,6 @@ from uuid import UUID
 from langgraph.graph import message
 from langgraph.pregel import _checkpoint
 
-from snapline.errors import SnaplineError
-
 Source = Callable[[], UUID]
 
 drawing: ContextVar[tuple[Source, Source] | None] = ContextVar("snapline-graph-draws", default=None)
@@ -28,7 +26,7 @@ def replace_sources() -> None:
     """Replace them, if they are not.
 
     Raises:
-        SnaplineError: this LangGraph draws elsewhere.
+        ImportError: this LangGraph draws elsewhere.
     """
     if getattr(_checkpoint, "_snapline", False):
         return
@@ -36,9 +34,7 @@ def replace_sources() -> None:
         uuid6: Callable[..., UUID] = _checkpoint.uuid6
         uuid4: Callable[[], UUID] = message.uuid.uuid4
     except AttributeError as error:
-        raise SnaplineError(
-            f"this LangGraph draws its ids elsewhere than 1.2 does ({error}): install 'langgraph>=1.2,<1.3'"
-        ) from error
+        raise ImportError(f"it draws its ids elsewhere: {error}") from error
     places: list[tuple[Any, str, Any]] = [
         (_checkpoint, "uuid6", lambda *args, **kwargs: _drawn(0) or uuid6(*args, **kwargs)),
         (message, "uuid", SimpleNamespace(uuid4=lambda: _drawn(1) or uuid4())),

@@ -16,6 +16,11 @@ class Papers(TypedDict):
     count: int
 
 
+def papers() -> bytes:
+    """The same, whenever it is asked."""
+    return random.Random(1).randbytes(LARGE_BYTES)
+
+
 class Tick(snapline.Message):
     pass
 
@@ -41,7 +46,7 @@ class CountingGraph(SnaplineGraphAgent):
     graph = graph_of(count)
 
     async def on_start(self, ctx: snapline.Context) -> None:
-        self.invoke({"papers": random.Random(1).randbytes(LARGE_BYTES), "count": 0}, ctx)
+        self.invoke({"papers": papers(), "count": 0}, ctx)
         ctx.send(ctx.agent, Tick())
 
     @snapline.handler
@@ -58,11 +63,11 @@ class SleepingGraph(SnaplineGraphAgent):
 
     @snapline.handler(durable=True)
     async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
-        given = self.values() or {"papers": random.Random(1).randbytes(LARGE_BYTES), "count": 0}
+        given = self.values() or {"papers": papers(), "count": 0}
         await self.ainvoke(given if given["count"] == 0 else {"count": given["count"]}, ctx)
         ctx.send(ctx.agent, Tick())
 
 
-def fleet(durable: str = "") -> snapline.Fleet:
+def fleet(durable: str = "", protocol: str = "chandy-lamport") -> snapline.Fleet:
     agents = {"graph": SleepingGraph() if durable else CountingGraph()}
-    return snapline.Fleet("large-graph", agents=agents)
+    return snapline.Fleet("large-graph", agents=agents, protocol=protocol)

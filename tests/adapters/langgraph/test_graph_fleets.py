@@ -118,6 +118,12 @@ async def test_a_megabyte_that_no_step_touches_costs_a_snapshot_a_reference(tmp_
             assert created.is_complete, created.reason
             files = (tmp_path / "data" / "store").rglob("*")
             sizes.append(sum(file.stat().st_size for file in files if file.is_file()))
+        await fleet.recovered_from("h1")
+        turns = turns_of(await fleet.until(lambda now: now.phase == "running"))
+        await fleet.until(lambda now: turns_of(now) > turns + 5)
+        assert (await fleet.client.create_snapshot()).is_complete
+    state = cuts_of(tmp_path / "data", large_graphs.fleet(**arguments))[-1].states["graph"]
+    assert isinstance(state, GraphMemory) and state.values()["papers"] == large_graphs.papers()
     grown = [after - before for before, after in pairwise(sizes)]
     assert sizes[0] > large_graphs.LARGE_BYTES and max(grown) < large_graphs.LARGE_BYTES // 50, sizes
 
