@@ -93,9 +93,12 @@ def _mutated(mutant: str) -> contextlib.AbstractContextManager[None]:
 def _run(world: World, result: Result) -> None:
     failpoints.install(world.desk.points.passed)
     watch = Watch(world)
-    ended = world.desk.kernel.run(world.desk.scenario.run.events_max)
-    failpoints.install(None)
-    watch.conclude(result, ended=ended)
+    try:
+        ended = world.desk.kernel.run(world.desk.scenario.run.events_max)
+        failpoints.install(None)
+        watch.conclude(result, ended=ended)
+    finally:
+        world.hosts.forget()
 
 
 class Watch:

@@ -46,17 +46,18 @@ class GraphInput(Message):
 
 
 class GraphResume(Message):
-    """An answer to the interrupt at which a graph, or one of its threads, stands."""
+    """An answer to the interrupt at which a graph, or one of its threads, stands; to none but `interrupt`, if its id is given."""
 
     value: Any
     thread_id: str = MAIN
+    interrupt: str = ""
 
 
 class GraphResult(Message):
-    """What a graph gave, and what it asks at the interrupts at which it stands: both as plain values, messages of LangChain as dictionaries."""
+    """What a graph gave, and what it asks at the interrupts at which it stands, by their ids: as plain values, messages of LangChain as dictionaries."""
 
     values: Any
-    interrupts: tuple[Any, ...] = ()
+    interrupts: dict[str, Any] = {}  # noqa: RUF012  a struct's default is copied
 
 
 class SnaplineGraphAgent(Agent):
@@ -86,11 +87,18 @@ class SnaplineGraphAgent(Agent):
     @handler(durable=True)
     async def on_graph_input(self, message: GraphInput | GraphResume, ctx: Context) -> None:
         """One run of the graph. Nodes may reply in its place."""
-        given = Command(resume=message.value) if isinstance(message, GraphResume) else message.values
+        given = self._resume(message, ctx) if isinstance(message, GraphResume) else message.values
         found = await self.ainvoke(given, ctx, thread_id=message.thread_id)
         interrupts = found.pop(INTERRUPT, ()) if isinstance(found, dict) else ()
         if ctx.may_reply:
-            ctx.reply(GraphResult(plain(found), tuple(plain(each.value) for each in interrupts)))
+            ctx.reply(GraphResult(plain(found), {each.id: plain(each.value) for each in interrupts}))
+
+    def _resume(self, message: GraphResume, ctx: Context) -> Command[Any]:
+        if message.thread_id not in self.state.threads:
+            raise MisuseError(
+                f"nothing waits for this answer: thread {message.thread_id!r} of agent {ctx.agent!r} has not begun. Send a GraphInput first"
+            )
+        return Command(resume={message.interrupt: message.value} if message.interrupt else message.value)
 
     def invoke(
         self,

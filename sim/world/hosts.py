@@ -1,5 +1,6 @@
 """The hosts of a simulated world: they start, crash, stand still, are slow, hang, leave, and come back."""
 
+import contextlib
 from collections.abc import Mapping
 
 from snapline.sim.faults.executor import Hanging
@@ -62,6 +63,12 @@ class Hosts:
         self._bury(run)
         if not self._notes.log.is_over():
             self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
+
+    def forget(self) -> None:
+        """The run is over. Handlers that wait end here, and a graph's threads with them: left to the garbage collector they might never."""
+        for run in self.alive():
+            with contextlib.suppress(Exception):  # of a handler that does not let go
+                run.carrier.stop()
 
     def _bury(self, run: SimHost) -> None:
         run.die()

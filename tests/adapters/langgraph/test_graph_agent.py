@@ -19,10 +19,18 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 import snapline
-from snapline.adapters.langgraph import GraphMemory, SnaplineGraphAgent, durable, graph_turn
+from snapline.adapters.langgraph import (
+    GraphInput,
+    GraphMemory,
+    GraphResult,
+    GraphResume,
+    SnaplineGraphAgent,
+    durable,
+    graph_turn,
+)
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.encoding import encode_body, message_decoder, split_message
 from snapline.agent_runtime.fleet import clone
 from snapline.agent_runtime.outside import Outside
 from snapline.errors import FleetDefinitionError, MisuseError
@@ -225,6 +233,49 @@ def test_an_interrupt_is_answered_in_a_later_turn_and_what_had_ended_does_not_ru
             assert sorted(RUNS) == ["before", "beside"] * (given.__class__ is dict)
             asker = restored(asker)
         assert list(asker.state.threads["main"]) == [""], "nobody needs what its subgraph has saved"
+
+
+def client_turn() -> Context:
+    """One whose turn has an answer."""
+    return Context("a", 1, "@client", SameOutside())
+
+
+def answer_of(ctx: Context) -> Any:
+    name, body = split_message(ctx.outcome()[6])
+    assert name == "GraphResult"
+    return message_decoder(GraphResult).decode(body)
+
+
+async def told(agent: SnaplineGraphAgent, message: Any) -> Any:
+    """What the agent answers to this message from outside."""
+    ctx = client_turn()
+    await agent.on_graph_input(message, ctx)
+    return answer_of(ctx)
+
+
+async def test_messages_give_inputs_and_answers_to_a_graph_and_its_results_come_back() -> None:
+    """Also an answer that comes twice, late, or before there was anything to answer."""
+    asker = Asker()
+    with pytest.raises(MisuseError, match="thread 'main' of agent 'a' has not begun"):
+        await told(asker, GraphResume("early"))
+    first = await told(asker, GraphInput({"said": ["hello"]}))
+    assert first.values["said"] == ["hello", "beside"] and list(first.interrupts.values()) == ["what now?"]
+    asker = restored(asker)
+    (asked,) = first.interrupts
+    assert (await told(asker, GraphResume("one", interrupt=asked))).values["answer"] == "one"
+    assert (await told(asker, GraphResume("again", interrupt=asked))).values["answer"] == "one"
+    second = await told(asker, GraphInput({"said": ["more"]}))
+    late = await told(asker, GraphResume("late", interrupt=asked))
+    assert late.interrupts == second.interrupts != {} and late.values["answer"] == "one"
+    assert (await told(asker, GraphResume("two"))).values["answer"] == "two"
+
+
+async def test_results_are_plain_and_who_has_not_asked_gets_none() -> None:
+    found = await told(Chatter(), GraphInput({"messages": [{"role": "user", "content": "x"}]}))
+    assert [message["content"] for message in found.values["messages"]] == ["x", "to x"]
+    ctx = turn()
+    await Talker().on_graph_input(GraphInput({"said": []}), ctx)
+    assert ctx.outcome()[0] == []
 
 
 def without_ids(result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -94,7 +95,7 @@ async def test_turns_that_run_again_are_the_same_turns_and_take_their_calls_from
     arguments = {"calls": str(calls)}
     async with running(tmp_path / "data", "tests.adapters.langgraph.chain_graphs:fleet", arguments, hosts=1) as fleet:
         for count in (5, 9):
-            await fleet.until(lambda now, count=count: calls.read_text().count(plan_graphs.BEGUN) >= count)
+            await fleet.until(partial(has_begun, calls, count))
             await fleet.recovered_from("h1")
         await fleet.until(lambda now: calls.read_text().count(plan_graphs.DONE) >= chain_graphs.TURNS)
         await fleet.end_by_hand()
@@ -113,14 +114,14 @@ async def test_a_megabyte_that_no_step_touches_costs_a_snapshot_a_reference(tmp_
     async with running(tmp_path / "data", "tests.adapters.langgraph.large_graphs:fleet", arguments, hosts=1) as fleet:
         for _ in range(4):
             turns = turns_of(await fleet.until(lambda now: now.phase == "running"))
-            await fleet.until(lambda now, turns=turns: turns_of(now) > turns + 5)
+            await fleet.until(partial(has_turned, turns + 5))
             created = await fleet.client.create_snapshot()
             assert created.is_complete, created.reason
             files = (tmp_path / "data" / "store").rglob("*")
             sizes.append(sum(file.stat().st_size for file in files if file.is_file()))
         await fleet.recovered_from("h1")
         turns = turns_of(await fleet.until(lambda now: now.phase == "running"))
-        await fleet.until(lambda now: turns_of(now) > turns + 5)
+        await fleet.until(partial(has_turned, turns + 5))
         assert (await fleet.client.create_snapshot()).is_complete
     state = cuts_of(tmp_path / "data", large_graphs.fleet(**arguments))[-1].states["graph"]
     assert isinstance(state, GraphMemory) and state.values()["papers"] == large_graphs.papers()
@@ -132,8 +133,17 @@ def turns_of(now: FleetStatus) -> int:
     return sum(host.turns for host in now.hosts)
 
 
+def has_turned(turns: int, now: FleetStatus) -> bool:
+    return turns_of(now) > turns
+
+
+def has_begun(calls: Path, count: int, now: FleetStatus) -> bool:
+    return calls.read_text().count(plan_graphs.BEGUN) >= count
+
+
 def has_asked(calls: Path, count: int, now: FleetStatus) -> bool:
-    return now.epochs_completed > 0 and calls.read_text().count(plan_graphs.BEGUN) >= count
+    """The same, and there is a snapshot to go back to."""
+    return now.epochs_completed > 0 and has_begun(calls, count, now)
 
 
 def check_calls(lines: list[str], recoveries: int, steps: int = plan_graphs.STEPS) -> None:
@@ -148,6 +158,24 @@ def check_calls(lines: list[str], recoveries: int, steps: int = plan_graphs.STEP
 def test_graphs_are_simulated_with_everything_that_can_fail(snapline_sim: Simulation) -> None:
     summary = snapline_sim.check(token_graphs.fleet, seeds=8, invariant=token_graphs.conserves)
     assert summary.verdict == "pass"
+    assert summary.probes["durable turn run again"], "no failure met a graph in its middle"
+    assert not any(each.name == "snapline-graph" for each in threading.enumerate())
+
+
+def test_stubs_stand_for_the_calls_of_nodes(snapline_sim: Simulation) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def think(most: int, held: int) -> int:
+        asked.append((most, held))
+        return min(most, held)
+
+    def fleet() -> Fleet:
+        made = token_graphs.fleet()
+        made.simulate = {"think": think}
+        return made
+
+    assert snapline_sim.check(fleet, seeds=2).verdict == "pass"
+    assert asked and all(most == 2 for most, _ in asked)
 
 
 def test_a_graph_that_is_kept_outside_of_its_agent_is_found_out(snapline_sim: Simulation) -> None:
