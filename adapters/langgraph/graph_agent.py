@@ -193,6 +193,7 @@ def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
     return compiled
 
 
+@functools.cache
 def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
     """Is there a node that LangGraph's `invoke` cannot run?"""
     graphs = [compiled, *(found for _, found in compiled.get_subgraphs(recurse=True))]

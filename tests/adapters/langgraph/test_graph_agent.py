@@ -16,6 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.pregel import _checkpoint
 from langgraph.types import Command, Send, interrupt
 
 import snapline
@@ -25,6 +26,7 @@ from snapline.adapters.langgraph import (
     GraphResult,
     GraphResume,
     SnaplineGraphAgent,
+    chance,
     durable,
     graph_turn,
 )
@@ -33,6 +35,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, message_decoder, split_message
 from snapline.agent_runtime.fleet import clone
 from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.rolling_back import RollbackAskedError
 from snapline.errors import FleetDefinitionError, MisuseError
 
 pytestmark = pytest.mark.langgraph
@@ -402,6 +405,30 @@ async def test_what_a_node_raises_comes_out_of_the_handler() -> None:
 def test_a_node_that_waits_in_a_plain_turn_hears_what_to_do() -> None:
     with pytest.raises(MisuseError, match=r"durable=True.*ainvoke"):
         Caller().invoke({"said": ["hey"]}, turn())
+
+
+def go_back(state: Talk) -> dict[str, Any]:
+    graph_turn().ctx.rollback("it was all wrong")
+
+
+class GoingBack(SnaplineGraphAgent):
+    graph = graph_of(go_back)
+
+
+async def test_a_node_may_ask_that_the_fleet_goes_back() -> None:
+    """What the context raises for that is no Exception, and passes LangGraph's retries and handlers."""
+    with pytest.raises(RollbackAskedError):
+        GoingBack().invoke({"said": []}, turn())
+    with pytest.raises(RollbackAskedError):
+        await GoingBack().ainvoke({"said": []}, turn())
+
+
+def test_another_langgraph_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that makes ids elsewhere would run, and end in another state each time."""
+    monkeypatch.delattr(_checkpoint, "_snapline")
+    monkeypatch.delattr(_checkpoint, "uuid6")
+    with pytest.raises(ImportError, match="draws its ids elsewhere"):
+        chance.replace_sources()
 
 
 def test_outside_of_a_turn_there_is_none() -> None:
