@@ -155,11 +155,18 @@ def check_calls(lines: list[str], recoveries: int, steps: int = plan_graphs.STEP
     assert len(again) <= recoveries
 
 
-def test_graphs_are_simulated_with_everything_that_can_fail(snapline_sim: Simulation) -> None:
-    summary = snapline_sim.check(token_graphs.fleet, seeds=8, invariant=token_graphs.conserves)
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+def test_graphs_are_simulated_with_everything_that_can_fail(snapline_sim: Simulation, protocol: str) -> None:
+    fleet = partial(token_graphs.fleet, protocol=protocol)
+    summary = snapline_sim.check(fleet, seeds=6, invariant=token_graphs.conserves)
     assert summary.verdict == "pass"
     assert summary.probes["durable turn run again"], "no failure met a graph in its middle"
     assert not any(each.name == "snapline-graph" for each in threading.enumerate())
+
+
+def test_a_seed_does_the_same_again_although_graphs_have_threads(snapline_sim: Simulation) -> None:
+    first, second = (snapline_sim.run(token_graphs.fleet, seed=7) for _ in range(2))
+    assert first.verdict == "pass" and first.trace_hash == second.trace_hash
 
 
 def test_stubs_stand_for_the_calls_of_nodes(snapline_sim: Simulation) -> None:

@@ -163,7 +163,7 @@ def is_over(cut: snapline.Cut) -> bool:
     return cut.is_quiet and len(cut.states) == len(NAMES)
 
 
-def fleet(hops: str = "40", plain: str = "") -> snapline.Fleet:
+def fleet(hops: str = "40", plain: str = "", protocol: str = "chandy-lamport") -> snapline.Fleet:
     """`plain`: "leaky" for the planted bug."""
     beside.checkpointer = None
     agents: dict[str, snapline.Agent] = {
@@ -172,7 +172,9 @@ def fleet(hops: str = "40", plain: str = "") -> snapline.Fleet:
         "native-0": NativePurse(Coins(hops=int(hops))),
         "native-1": NativePurse(Coins(hops=int(hops))),
     }
-    return snapline.Fleet("tokens", agents=agents, triggers=[snapline.Every(seconds=0.2)], stop_when=is_over)
+    return snapline.Fleet(
+        "tokens", agents=agents, protocol=protocol, triggers=[snapline.Every(seconds=0.2)], stop_when=is_over
+    )
 
 
 def leaky_fleet() -> snapline.Fleet:
