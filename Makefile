@@ -128,10 +128,10 @@ test-ui: $(STAMP)  ## the view in Chromium, with axe-core: installs Debian's chr
 	@mkdir -p $(VENV)/screenshots; SNAPLINE_AXE=$(CURDIR)/$(VENV)/axe/node_modules/axe-core/axe.min.js SNAPLINE_SCREENSHOTS=$(CURDIR)/$(VENV)/screenshots \
 	  $(BIN)/python -m pytest -q -m ui tests/integration/test_browser.py $(ARGS)
 
-test-torch: $(STAMP)  ## models in agents' states: installs torch
+test-torch: $(STAMP)  ## models in agents' states, sharded checkpoints of jobs with gloo: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/capture/test_torch.py tests/storage/capture/test_torch_values.py \
-	  tests/integration/test_torch_fleet.py $(ARGS)
+	  tests/integration/test_torch_fleet.py tests/adapters/torch_checkpoint $(ARGS)
 
 test-langgraph: $(STAMP)  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)

@@ -2,7 +2,7 @@
 
     python benchmarks/state.py [--gib 1.0] [--rounds 7] [--folder DIR] [part ...]
 
-Parts: full, tracked, restore, chat, agents, inputs, torch; all of them if left out. Probes and what is measured take turns, and
+Parts: full, tracked, restore, chat, agents, inputs, torch, dcp; all of them if left out. Probes and what is measured take turns, and
 medians of ratios within one round count: neighbours move absolute figures up to tenfold, ratios little. `--folder` is where
 the store lies (default: a new one beside this file's project, since /tmp may be memory).
 
@@ -14,6 +14,8 @@ the store lies (default: a new one beside this file's project, since /tmp may be
     inputs   batches of 32 inputs, appended to a host log one after the other, against one write of 4 KiB with fdatasync; the seal
     torch    a model of layers of 16 MiB: DCP async_save, alone and with its stager kept, torch.save, and ours; where torch is
              installed
+    dcp      the same model saved whole, and again with one layer changed, through DCP's own FileSystemWriter and through ours: seconds
+             and bytes; then loaded
 """
 
 import argparse
@@ -472,6 +474,45 @@ def torch_rows(bench: Bench, pauses: dict[str, list[float]], wholes: dict[str, l
     bench.row("DCP's pause, stager kept : ours", ratio("async_save, stager kept"), "x")
 
 
+def dcp(bench: Bench) -> None:
+    try:
+        import torch as library  # type: ignore[import-not-found,unused-ignore]  # optional
+        from torch.distributed import checkpoint
+
+        from snapline.adapters.torch_checkpoint import SnaplineReader, SnaplineWriter
+    except ImportError:
+        print("torch is not installed: pip install 'snapline[torch]' to run beside DCP's own files")
+        return
+    memcpy = Memcpy(bench.size_bytes)
+    count = max(2, bench.size_bytes // (TORCH_LAYER * TORCH_LAYER * 4))
+    state = {f"layer{number}": library.randn(TORCH_LAYER, TORCH_LAYER) for number in range(count)}
+    found: dict[str, list[float]] = {}
+
+    def note(what: str, copy: float, folder: Path, call: Callable[..., Any], **arguments: Any) -> None:
+        os.sync()
+        before = bytes_in(folder)
+        took, _ = timed(functools.partial(call, state, **arguments))
+        found.setdefault(f"{what}: seconds : memcpy", []).append(took / copy)
+        found.setdefault(f"{what}: bytes : the model's", []).append((bytes_in(folder) - before) / bench.size_bytes)
+
+    for _ in range(bench.rounds):
+        copy, ours, theirs = memcpy(), bench.folder / "ours", bench.folder / "theirs"
+        for folder in (ours, theirs):
+            shutil.rmtree(folder, ignore_errors=True)
+        with SnaplineWriter.open(ours) as writer:
+            for number, what in enumerate(("whole", "one layer changed")):
+                state["layer1"].add_(number)
+                files = checkpoint.FileSystemWriter(theirs / f"{number}")
+                note(f"FileSystemWriter, {what}", copy, theirs, checkpoint.save, storage_writer=files)
+                note(f"ours, {what}", copy, ours, checkpoint.save, storage_writer=writer)
+        read = checkpoint.FileSystemReader(theirs / "1")
+        note("FileSystemReader", copy, theirs, checkpoint.load, storage_reader=read)
+        note("our reader, verified", copy, ours, checkpoint.load, storage_reader=SnaplineReader.open(ours))
+    for what, values in found.items():
+        if "read" not in what.lower() or "seconds" in what:
+            bench.row(what, median(values), f"x   ({min(values):.2f} to {max(values):.2f})")
+
+
 PARTS: dict[str, Callable[[Bench], None]] = {
     "full": full,
     "tracked": tracked,
@@ -480,6 +521,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "agents": agents,
     "inputs": inputs,
     "torch": torch,
+    "dcp": dcp,
 }
 
 

@@ -1,0 +1,261 @@
+"""torch's sharded checkpoints as epochs of the store: every rank writes its packs, one of them makes the checkpoint visible.
+
+A save, in torch's words and ours:
+
+    prepare_global_plan   the coordinating rank takes the next epoch's number, and the newest checkpoint as the base
+    write_data            every rank, at the same time: its packs, which nothing refers to yet (`shards.py`)
+    finish                the coordinating rank, when all have reported: it reads every pack's index back, writes the manifest, and publishes the
+                          epoch's ref. That is the commit point: a checkpoint is there whole, or it is not there
+
+A rank, or all of them, may be killed at any point: what was written is garbage, the last complete checkpoint is the newest, and the next save of
+another process removes the garbage. Epochs count on above everything that was ever written, so no number is used twice.
+
+**One job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is refused. On an
+object store nobody holds one: of two jobs that save at the same time one is refused when it publishes; garbage stays there.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from snapline.adapters.torch_checkpoint.records import (
+    CHECKPOINT,
+    KIND,
+    RANK_KIND,
+    RECORD_VERSION,
+    PartPlace,
+    PlannedSave,
+    StoredItem,
+    encode_record,
+)
+from snapline.adapters.torch_checkpoint.shards import ItemTables, RankWriter
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.failpoints import failpoint
+from snapline.storage.keeping import pins, retention
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.keys.key_files import Keys
+from snapline.storage.packs import compaction
+from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, encode_checkpoint
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store import layout
+from snapline.storage.store import manifest as manifests
+from snapline.storage.store.manifest import Manifest, agent_line
+from snapline.storage.store.store import Store
+
+VALIDITY = "whole: every rank's packs were read back"
+
+
+class SnaplineWriter(StorageWriter):
+    """Saves for `torch.distributed.checkpoint.save` and `async_save` into a store of snapline.
+
+    `SnaplineWriter.open("folder")` on every rank gives one, for all saves of the job; it is a context manager. A save's `checkpoint_id`, if there is
+    one, becomes the checkpoint's tag: a name that it is loaded by, and that keeps it from being deleted. When `save` returns the checkpoint is durable.
+    """
+
+    def __init__(self, store: Store, *, keep_last: int | None = None) -> None:
+        """Use `open`, unless you bring your own store."""
+        super().__init__()
+        self._store = store
+        self._holds = Holds(store, now_s=time.time)
+        self._keep_last = keep_last
+        self._next_name: str | None = None
+        self._name: str | None = None
+        self._base: tuple[int, str] = (0, "")
+        self._epoch = 0
+        self._written: tuple[int, ItemTables] = (0, {})
+        self._lock: int | None = None
+        self._is_swept = False
+
+    @classmethod
+    def open(
+        cls, location: str | os.PathLike[str], *, keep_last: int | None = None, keys: Keys | None = None
+    ) -> "SnaplineWriter":
+        """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
+
+        Args:
+            location: a folder of the job's own, the same on every rank.
+            keep_last: keep so many checkpoints; older ones without a tag or a pin are deleted as new ones come. None: all.
+            keys: None: those that the environment names (docs/protection.md).
+
+        Raises:
+            MisuseError: `keep_last` is below 1, or there can be no store.
+            StoreError: it is encrypted, and its key is not there; or the disk refused.
+        """
+        if keep_last is not None and keep_last < 1:
+            raise MisuseError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
+        return cls(Store.open_or_create(location, keys=keys), keep_last=keep_last)
+
+    def close(self) -> None:
+        """Let go of the store. May be called twice."""
+        handle, self._lock = self._lock, None
+        if handle is not None:
+            os.close(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- torch's calls, in their order -------------------------------------------------------------------------------
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A save begins; MisuseError: no tag can be called so."""
+        self._next_name = None if checkpoint_id is None else pins.check_tag(os.fspath(checkpoint_id))
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """The ranks must speak to each other: MisuseError with `use_collectives=False`."""
+        self.close()  # Of a save that another rank's failure has ended.
+        self._name, self._next_name = self._next_name, None
+        if not kwargs.get("use_collectives", True):
+            raise MisuseError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Decide which epoch this will be, and whose chunks may be reused.
+
+        Raises:
+            MisuseError: another job saves into the store; it holds something else; the name is taken; or the planner caches its plans.
+        """
+        if not all(getattr(plan, "usable", True) for plan in plans):
+            raise MisuseError(
+                "the planner caches its plans, and each save needs its own: set enable_plan_caching=False"
+            )
+        self._take_lock()
+        if self._name is not None and pins.tagged_epoch(self._store.disk, self._store.store_id, self._name) is not None:
+            raise MisuseError(f"there is a checkpoint {self._name!r} already: give another checkpoint_id, or untag it")
+        self._base = self._newest()
+        self._epoch = 1 + max(self._store.epochs()[-1:] + _numbers_of_packs(self._store), default=0)
+        if self._lock is not None and not self._is_swept:
+            self._store.delete_unreferenced(begun_below=self._epoch, open_writers=(compaction.WRITER,))
+            self._is_swept = True
+        epoch, base = self._epoch, self._base[0]
+        return [
+            dataclasses.replace(plan, storage_data=PlannedSave(f"rank-{rank}", epoch, base))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's part, durable when this returns."""
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(self._write(plan.storage_data, list(plan.items), planner))
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Make the checkpoint visible, durable when this returns."""
+        packs: dict[str, PackReference] = {}
+        places: dict[MetadataIndex, PartPlace] = {}
+        for result in (result for written in results for result in written):
+            stored: StoredItem = result.storage_data
+            packs[stored.pack.path] = stored.pack
+            places[result.index] = (stored.agent, stored.part)
+        metadata.storage_data, metadata.storage_meta = places, self.storage_meta()
+        size_bytes = sum(result.size_in_bytes for written in results for result in written)
+        self._publish(encode_record(metadata, places), list(packs.values()), size_bytes)
+        if self._name is not None:
+            self._holds.tag(self._name, self._epoch)
+        if self._keep_last is not None:
+            self._forget(self._keep_last)
+        self.close()
+
+    def storage_meta(self) -> StorageMeta:
+        """Where it goes, for observers."""
+        return StorageMeta(checkpoint_id=self._name, save_id=str(self._epoch))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Can a checkpoint be called so?"""
+        with contextlib.suppress(MisuseError):
+            return bool(pins.check_tag(os.fspath(checkpoint_id)))
+        return False
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        lock = getattr(self._store.disk, "lock", None)
+        if lock is None or self._lock is not None:
+            return
+        try:
+            self._lock = lock(layout.IDENTITY)
+        except BlockingIOError:
+            raise MisuseError(
+                f"another job saves into the store {self._store.location}: give each job a folder of its own"
+            ) from None
+
+    def _newest(self) -> tuple[int, str]:
+        """Return epoch and root of the newest checkpoint that can be read; (0, ""): there is none."""
+        for epoch in reversed(self._store.epochs()):
+            try:
+                root = self._store.read_ref(epoch)
+                self._store.read_manifest(root, epoch=epoch).line_of(CHECKPOINT)
+            except DamagedDataError:
+                continue  # Nothing of it is reused: the new checkpoint stands for itself.
+            except NotFoundError:
+                words = f"the store {self._store.location} holds snapshots of a fleet: give the job a folder of its own"
+                raise MisuseError(words) from None
+            return epoch, root
+        return 0, ""
+
+    def _write(self, planned: PlannedSave, items: list[Any], planner: SavePlanner) -> list[WriteResult]:
+        if not items:
+            return []
+        base: dict[bytes, ChunkReference] = {}
+        if planned.base:
+            manifest = self._store.read_manifest(self._store.read_ref(planned.base), epoch=planned.base)
+            base = {chunk.digest: ChunkReference(chunk.digest, chunk.size_bytes) for chunk in manifest.chunks}
+        epoch, tables = self._written
+        rank = RankWriter(self._store, planned, base=base, tables=tables if epoch == planned.base else {})
+        reference = rank.write(items, planner)
+        failpoint("torch.rank.written")
+        self._written = planned.epoch, rank.tables
+        return [
+            WriteResult(item.index, size_bytes, StoredItem(reference, planned.agent, part))
+            for part, (item, size_bytes) in enumerate(zip(items, rank.sizes, strict=True))
+        ]
+
+    def _publish(self, record: bytes, packs: list[PackReference], size_bytes: int) -> None:
+        made = AgentCheckpoint(
+            agent=CHECKPOINT, kind=KIND, epoch=self._epoch, state=record, state_version=RECORD_VERSION
+        )
+        blobs = [(CHECKPOINT, encode_checkpoint(made))]
+        packs.append(self._store.write_pack(writer=CHECKPOINT, epoch=self._epoch, blobs=blobs))
+        base, root = self._base
+        gathered = self._store.gather(packs, epoch=self._epoch, bases={base: root} if base else {})
+        lines = [
+            agent_line(blob, pack=pack, kind=KIND if name == CHECKPOINT else RANK_KIND, host=name, incarnation=1)
+            for pack, found in enumerate(gathered.checkpoints)
+            for name, blob in found.items()
+        ]
+        told = manifests.Metadata(
+            epoch=self._epoch,
+            created=pins.instant(time.time()),
+            trigger="torch",
+            state_bytes=size_bytes,
+            validity=VALIDITY,
+        )
+        found_root = self._store.write_manifest(Manifest(told, lines, gathered.packs, gathered.chunks))
+        failpoint("torch.manifest.written")
+        self._store.publish(self._epoch, found_root)
+
+    def _forget(self, keep_last: int) -> None:
+        self._holds.delete(self._store.epochs()[:-keep_last])
+        self._store.compact(now_s=time.monotonic())
+
+
+def _numbers_of_packs(store: Store) -> list[int]:
+    """Return the epochs that anything was ever written for, also by a save that was killed."""
+    names = [layout.parse_pack_path(path) for path in retention.pack_paths(store.disk)]
+    return [name.number for name in names if name is not None]
