@@ -8,6 +8,8 @@ MINUTES ?= 10
 FOLDOC := /usr/share/dictd/foldoc.dict.dz
 PODMAN := podman buildah runc catatonit debootstrap netavark aardvark-dns iptables
 LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langgraph-checkpoint-conformance==0.0.2
+# What tests need that run beside CrewAI: not all of [dev], whose pins are others.
+CREWAI_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'numpy>=1.26'
 # Tests that run beside each other, in so many processes.
 JOBS ?= 3
 SEEDS  ?= 0:10000
@@ -15,7 +17,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -136,6 +138,15 @@ test-torch: $(STAMP)  ## models in agents' states, sharded checkpoints of jobs w
 test-langgraph: $(STAMP)  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/shelf tests/adapters/langgraph $(ARGS)
+
+test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store: installs OpenAI's, Microsoft's and LlamaIndex's
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents,agent-framework,llama-workflows]'
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores $(ARGS)
+
+test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: installs CrewAI (some 200 packages)
+	@test -x $(VENV)/crewai/bin/python || $(PYTHON) -m venv $(VENV)/crewai
+	@$(VENV)/crewai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[crewai]' $(CREWAI_TESTS)
+	@$(VENV)/crewai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores $(ARGS)
 
 bench-langgraph: $(STAMP)  ## what saving costs a step of a graph, beside LangGraph's own savers: installs LangGraph
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)

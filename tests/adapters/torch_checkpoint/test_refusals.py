@@ -62,9 +62,9 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
             plans, metadata = super().create_global_plan(all_plans)
             return plans, dataclasses.replace(metadata, planner_data=object())
 
-    with SnaplineWriter.open(tmp_path / "store") as writer:
-        with pytest.raises(BaseException, match="the planner's metadata cannot be saved"):
-            dcp.save({"x": torch.ones(1)}, storage_writer=writer, planner=Chatty(), no_dist=True)
+    writer = SnaplineWriter.open(tmp_path / "store")
+    with pytest.raises(BaseException, match="the planner's metadata cannot be saved"):
+        dcp.save({"x": torch.ones(1)}, storage_writer=writer, planner=Chatty(), no_dist=True)
     assert Store.open(tmp_path / "store").epochs() == []
 
 
