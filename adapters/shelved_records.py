@@ -17,7 +17,8 @@ from typing import ClassVar, Self
 import msgspec
 
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.shelf.shelf import Path, Shelf
+from snapline.storage.shelf.index import Path
+from snapline.storage.shelf.shelf import Shelf
 from snapline.storage.store.store import Store
 
 INLINE_BYTES_MAX = 96
