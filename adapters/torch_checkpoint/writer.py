@@ -11,7 +11,8 @@ A rank, or all of them, may be killed at any point: what was written is garbage,
 another process removes the garbage. Epochs count on above everything that was ever written, so no number is used twice.
 
 **One job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is refused. On an
-object store nobody holds one: of two jobs that save at the same time one is refused when it publishes; garbage stays there.
+object store nobody holds one: checkpoints of two jobs would follow each other, or one of two saves fails when it publishes. What killed saves have left is
+not removed there: it might be another's.
 """
 
 import contextlib

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("agents", reason="needs openai-agents: make test-adapters")
+REASON = "needs openai-agents: make test-adapters"
+
+pytest.importorskip("agents", reason=REASON)
 
 from agents import Agent, Model, ModelResponse, Usage, function_tool, set_tracing_disabled
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Runner, Session, SQLiteSession
-from agents.memory import SessionSettings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.adapters.session_stores import sdk  # skips where the SDK is not there
+
+assert sdk.REASON
+
+from agents import Runner, Session, SQLiteSession
+from agents.memory import SessionSettings
 
 from snapline.adapters.openai_agents import SnaplineSessions
 from snapline.chaos.crash_child import CrashNote

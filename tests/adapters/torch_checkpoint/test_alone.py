@@ -1,4 +1,4 @@
-"""What the writer and the reader of torch's checkpoints refuse, and what they keep from others' eyes. One process, without a group."""
+"""One process without a group: object stores, saving in a thread, what is refused, and what is kept from others' eyes."""
 
 import dataclasses
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from snapline.adapters.torch_checkpoint import SnaplineReader, SnaplineWriter
 from snapline.errors import DamagedDataError, MisuseError
+from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
@@ -24,6 +25,34 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch says tha
 def save(store: Path, state: dict[str, Any], **more: Any) -> None:
     with SnaplineWriter.open(store, **more) as writer:
         dcp.save(state, storage_writer=writer, no_dist=True)
+
+
+def test_on_an_object_store(tmp_path: Path) -> None:
+    disk = ObjectDisk(pytest.importorskip("obstore").store.MemoryStore(), "memory")
+    writer = SnaplineWriter(Store.create("", disk=disk), keep_last=2)
+    state = {"x": torch.arange(100_000.0), "step": 0}
+    for step in range(4):
+        state["x"][:10] += 1
+        dcp.save({**state, "step": step}, storage_writer=writer, no_dist=True)
+    store = Store.open("", disk=disk)
+    assert store.epochs() == [3, 4] and store.verify().is_whole
+    back: dict[str, Any] = {"x": torch.zeros(100_000), "step": None}
+    dcp.load(back, storage_reader=SnaplineReader(store), no_dist=True)
+    assert torch.equal(back["x"], state["x"]) and back["step"] == 3
+
+
+def test_a_thread_saves_what_was_there_when_it_was_asked(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        state = {"x": torch.zeros(50_000)}
+        with SnaplineWriter.open(tmp_path / "store") as writer:
+            saving = dcp.async_save(state, storage_writer=writer)
+            state["x"] += 1
+            saving.result()
+    finally:
+        torch.distributed.destroy_process_group()
+    dcp.load(state, storage_reader=SnaplineReader.open(tmp_path / "store"), no_dist=True)
+    assert not state["x"].any()
 
 
 def test_a_second_job_is_refused_while_one_saves(tmp_path: Path) -> None:
