@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +25,9 @@ def size_of(folder: Path) -> int:
 
 @settings(max_examples=50)
 @given(st.lists(st.one_of(RECORDS, st.sampled_from(["pop", "clear", "open"])), max_size=20))
-def test_a_list_is_a_list(tmp_path_factory, steps) -> None:  # type: ignore[no-untyped-def]  # hypothesis and a fixture
-    folder, expected = tmp_path_factory.mktemp("notes"), []
+def test_a_list_is_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list[list[bytes] | str]) -> None:
+    folder = tmp_path_factory.mktemp("notes")
+    expected: list[bytes] = []
     notes = Notes.open(folder)
     for step in steps:
         match step:
@@ -37,7 +39,7 @@ def test_a_list_is_a_list(tmp_path_factory, steps) -> None:  # type: ignore[no-u
             case "open":
                 notes.close()
                 notes = Notes.open(folder)
-            case _:
+            case list():
                 notes.records.append(PATH, step)
                 expected += step
         assert notes.records.last(PATH) == expected and notes.records.last(PATH, 2) == expected[-2:]
