@@ -387,7 +387,8 @@ class Shelf:
 def _runs(places: Mapping[bytes, ShelvedObject]) -> Iterator[list[ShelvedObject]]:
     """Yield the places in lists of what can be read at once."""
     run: list[ShelvedObject] = []
-    for each in sorted(places.values(), key=lambda found: (found.segment, found.offset)):
+    # An empty object lies where the next one begins, and must come before it: a run ends with its last object.
+    for each in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
         if run and not _are_near(run[0], run[-1], each):
             yield run
             run = []

@@ -40,6 +40,18 @@ def test_what_is_there_costs_a_reference() -> None:
     assert set(contents(shelf)["thread/"]) == {"first", "second"}
 
 
+@pytest.mark.parametrize("order", [(b"", b"1"), (b"1", b""), (b"1", b"", b"22")])
+def test_an_empty_object_begins_where_the_next_one_does(order: tuple[bytes, ...]) -> None:
+    shelf = open_shelf()
+    change = shelf.change()
+    digests = [change.add(data) for data in order]
+    for number, digest in enumerate(digests):
+        change.name(PATH, str(number), digest)
+    shelf.commit(change)
+    for asked in (digests, digests[::-1]):
+        assert shelf.read(asked) == dict(zip(digests, order, strict=True))
+
+
 def test_bytes_cannot_pass_for_bytes_with_references() -> None:
     shelf = open_shelf()
     change = shelf.change()
