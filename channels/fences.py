@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from snapline.channels.frame import LinkHello, Refused
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 """Version of frames and rules; another one is refused for good."""
 
 
@@ -23,8 +23,8 @@ class LinkIdentity(NamedTuple):
     peer_start: int
     plan: int
 
-    def hello(self, attempt: int, received: int) -> LinkHello:
-        """What this side says first on a stream: who it is, and the highest link number that it received."""
+    def hello(self, attempt: int, received: int, floor: int) -> LinkHello:
+        """What this side says first on a stream: who it is, the highest link number that it received, and its floor."""
         return LinkHello(
             cluster=self.cluster,
             host=self.host,
@@ -34,6 +34,7 @@ class LinkIdentity(NamedTuple):
             plan=self.plan,
             received=received,
             version=LINK_VERSION,
+            floor=floor,
         )
 
 

@@ -67,7 +67,7 @@ class Items(Struct, gc=False):
 
 
 class LinkHello(Struct, frozen=True, gc=False):
-    """Who speaks, of which start, attempt and plan, and the highest link number it received."""
+    """Who speaks, of which start, attempt and plan, the highest link number it received, and the epochs before the link."""
 
     cluster: str
     host: str
@@ -77,6 +77,7 @@ class LinkHello(Struct, frozen=True, gc=False):
     plan: int
     received: int
     version: int
+    floor: int = 0
 
 
 class Refused(Struct, frozen=True, gc=False):
@@ -216,6 +217,7 @@ def _fill_hello(message: link_pb2.Hello, hello: LinkHello) -> None:
     message.plan = hello.plan
     message.received = hello.received
     message.version = hello.version
+    message.floor = hello.floor
 
 
 def _put_compressed(message: link_pb2.Frame, items: Items) -> None:
@@ -276,6 +278,7 @@ def _read_body(message: link_pb2.Frame, kind: str) -> LinkHello | Refused | Bye:
             plan=hello.plan,
             received=hello.received,
             version=hello.version,
+            floor=hello.floor,
         )
     if kind == "refused":
         return Refused(message.refused.reason, message.refused.is_final)

@@ -132,6 +132,17 @@ class LinkTransport:
         dialling.attempt = self._attempts.get(peer, 0)
         dialling.task = asyncio.create_task(self._keep_dialling(dialling))
 
+    def knock(self, peer: str, address: str, hello: LinkHello) -> None:
+        """Say `hello` to a peer that this host may not dial, once.
+
+        Raises:
+            MisuseError: plaintext would leave this machine.
+        """
+        self._security.check_dial_address(address)
+        task = asyncio.create_task(self._knock(peer, address, hello))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
     def undial(self, peer: str) -> None:
         """Stop dialling `peer` and end its stream, if any; `closed` follows."""
         dialling = self._dialled.pop(peer, None)
@@ -281,6 +292,10 @@ class LinkTransport:
         hello = hello_frame.body
         assert isinstance(hello, LinkHello)
         peer = hello.host
+        if hello.attempt == 0:
+            if self._security.refusal(context, role=HOST, name=peer) is None:
+                self._owner.knocked(hello)
+            return
         refused = self._judge(hello, context)
         if refused is None and not await self._callers.is_real(context, peer, self._owner.address_of(peer)):
             refused = Refused(
@@ -360,6 +375,19 @@ class LinkTransport:
                 renewing.cancel()
         finally:
             call.cancel()
+
+    async def _knock(self, peer: str, address: str, hello: LinkHello) -> None:
+        channel = self._security.open_channel(address, role="host", name=peer)
+        open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                call = open_stream()
+                await call.write(encode_frame(Frame(body=hello)))
+                await call.read()
+        except (TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            log.debug("knocking at %s at %s: %s", peer, address, error)
+        finally:
+            await channel.close()
 
     async def _channel(self, dialling: Dialling) -> grpc.aio.Channel:
         """The channel to dial with: kept while dials fail, so that its patience grows; new for new certificates."""

@@ -28,6 +28,9 @@ Hello does no harm: the dialler's next one is higher, and items are numbered). I
 channel numbers by OpenChannel and judged by the caller once per channel; items of channels never opened are a protocol
 error. An epoch is a stamp, never a fence.
 
+Floor. With the first Hellos both sides agree on the newest epoch that has begun on either: who dials says its own, who accepts answers with
+the newer of both. The caller sends nothing that is stamped lower: epochs up to the floor have nothing to do with the link.
+
 Liveness. A frame at least every 500 ms; 2 s without one make the peer suspect and end the stream. EOF without Bye is
 reported as a break. Bye is sent when all is acked, and answered.
 
@@ -109,6 +112,8 @@ class LinkCore:
     State, besides the outgoing order and the incoming order:
         phase: what the stream is, see above.
         attempt: of the current or last stream; the dialler's grows.
+        begun: the newest epoch that has begun on this host; its owner's word.
+        floor: agreed upon with the peer; None before the first Hellos.
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
         written_ns, heard_ns: when the last frame of this stream was made, and came: heartbeat and silence count from them.
         opened: number of the last channel opened; they rise.
@@ -119,11 +124,11 @@ class LinkCore:
         self, *, cluster: str, host: str, host_start: int, peer: str, peer_start: int, plan: int, is_dialler: bool
     ) -> None:
         self.identity = LinkIdentity(cluster, host, host_start, peer, peer_start, plan)
-        self.peer = peer
         self.is_dialler = is_dialler
         self.attempt = 0
+        self.begun = 0
+        self.floor: int | None = None
         self._phase = _IDLE
-        self._was_established = False
         self._out = OutgoingOrder()
         self._in = IncomingOrder()
         self._opened = 0
@@ -295,7 +300,9 @@ class LinkCore:
     def _on_write_ready(self, now_ns: int) -> list[Command]:
         if self._is_hello_due:
             self._is_hello_due = False
-            return [WriteFrame(self._make_frame(now_ns, self.identity.hello(self.attempt, self._in.received)))]
+            floor = self.begun if self.floor is None else self.floor
+            hello = self.identity.hello(self.attempt, self._in.received, floor)
+            return [WriteFrame(self._make_frame(now_ns, hello))]
         if self._phase is not _ESTABLISHED:
             return []
         batch = self._out.take(self._grant_bytes)
@@ -307,6 +314,10 @@ class LinkCore:
         if self._words.is_due or self._is_heartbeat_due:
             return [WriteFrame(self._make_frame(now_ns))]
         return []
+
+    def knock(self) -> LinkHello:
+        """What asks the peer to dial."""
+        return self.identity.hello(0, 0, 0)
 
     def _make_frame(self, now_ns: int, body: Items | LinkHello | Bye | None = None, first_number: int = 0) -> Frame:
         """Every frame carries the newest ack and grants, and channel credits once Hellos were exchanged."""
@@ -331,10 +342,10 @@ class LinkCore:
                 self._check_grants(frame)
                 return self._on_hello(now_ns, frame, body)
         except ProtocolError as error:
-            return self._close(f"{self.peer}: {error}", is_protocol_error=True)
+            return self._close(f"{self.identity.peer}: {error}", is_protocol_error=True)
         if type(body) is Refused:
             return self._on_refused(body)
-        return self._close(f"{self.peer}: a frame before Hello", is_protocol_error=True)
+        return self._close(f"{self.identity.peer}: a frame before Hello", is_protocol_error=True)
 
     def _take_frame(self, now_ns: int, frame: Frame) -> list[Command]:
         body = frame.body
@@ -408,7 +419,9 @@ class LinkCore:
             self._phase = _CLOSING
             self._is_hello_due = False
             return [Refuse(refused.reason, refused.is_final)]
-        resumed, self._was_established = self._was_established, True
+        resumed = self.floor is not None
+        if self.floor is None:
+            self.floor = hello.floor if self.is_dialler else max(hello.floor, self.begun)
         self._phase = _ESTABLISHED
         self._is_hello_due = not self.is_dialler
         self._is_bye_sent = self._is_bye_received = False
@@ -421,7 +434,7 @@ class LinkCore:
 
     def _on_refused(self, refused: Refused) -> list[Command]:
         was_done = self._is_bye_sent and not self.has_unacked
-        commands = self._close(f"{self.peer} refused: {refused.reason}")
+        commands = self._close(f"{self.identity.peer} refused: {refused.reason}")
         if was_done and refused.is_final:
             # The peer had said Bye and gone when the last stream broke: nothing is owed on either side.
             self._is_over = True
@@ -456,11 +469,11 @@ class LinkCore:
 
     def _on_timer_fired(self, now_ns: int) -> list[Command]:
         if self._phase is _OPENING and now_ns >= self._heard_ns + SILENCE_NS:
-            return self._close(f"no Hello of {self.peer} for 2 s")
+            return self._close(f"no Hello of {self.identity.peer} for 2 s")
         if self._phase is not _ESTABLISHED:
             return []
         if now_ns >= self._heard_ns + SILENCE_NS:
-            return [ReportSilence(), *self._close(f"nothing heard of {self.peer} for 2 s")]
+            return [ReportSilence(), *self._close(f"nothing heard of {self.identity.peer} for 2 s")]
         if now_ns >= self._written_ns + HEARTBEAT_NS:
             self._is_heartbeat_due = True
         self._words.note_time(now_ns)

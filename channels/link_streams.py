@@ -22,6 +22,9 @@ class LinkOwner(Protocol):
         After None follow `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
         """
 
+    def knocked(self, hello: LinkHello) -> None:
+        """A host that may not dial this one asks to be dialled. Anybody may say so; the address is known beforehand."""
+
     def opened(self, peer: str, attempt: int) -> bool:
         """A stream is now the peer's current one, on either side: `StreamOpened`. False closes it again, silently."""
 

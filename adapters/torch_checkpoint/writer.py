@@ -40,6 +40,7 @@ from snapline.adapters.torch_checkpoint.records import (
 from snapline.adapters.torch_checkpoint.shards import ItemTables, RankWriter
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError
 from snapline.failpoints import failpoint
+from snapline.storage.instants import instant
 from snapline.storage.keeping import pins, retention
 from snapline.storage.keeping.holds import Holds
 from snapline.storage.keys.key_files import Keys
@@ -242,7 +243,7 @@ class SnaplineWriter(StorageWriter):
         ]
         told = manifests.Metadata(
             epoch=self._epoch,
-            created=pins.instant(time.time()),
+            created=instant(time.time()),
             trigger="torch",
             state_bytes=size_bytes,
             validity=VALIDITY,

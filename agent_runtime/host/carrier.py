@@ -154,6 +154,7 @@ class HostCarrier:
             AnswerWaiting: self._intake.answer_waiting,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
+            ev.KnockAtPeer: lambda command: transport.knock(command.peer, command.address, command.hello),
             ev.UndialPeer: lambda command: transport.undial(command.peer),
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
@@ -232,9 +233,13 @@ class HostCarrier:
         """May the stream of `peer` stand?"""
         return self.core.judge(hello)
 
+    def knocked(self, hello: LinkHello) -> None:
+        """A host asks to be dialled."""
+        self.feed(ev.PeerKnocked(hello))
+
     def opened(self, peer: str, attempt: int) -> bool:
         """A stream stands; returns whether there is a link for it."""
-        if peer not in self.core.peers:
+        if not self.core.links.is_expected(peer):
             return False
         self.feed(ev.StreamOpened(peer, attempt))
         return True

@@ -1,5 +1,6 @@
 """The part of a host core that knows both ends of channels: making, opening, finding the receiver, and closing when one end is gone."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from snapline.agent_runtime.host.desk import HostDesk
@@ -43,6 +44,7 @@ class ChannelEnds:
     Attributes:
         ending: by sender that is gone, and receiver: inlets with messages that are not all consumed yet.
         locating: questions to the coordinator on their way: number → the agents that are looked for.
+        held: by sender, its ends on links over which it may not send until it has recorded.
     """
 
     _mode: HostMode
@@ -56,6 +58,7 @@ class ChannelEnds:
         self._failures = failures
         self.ending: dict[tuple[str, str], AgentInlet] = {}
         self.locating: dict[int, tuple[str, ...]] = {}
+        self.held: dict[str, list[AgentOutlet]] = {}
 
     def wire(self, mode: HostMode, outlets: Outboxes, membership: Creating, durable: AwaitingReplies) -> None:
         """The core's word on who is above."""
@@ -66,6 +69,7 @@ class ChannelEnds:
         """A plan ends the history of every agent here."""
         self.ending.clear()
         self.locating.clear()
+        self.held.clear()
 
     # ---- making and opening ---------------------------------------------------------------------------------------
 
@@ -95,8 +99,8 @@ class ChannelEnds:
             self._locate(receiver)
         elif route[0] == desk.host:
             self._connect_here(outlet)
-        elif route[0] in desk.peers:
-            self._connect_there(outlet, desk.peers[route[0]], route[1])
+        elif (peer := self._links.to(route[0])) is not None:
+            self._connect_there(outlet, peer, route[1])
         return outlet
 
     def _connect_here(self, outlet: AgentOutlet) -> None:
@@ -127,6 +131,26 @@ class ChannelEnds:
             outlet.number + 1,
         )
         self._links.tell(peer, opened)
+        self._hold_if_due(outlet, peer)
+
+    def hold(self, peer: Peer) -> None:
+        """The link is open. Who has still to record an epoch that began before sends nothing over it as yet."""
+        for outlet in peer.outlets.values():
+            self._hold_if_due(outlet, peer)
+
+    def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
+        """Without credit its messages stay in the outbox, where a record finds them."""
+        if self._mode.is_behind(outlet.owner, peer):
+            outlet.credit = outlet.number
+            self.held.setdefault(outlet.owner.id, []).append(outlet)
+
+    def release(self, agent: str) -> None:
+        """The sender has recorded: what it has for such links may leave with the batch."""
+        for outlet in self.held.pop(agent):
+            outlet.credit = max(outlet.credit, outlet.number + CHANNEL_CREDIT)
+            if outlet.queue and outlet.peer is not None and not outlet.is_waiting:
+                outlet.is_waiting = True
+                outlet.peer.waiting.append(outlet)
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
         """The peer opens a channel to an agent here. One that is not here, or not in that incarnation, hears nothing."""
@@ -186,12 +210,12 @@ class ChannelEnds:
                 if outlet is not None and outlet.peer is None:
                     self._settle(agent, outlet, is_found=name in desk.routes)
 
-    def settle_waiting(self, peer: Peer) -> None:
-        """Outlets that waited for a link to this peer can open now."""
+    def settle_waiting(self, hosts: Collection[str]) -> None:
+        """Outlets that waited for these hosts' places can open now."""
         for agent in list(self._desk.agents.values()):
             for outlet in list(agent.outlets.values()):
                 route = self._desk.routes.get(outlet.receiver)
-                if outlet.peer is None and outlet.queue and route is not None and route[0] == peer.host:
+                if outlet.peer is None and outlet.queue and route is not None and route[0] in hosts:
                     self.open(agent, outlet.receiver)
                     self._outlets.unpark(outlet)
 

@@ -14,7 +14,7 @@ path is taken; only the frame is missing.
 An epoch's life (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). The first of the coordinator's
 word, a marker, and a message stamped with it makes the epoch known here. Every agent owes a record from then on and takes
 it before its next turn. When all of them have recorded, one marker item goes on each link: everything stamped older on
-that link is before it. When the marker items of all other hosts have arrived as well, nothing of this epoch can arrive
+that link is before it. When the marker items of all linked hosts have arrived as well, nothing of this epoch can arrive
 any more, so the host's part is closed and goes to the store in the background.
 
 An input's life (`inputs.py`). A message from outside is numbered, logged, and then waits for its turn beside the messages of
@@ -171,6 +171,7 @@ class HostCore:
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
             ev.TurnFailed: self.turn_ends.on_turn_failed,
+            ev.PeerKnocked: self.links.on_peer_knocked,
             ev.StreamOpened: self.links.on_stream_opened,
             ev.StreamClosed: self.links.on_stream_closed,
             msg.Welcome: self._plans.on_welcome,

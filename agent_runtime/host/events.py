@@ -11,7 +11,7 @@ import msgspec
 
 from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.rolling_back import RollbackWish
-from snapline.channels.frame import Frame
+from snapline.channels.frame import Frame, LinkHello
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import InputOutcome
 from snapline.protocols.epoch_stamped import RecordedPart
@@ -104,6 +104,12 @@ class PlanReceived(Event, frozen=True, gc=False):
 class StreamOpened(Event, frozen=True, gc=False):
     peer: str
     attempt: int
+
+
+class PeerKnocked(Event, frozen=True, gc=False):
+    """A host that may not dial this one asks to be dialled."""
+
+    hello: LinkHello
 
 
 class FrameReceived(Event, frozen=True, gc=False):
@@ -432,6 +438,14 @@ class ForgetAgent(Command, frozen=True, gc=False):
 class DialPeer(Command, frozen=True, gc=False):
     peer: str
     address: str
+
+
+class KnockAtPeer(Command, frozen=True, gc=False):
+    """Ask the peer to dial this host: say this to it, once. It may be lost."""
+
+    peer: str
+    address: str
+    hello: LinkHello
 
 
 class UndialPeer(Command, frozen=True, gc=False):

@@ -1,9 +1,12 @@
 """The part of a host core that speaks with other hosts: links of the present plan, their streams, frames and windows.
 
 What arrives goes to `mailboxes.py`, what leaves comes from `outlets.py`; whose channel it is, `channel_ends.py` knows.
+
+There is a link to a host once a channel leads there, or it has dialled; it stays while the plan holds. Of two hosts the one whose id is
+less dials. The other one knocks: it asks to be dialled, again and again until it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
@@ -11,9 +14,13 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
+from snapline.channels.fences import judge_identity
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.link import LinkCore
 from snapline.conversation import messages as msg
+
+KNOCK_NS = 200_000_000
+"""From one knock to the next: a peer that has not applied the plan, or cannot be reached, hears none."""
 
 
 class Ends(Protocol):
@@ -22,8 +29,11 @@ class Ends(Protocol):
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
         """The peer opens a channel to an agent here."""
 
-    def settle_waiting(self, peer: Peer) -> None:
-        """There is a link to this peer now."""
+    def settle_waiting(self, hosts: Collection[str]) -> None:
+        """These hosts' places are known now."""
+
+    def hold(self, peer: Peer) -> None:
+        """The link is open, but not for all as yet."""
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
         """The sender is gone."""
@@ -47,7 +57,7 @@ class Arriving(Protocol):
 
 
 class HostLinks:
-    """Links of the present plan. A link is made when both the plan and the peer's place in the roster are known.
+    """Links of the present plan.
 
     Attributes:
         roster: living hosts, by id.
@@ -69,9 +79,11 @@ class HostLinks:
     def judge(self, hello: LinkHello) -> Refused | None:
         """May this peer's stream be taken? Reads only; asked by the adapter before it feeds the LinkHello in."""
         desk = self._desk
-        peer = desk.peers.get(hello.host)
+        peer, entry = desk.peers.get(hello.host), self._entry(hello.host)
         if peer is not None and peer.link is not None:
             return peer.link.judge(hello)
+        if entry is not None:
+            return self._link(entry).judge(hello)
         if not desk.is_loaded or hello.plan > desk.plan or hello.host in desk.plan_hosts:
             return Refused(reason=f"host {desk.host} has not applied plan {hello.plan} yet", is_final=False)
         return Refused(reason=f"host {hello.host} is not part of plan {desk.plan}", is_final=True)
@@ -79,37 +91,63 @@ class HostLinks:
     # ---- making and dropping --------------------------------------------------------------------------------------
 
     def on_roster(self, event: msg.Roster) -> None:
-        self.roster = {entry.host: entry for entry in event.hosts}
-        if self._desk.is_loaded:
-            self.make()
+        known, self.roster = self.roster, {entry.host: entry for entry in event.hosts}
+        found = [host for host in self._desk.plan_hosts if host in self.roster and host not in known]
+        if self._desk.is_loaded and found:
+            self._ends.settle_waiting(found)
 
-    def make(self) -> None:
-        """Links to all other hosts of the plan whose place is known."""
+    def _entry(self, host: str) -> msg.RosterEntry | None:
+        """Where the host is, if a link may lead there: both are hosts of the plan that is loaded."""
         desk = self._desk
-        if desk.host not in desk.plan_hosts:
-            return  # idle: nothing of this plan is placed here
-        for host in desk.plan_hosts:
-            entry = self.roster.get(host)
-            if host != desk.host and host not in desk.peers and entry is not None:
-                self._make_one(entry, is_dialler=desk.host < host)
+        if not desk.is_loaded or host == desk.host or not {host, desk.host} <= set(desk.plan_hosts):
+            return None
+        return self.roster.get(host)
 
-    def _make_one(self, entry: msg.RosterEntry, *, is_dialler: bool) -> None:
+    def _link(self, entry: msg.RosterEntry) -> LinkCore:
         desk = self._desk
-        link = LinkCore(
+        return LinkCore(
             cluster=desk.cluster,
             host=desk.host,
             host_start=desk.start,
             peer=entry.host,
             peer_start=entry.host_start,
             plan=desk.plan,
-            is_dialler=is_dialler,
+            is_dialler=desk.host < entry.host,
         )
-        peer = desk.peers[entry.host] = Peer(entry.host, entry.host_start, link)
-        peer.broken_ns = desk.now
+
+    def to(self, host: str) -> Peer | None:
+        """The host with its link, which is opened if there was none; None while the host's place is unknown."""
+        peer, entry = self._desk.peers.get(host), self._entry(host)
+        if peer is not None or entry is None:
+            return peer
+        peer = self._make(entry)
+        assert peer.link is not None
+        if peer.link.is_dialler:
+            self._desk.out.append(ev.DialPeer(host, entry.address))
+        else:
+            self._knock(peer, entry)
+        return peer
+
+    def _make(self, entry: msg.RosterEntry) -> Peer:
+        peer = self._desk.peers[entry.host] = Peer(entry.host, entry.host_start, self._link(entry))
+        peer.broken_ns = self._desk.now
         peer.measure_room()
-        self._ends.settle_waiting(peer)
-        if is_dialler:
-            desk.out.append(ev.DialPeer(entry.host, entry.address))
+        return peer
+
+    def _knock(self, peer: Peer, entry: msg.RosterEntry) -> None:
+        assert peer.link is not None
+        peer.knock_ns = self._desk.now + KNOCK_NS
+        self._desk.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
+
+    def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
+        """A host asks to be dialled: there is a channel from there to here. One of another plan, or start, will knock again."""
+        hello, entry = event.hello, self._entry(event.hello.host)
+        if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
+            self.to(hello.host)
+
+    def is_expected(self, host: str) -> bool:
+        """Would a stream of this peer have a link?"""
+        return host in self._desk.peers or (host < self._desk.host and self._entry(host) is not None)
 
     def drop(self) -> None:
         """The plan that they belonged to is over."""
@@ -124,6 +162,9 @@ class HostLinks:
     # ---- streams and frames ---------------------------------------------------------------------------------------
 
     def on_stream_opened(self, event: ev.StreamOpened) -> None:
+        entry = self._entry(event.peer)
+        if event.peer not in self._desk.peers and entry is not None:
+            self._make(entry)
         self._feed(event.peer, lk.StreamOpened(event.attempt))
 
     def on_stream_closed(self, event: ev.StreamClosed) -> None:
@@ -141,12 +182,15 @@ class HostLinks:
         for peer in self._desk.peers.values():
             if peer.link is not None and peer.link.wakeup_ns is not None and peer.link.wakeup_ns <= now:
                 self._carry(peer, peer.link.handle(now, lk.TimerFired()))
+            if peer.knock_ns is not None and peer.knock_ns <= now and (entry := self._entry(peer.host)) is not None:
+                self._knock(peer, entry)
 
     def _feed(self, host: str, event: lk.Event) -> None:
         peer = self._desk.peers.get(host)
         if peer is None or peer.link is None:
             self._desk.out.append(ev.CloseStream(host, "no link of this plan"))
             return
+        peer.link.begun = self._desk.begun_epoch
         self._carry(peer, peer.link.handle(self._desk.now, event))
         peer.measure_room()
         self._drain(peer)
@@ -189,7 +233,10 @@ class HostLinks:
                 desk.out.append(ev.CloseStream(peer.host, command.reason))
             case lk.ReportEstablished():
                 peer.is_reported = False
-                peer.broken_ns = None
+                peer.broken_ns = peer.knock_ns = None
+                if not command.resumed:
+                    self._ends.hold(peer)
+                    self._mode.linked(peer)
                 desk.note("info", f"link to {peer.host} {'resumed' if command.resumed else 'established'}")
             case lk.ReportSilence() | lk.ReportEnded():
                 peer.broken_ns = desk.now if peer.broken_ns is None else peer.broken_ns
@@ -260,7 +307,8 @@ class HostLinks:
 
     def wakeups_ns(self) -> list[int]:
         """When `clock_passed` is wanted."""
-        times = [peer.link.wakeup_ns for peer in self._desk.peers.values() if peer.link is not None]
+        peers = self._desk.peers.values()
+        times = [peer.link.wakeup_ns for peer in peers if peer.link is not None] + [peer.knock_ns for peer in peers]
         return [time_ns for time_ns in times if time_ns is not None]
 
     def validate(self) -> None:

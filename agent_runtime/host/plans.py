@@ -120,7 +120,6 @@ class HostPlans:
         self._steps.loaded(event)
         self._outputs.loaded(event)
         self._mode.loaded(event.agents)
-        self._links.make()
         desk.out.append(msg.PlanApplied(desk.plan, desk.start))
         for agent in list(desk.agents.values()):
             self._set_going(agent)

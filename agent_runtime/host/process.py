@@ -104,6 +104,7 @@ class Host:
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
         self._carrier = self._make_carrier()
+        self.knocked = self._carrier.knocked
         self.opened = self._carrier.opened
         self.received = self._carrier.received
         self.next_frame = self._carrier.next_frame

@@ -7,6 +7,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_writer import Timer
 from snapline.agent_runtime.host.turns import RunningTurn
+from snapline.channels.frame import LinkHello
 from snapline.conversation.messages import HostMessage
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
@@ -20,6 +21,9 @@ class Transport(Protocol):
 
     def dial(self, peer: str, address: str) -> None:
         """Open streams to `peer`, again and again."""
+
+    def knock(self, peer: str, address: str, hello: LinkHello) -> None:
+        """Say this to `peer`, once: it asks to be dialled."""
 
     def undial(self, peer: str) -> None:
         """No more streams to or from `peer`."""

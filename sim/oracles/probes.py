@@ -38,6 +38,7 @@ CATALOGUE: dict[str, Probe] = {
     "spawn in a cut": Probe("an agent was not born in a complete epoch: the message that creates it is in transit"),
     "agent gone before a cut": Probe("an epoch was complete after an agent had left"),
     "channel opened after a record": Probe("an agent first sent to another one after it had recorded an open epoch"),
+    "link in an epoch": Probe("two hosts were linked while an epoch was open at one of them"),
     "epoch complete": Probe("an epoch was complete"),
     "leader change during an epoch": Probe("the coordinator's leader changed between begin and outcome of an epoch"),
     "old epoch read back": Probe("a kept epoch that was not the newest was read back at the end, and is what it was"),

@@ -54,6 +54,7 @@ class SimTransport:
         self._is_awake: dict[str, None] = {}
         self._written: dict[str, int] = {}
         self._received: dict[str, int] = {}  # peer → the newest item of its link
+        self._knocks = 0
 
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:
         self.host.later(self._desk.kernel.now_ns, function, argument)
@@ -69,6 +70,12 @@ class SimTransport:
         if peer not in self._dialled:
             self._dialled[peer] = 0
             self._soon(self._try, peer)
+
+    def knock(self, peer: str, address: str, hello: LinkHello) -> None:
+        there = self._find(peer)
+        self._knocks += 1
+        if there is not None and self._desk.network.can_reach(self.host.name, peer):
+            LinkStream(self, there, -self._knocks).stream.send(self.host.name, Frame(body=hello))
 
     def undial(self, peer: str) -> None:
         self._dialled.pop(peer, None)
@@ -104,6 +111,7 @@ class SimTransport:
         found = LinkStream(self, there, self._dialled[peer])
         self._streams[peer] = found
         if self.host.carrier.opened(peer, found.attempt):
+            self._note_opened(peer)
             self.wake(peer)
         else:
             found.stream.close()
@@ -131,6 +139,11 @@ class SimTransport:
             self._note_written(peer, frame)
             found.stream.send(self.host.name, frame)
         self.wake(peer)
+
+    def _note_opened(self, peer: str) -> None:
+        core = self.host.carrier.core
+        is_in_epoch = core.peers[peer].floor is None and core.mode.standing().open_epochs > 0
+        self._desk.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
         """Numbers that were written before belong to frames of a stream that broke."""
@@ -160,6 +173,10 @@ class SimTransport:
     def _accept(self, found: LinkStream, peer: str, frame: Frame) -> None:
         hello = frame.body
         assert isinstance(hello, LinkHello), "the first frame of a stream says who speaks"
+        if hello.attempt == 0:
+            found.stream.close()
+            self.host.carrier.knocked(hello)
+            return
         refused = self._judge(found, peer, hello)
         if refused is not None:
             self._refuse(found, refused)
@@ -171,6 +188,7 @@ class SimTransport:
             older.stream.close()
             self.host.carrier.closed(peer, None)
         if self.host.carrier.opened(peer, hello.attempt):
+            self._note_opened(peer)
             self.host.carrier.received(peer, frame)
             self.wake(peer)
         else:

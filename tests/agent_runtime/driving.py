@@ -1,4 +1,4 @@
-"""Drives one host core, `h1`, by hand: events in, commands out. Its peer `h2` is a bare link that the test speaks for."""
+"""Drives one host core, `h1` unless the test says otherwise, by hand: events in, commands out. Its peer `h2` is a bare link that the test speaks for."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -29,8 +29,10 @@ class Remote:
         credits: the newest credit that h1 told, by channel of h2.
     """
 
-    def __init__(self, plan: int) -> None:
-        self.link = LinkCore(cluster="c", host="h2", host_start=1, peer="h1", peer_start=1, plan=plan, is_dialler=False)
+    def __init__(self, plan: int, peer: str) -> None:
+        self.link = LinkCore(
+            cluster="c", host="h2", host_start=1, peer=peer, peer_start=1, plan=plan, is_dialler=peer > "h2"
+        )
         self.now = 0
         self.heard: list[tuple[object, ...]] = []
         self.opened: dict[int, tuple[str, str, int]] = {}
@@ -94,19 +96,21 @@ class Driver:
         plan: int = 1,
         starts: bool = True,
         protocol: str = "",
+        host: str = "h1",
     ) -> None:
-        self.core = HostCore("h1", protocol=protocol) if protocol else HostCore("h1")
+        self.core = HostCore(host, protocol=protocol) if protocol else HostCore(host)
+        self.host = host
         self.now = 0
         self.said: list[ev.Said] = []
         self.turns: dict[str, ev.StartTurn] = {}
-        self.remote = Remote(plan)
+        self.remote = Remote(plan, host)
         self.plan = plan
         self.is_connected = False
         self.here = tuple(here)
         self.there = tuple(there)
         self.checkpoints = dict(checkpoints or {})
         self.feed(msg.Welcome(1, "c"))
-        self.feed(msg.Roster((msg.RosterEntry("h1", "", 1), msg.RosterEntry("h2", "", 1))))
+        self.feed(msg.Roster((msg.RosterEntry(host, "", 1), msg.RosterEntry("h2", "", 1))))
         self.receive_plan(plan, begun)
         self.load(plan)
         if starts:
@@ -133,10 +137,10 @@ class Driver:
 
     def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.Said]:
         if plan > self.plan:
-            self.plan, self.remote, self.is_connected = plan, Remote(plan), False
-        placements = [ev.Placement(agent, "k", "h1", plan) for agent in self.here]
+            self.plan, self.remote, self.is_connected = plan, Remote(plan, self.host), False
+        placements = [ev.Placement(agent, "k", self.host, plan) for agent in self.here]
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
-        return self.feed(ev.PlanReceived(plan, line, "", begun, ("h1", "h2"), tuple(placements)))
+        return self.feed(ev.PlanReceived(plan, line, "", begun, (self.host, "h2"), tuple(placements)))
 
     def load(
         self,

@@ -8,8 +8,8 @@ command of a host, `h1: …`, and `h1 <- …` is what it heard besides what stan
 each message as `channel:text@stamp` or `…+piggyback`, and acks and credits; not its windows. Channels have credit for 4 messages here.
 
     fleet agents=a,x,b [hosts=2] [protocol=chandy-lamport]     a goes to h1, x to h2, b to h1 …
-    running [busy=a,b]             every host applies the plan, and agents have started, but for those whose first turn is to
-                                   come yet: shown is nothing of that
+    running [busy=a,b] [links=no]  every host applies the plan, and agents have started, but for those whose first turn is to
+                                   come yet; between all hosts are links: shown is nothing of that
     hear h1,h2                     all that the coordinator (or the loading of a line) has for these hosts so far
     turn a send=b:m1,x:m2          a's turn, which the host has asked for, runs, and does nothing else; it may also
                                    spawn=c, checkpoint=yes, stop=yes, and fail=why at its end
@@ -23,6 +23,7 @@ each message as `channel:text@stamp` or `…+piggyback`, and acks and credits; n
     frozen h1                      the coordinator takes the word of a host that stands still
 """
 
+import itertools
 import random
 import sys
 
@@ -38,6 +39,7 @@ from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.channels import channel
+from snapline.channels.fences import LinkIdentity
 from snapline.channels.frame import Frame, Items, Marker, OpenChannel, decode_control
 from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
@@ -150,8 +152,16 @@ class ScriptedFleet:
             for turn in [turn for turn in host.queue if turn.agent not in busy]:
                 self._run(host, turn)
         self.do_durable(everybody)
+        if command.options.get("links") != "no":
+            self._link_all()
         self.do_carry(command)
         self.trace.clear()
+
+    def _link_all(self) -> None:
+        for host, other in itertools.combinations(self.hosts(), 2):
+            desk = host.core.desk
+            knock = LinkIdentity(desk.cluster, other.name, other.start, host.name, host.start, desk.plan).hello(0, 0, 0)
+            host.feed(ev.PeerKnocked(knock))
 
     def do_hear(self, command: ScriptCommand) -> None:
         for host in self.hosts(command):
@@ -173,11 +183,12 @@ class ScriptedFleet:
         host.run_turn()
 
     def do_carry(self, command: ScriptCommand) -> None:
-        for host in self.hosts():
-            for dial in list(self.world.streams.dials(host)):
-                dial()
-        while self._carry_one():
-            pass
+        for _ in range(2):  # who is knocked at dials then
+            for host in self.hosts():
+                for dial in list(self.world.streams.dials(host)):
+                    dial()
+            while self._carry_one():
+                pass
 
     def _carry_one(self) -> bool:
         for host in self.hosts():

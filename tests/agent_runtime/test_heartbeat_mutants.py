@@ -9,6 +9,7 @@ from tests.agent_runtime.driving import Driver
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import Peer
+from snapline.conversation import messages as msg
 
 Patch = pytest.MonkeyPatch
 
@@ -25,14 +26,14 @@ def every_attempt_counts_anew(patch: Patch) -> None:
 
 
 def a_link_that_never_stood_is_not_missed(patch: Patch) -> None:
-    make = HostLinks.make
+    make = HostLinks._make
 
-    def mutant(self: HostLinks) -> None:
-        make(self)
-        for peer in self._desk.peers.values():
-            peer.broken_ns = None
+    def mutant(self: HostLinks, entry: msg.RosterEntry) -> Peer:
+        peer = make(self, entry)
+        peer.broken_ns = None
+        return peer
 
-    patch.setattr(HostLinks, "make", mutant)
+    patch.setattr(HostLinks, "_make", mutant)
 
 
 def nothing_ever_waits(patch: Patch) -> None:

@@ -1,12 +1,15 @@
 """The host core's part in epochs and plans. Events in, commands out."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordinated
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
+from snapline.channels.fences import LINK_VERSION
+from snapline.channels.frame import LinkHello
 from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
 from snapline.storage.packs.checkpoint import InTransitMessage
@@ -41,6 +44,7 @@ def in_transit(driver: Driver, epoch: int, agent: str) -> dict[str, list[bytes]]
 
 def test_idle_agents_record_at_once_and_the_part_closes_with_the_last_marker(drive: Drive) -> None:
     driver = drive()
+    driver.connect()
     assert [c.agent for c in begin(driver, 1) if isinstance(c, ev.CaptureState)] == ["a", "b"]
     driver.flush()
     assert driver.remote.heard == [("marker", 1, {})] and not driver.all_of(ev.StoreEpoch)
@@ -102,6 +106,7 @@ def test_messages_that_wait_at_the_record_are_in_transit(drive: Drive) -> None:
 
 def test_messages_stamped_older_that_arrive_later_are_in_transit(drive: Drive) -> None:
     driver = drive()
+    driver.connect()
     begin(driver, 1)
     driver.remote_sends("z", "a", b"\x011", stamp=0)
     driver.remote_sends("z", "a", b"\x012", stamp=1)
@@ -148,12 +153,91 @@ def test_two_epochs_at_once_share_one_image(drive: Drive) -> None:
 
 def test_epochs_close_one_by_one(drive: Drive) -> None:
     driver = drive()
+    driver.connect()
     begin(driver, 1)
     begin(driver, 2)
     mark(driver, 1)
     assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1]
     mark(driver, 2)
     assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1, 2]
+
+
+# ---- links that are opened meanwhile -----------------------------------------------------------------------------------
+
+
+def test_hosts_that_nobody_talks_to_have_no_marker_and_are_not_waited_for(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    assert set(stored(driver, 1).records) == {"a", "b"}
+    assert not driver.core.peers and not driver.all_of(ev.DialPeer)
+
+
+def test_an_epoch_from_before_a_link_has_no_marker_on_it(drive: Drive) -> None:
+    """b is in a turn, and delays the epoch; a, which has recorded, opens a link meanwhile."""
+    driver = drive(starts=False)
+    driver.end("a")
+    begin(driver, 1)
+    assert driver.captures("a") and not driver.captures("b")
+    driver.remote_sends("z", "a", b"\x01w", stamp=1)
+    driver.end("a", ("z", b"\x011"))
+    driver.flush()
+    driver.end("b", ("z", b"\x012"))
+    driver.flush()
+    assert set(stored(driver, 1).records) == {"a", "b"}
+    assert not [row for row in driver.remote.heard if row[0] == "marker"]
+    assert driver.items() == [(("a", "z"), b"\x011", 1), (("b", "z"), b"\x012", 1)], (
+        "behind b's record, which has it in the outbox"
+    )
+    assert stored(driver, 1).records["b"].sent.get("z", 0) == 0
+    begin(driver, 2)
+    driver.flush()
+    assert driver.remote.heard[-1] == ("marker", 2, {("a", "z"): 1, ("b", "z"): 1}), "later ones have"
+
+
+def test_a_link_brings_the_epoch_that_has_begun_there(drive: Drive) -> None:
+    driver = drive()
+    driver.remote.link.begun = 4
+    driver.connect()
+    assert [capture.epochs for capture in driver.captures("a")] == [(1, 2, 3, 4)] and coordinated(
+        driver.core
+    ).epochs.keys() == {1, 2, 3, 4}
+    assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1, 2, 3, 4], "no marker is waited for"
+
+
+def test_an_epoch_that_begins_while_a_link_is_being_opened_waits_for_what_its_ends_agree_on(drive: Drive) -> None:
+    driver = drive()
+    driver.feed(ev.StreamOpened("h2", 1))
+    begin(driver, 1)
+    assert not driver.all_of(ev.StoreEpoch), "the other end may have been linked first"
+    driver.feed(ev.StreamClosed("h2"))
+    driver.connect(attempt=2)
+    assert driver.core.peers["h2"].floor == 1 and stored(driver, 1)
+
+
+def test_who_may_not_dial_knocks_until_it_is_dialled(drive: Drive) -> None:
+    driver = drive(host="h3", starts=False)
+    driver.end("a", ("z", b"\x011"))
+    (knock,) = driver.all_of(ev.KnockAtPeer)
+    assert (knock.peer, knock.hello.host, knock.hello.attempt) == ("h2", "h3", 0) and not driver.all_of(ev.DialPeer)
+    driver.feed(ev.TimerFired(), 200 * MS)
+    assert len(driver.all_of(ev.KnockAtPeer)) == 2
+    driver.flush()
+    driver.feed(ev.TimerFired(), 200 * MS)
+    assert len(driver.all_of(ev.KnockAtPeer)) == 2 and driver.items() == [(("a", "z"), b"\x011", 0)]
+
+
+def test_whoever_knocks_is_dialled_if_it_is_of_this_plan(drive: Drive) -> None:
+    driver = drive()
+    wrong = ({"plan": 2}, {"host_start": 9}, {"cluster": "another"}, {"host": "h9"}, {"peer_start": 9})
+    for fields in wrong:
+        assert driver.feed(ev.PeerKnocked(knock(**fields))) == []
+    assert driver.feed(ev.PeerKnocked(knock())) == [ev.DialPeer("h2", "")]
+    assert driver.feed(ev.PeerKnocked(knock())) == [], "it is dialled already"
+
+
+def knock(**changes: Any) -> LinkHello:
+    fields: dict[str, Any] = {"cluster": "c", "host": "h2", "host_start": 1, "peer_start": 1, "plan": 1}
+    return LinkHello(**{**fields, **changes}, attempt=0, received=0, version=LINK_VERSION)
 
 
 # ---- ending ---------------------------------------------------------------------------------------------------------
@@ -232,6 +316,7 @@ def test_that_a_part_could_not_be_written_is_said_until_the_epoch_has_ended(driv
 
 def test_a_refused_epoch_is_not_written(drive: Drive) -> None:
     driver = drive()
+    driver.connect()
     begin(driver, 1)
     driver.feed(ev.CaptureFailed("a", (1,), "no such field"))
     mark(driver, 1)
@@ -243,14 +328,14 @@ def test_a_refused_epoch_is_not_written(drive: Drive) -> None:
 
 def test_a_plan_ends_everything_and_loads_anew(drive: Drive) -> None:
     driver = drive()
-    begin(driver, 1)
     driver.wake("a")
+    begin(driver, 1)
     commands = driver.receive_plan(2, begun=1)
     assert [type(command) for command in commands] == [ev.UndialPeer, ev.DropEpoch, ev.CancelTurns, ev.LoadAgents]
     assert driver.last(ev.LoadAgents).agents == tuple(ev.Placement(agent, "k", "h1", 2) for agent in "ab")
     assert not driver.core.agents and not driver.core.is_loaded
     loaded = driver.load(2)
-    assert msg.PlanApplied(2, 1) in loaded and ev.DialPeer("h2", "") in loaded
+    assert msg.PlanApplied(2, 1) in loaded and not driver.core.peers
     assert [turn.incarnation for turn in driver.turns.values()] == [2, 2]
 
 
@@ -384,11 +469,13 @@ def unreached(driver: Driver) -> list[tuple[str, int, int, bool]]:
 
 def test_heartbeats_say_which_hosts_of_the_plan_are_not_reached_since_when_and_what_waits(drive: Drive) -> None:
     driver = drive(starts=False)
+    assert unreached(driver) == [], "nobody has anything to say to it"
+    driver.end("b", ("z", b"\x011"))
+    assert driver.all_of(ev.DialPeer) == [ev.DialPeer("h2", "")]
     began = driver.now
     driver.now += SECOND
-    ((host, start, elapsed_ns, is_waited),) = unreached(driver)
-    assert (host, start, is_waited) == ("h2", 1, False) and SECOND <= elapsed_ns <= driver.now - began + SECOND
-    driver.connect()
+    assert unreached(driver) == [("h2", 1, driver.now - began, True)]
+    driver.flush()
     assert unreached(driver) == []
     driver.feed(ev.TimerFired(), 3_000 * MS)
     broken = driver.now

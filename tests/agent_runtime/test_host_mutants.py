@@ -13,10 +13,12 @@ from tests.agent_runtime.coins import play
 
 from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent
 from snapline.agent_runtime.host.membership import Membership
+from snapline.agent_runtime.host.modes import coordinated
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
@@ -272,6 +274,22 @@ def held_sends_leave_before_the_reservation(patch: Patch) -> None:
     patch.setattr(Membership, "hold", hasty)
 
 
+def nobody_is_behind_a_new_link(patch: Patch) -> None:
+    patch.setattr(CoordinatedMode, "is_behind", lambda self, agent, peer: False)
+
+
+def a_link_that_is_being_opened_has_no_marker(patch: Patch) -> None:
+    patch.setattr(coordinated, "_is_marked", lambda peer, epoch: peer.floor is not None and epoch > peer.floor)
+
+
+def epochs_before_a_link_wait_for_its_marker(patch: Patch) -> None:
+    patch.setattr(CoordinatedMode, "linked", lambda self, peer: None)
+
+
+def who_is_held_stays_held(patch: Patch) -> None:
+    patch.setattr(ChannelEnds, "release", lambda self, agent: self.held.pop(agent))
+
+
 COMMON = [
     sends_leave_after_the_record,
     the_mailbox_is_not_recorded,
@@ -290,6 +308,10 @@ COMMON = [
     a_running_turn_does_not_delay_the_record,
     leavers_go_at_once,
     parked_messages_are_overtaken,
+    nobody_is_behind_a_new_link,
+    a_link_that_is_being_opened_has_no_marker,
+    epochs_before_a_link_wait_for_its_marker,
+    who_is_held_stays_held,
 ]
 RARE = [
     markers_do_not_wait_for_reservations,

@@ -254,6 +254,7 @@ def test_a_marker_is_traced_at_both_ends_under_one_name(clock: Clock, is_looked_
     if is_looked_at:
         traced.ask()
     driver = traced.driver
+    driver.connect()
     begin(driver, 1)
     mark(driver, 1)
     found = [(each.what, each.agent, each.other, each.number) for each in driver.all_of(ev.Trace)]

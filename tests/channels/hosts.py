@@ -67,6 +67,7 @@ class Host:
         self.received_count = 0
         self.size = 100
         self.log: list[Command] = []
+        self.knocks: list[str] = []
         self.errors: list[str | None] = []
         self.is_open = False
         self.established_count = 0
@@ -155,6 +156,9 @@ class Host:
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return self.core.judge(hello)
+
+    def knocked(self, hello: LinkHello) -> None:
+        self.knocks.append(hello.host)
 
     def opened(self, peer: str, attempt: int) -> bool:
         self.feed(StreamOpened(attempt))

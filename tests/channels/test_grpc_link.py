@@ -19,6 +19,7 @@ from tests.channels.hosts import OWN_CALLS, Host, connect, exchange, until
 
 from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
+from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded, ReportSilence
@@ -186,7 +187,7 @@ def hello(**changes: object) -> Frame:
         "attempt": 1,
         "plan": 1,
         "received": 0,
-        "version": 1,
+        "version": LINK_VERSION,
     }
     body = LinkHello(**{**fields, **changes})  # type: ignore[arg-type]  # a test names the field it changes
     return Frame(0, 0, WINDOW_ITEMS, WINDOW_BYTES, body=body)
@@ -237,6 +238,15 @@ async def test_the_wrong_peer_gets_a_refusal(acceptor: Host, changes: dict[str, 
     assert await raw.read() is None
     assert not acceptor.core.is_established
     await raw.close()
+
+
+async def test_a_knock_reaches_the_owner_and_opens_no_stream(acceptor: Host) -> None:
+    other = await Host("h1", "h2", is_dialler=False).start()
+    other.transport.knock("h2", f"127.0.0.1:{acceptor.port}", other.core.knock())
+    await until(lambda: acceptor.knocks == ["h1"])
+    assert not acceptor.is_open and not other.is_open and not acceptor.log
+    other.transport.knock("h2", "127.0.0.1:9", other.core.knock())  # nobody is there: it is lost
+    await other.stop()
 
 
 async def forge(acceptor: Host) -> None:

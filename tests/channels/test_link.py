@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
+from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import (
     Bye,
     CloseChannel,
@@ -65,7 +66,7 @@ def hello(**changes: object) -> LinkHello:
         "attempt": 1,
         "plan": 3,
         "received": 0,
-        "version": 1,
+        "version": LINK_VERSION,
     }
     return LinkHello(**{**fields, **changes})  # type: ignore[arg-type]  # a test names the field it changes
 
@@ -126,6 +127,48 @@ def test_the_dialler_speaks_first_and_the_acceptor_answers(dialler: LinkCore, ac
     assert (frame.grant_items, frame.grant_bytes) == (WINDOW_ITEMS, WINDOW_BYTES)
 
 
+@pytest.mark.parametrize(("here", "there"), [(5, 2), (2, 5)])
+def test_the_ends_agree_on_the_newest_epoch_of_both(
+    dialler: LinkCore, acceptor: LinkCore, here: int, there: int
+) -> None:
+    dialler.begun, acceptor.begun = here, there
+    dialler.handle(0, StreamOpened(1))
+    said = written(dialler).body
+    assert isinstance(said, LinkHello) and said.floor == here
+    acceptor.handle(0, StreamOpened(1))
+    acceptor.handle(0, FrameReceived(hello_frame(floor=said.floor)))
+    answer = written(acceptor).body
+    assert isinstance(answer, LinkHello)
+    dialler.handle(0, FrameReceived(hello_frame(floor=answer.floor)))
+    assert acceptor.floor == dialler.floor == 5
+
+
+def test_what_was_agreed_upon_stays(dialler: LinkCore, acceptor: LinkCore) -> None:
+    """The answer may be lost with its stream: who accepts gives the same one again, however far it is by then."""
+    acceptor.begun = 3
+    establish(acceptor)
+    acceptor.handle(0, StreamClosed())
+    acceptor.begun = 9
+    acceptor.handle(0, StreamOpened(2))
+    acceptor.handle(0, FrameReceived(hello_frame(attempt=2, floor=7)))
+    answer = written(acceptor).body
+    assert isinstance(answer, LinkHello) and answer.floor == acceptor.floor == 3
+    dialler.handle(0, StreamOpened(1))
+    dialler.handle(0, FrameReceived(hello_frame(floor=3)))
+    dialler.handle(0, StreamClosed())
+    dialler.begun = 9
+    dialler.handle(0, StreamOpened(2))
+    dialler.handle(0, FrameReceived(hello_frame(attempt=2, floor=4)))
+    assert dialler.floor == 3
+
+
+def test_a_knock_opens_no_stream(acceptor: LinkCore) -> None:
+    assert acceptor.knock().attempt == 0 and not acceptor.wants_write
+    assert acceptor.judge(hello(attempt=0)) is None, (
+        "an acceptor without a stream would take any: so transports ask the owner first"
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "is_final"),
     [
@@ -137,7 +180,7 @@ def test_the_dialler_speaks_first_and_the_acceptor_answers(dialler: LinkCore, ac
         ({"peer_start": 5}, False),
         ({"cluster": "other"}, True),
         ({"host": "h3"}, True),
-        ({"version": 2}, True),
+        ({"version": LINK_VERSION + 1}, True),
         ({"received": 1}, True),
         ({"attempt": 0}, False),
     ],

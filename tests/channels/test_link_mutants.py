@@ -1,11 +1,13 @@
 """Faults put into the link on purpose: the named tests must notice."""
 
+import msgspec
 import pytest
 from tests.channels import test_link
 from tests.channels.test_link import make
 
-from snapline.channels.frame import LinkHello, Refused
+from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.link import LinkCore
+from snapline.channels.link_events import Command
 
 
 def attempts_are_never_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -31,6 +33,22 @@ def late_attempts_replace_the_current_stream(patch: pytest.MonkeyPatch) -> None:
             self._phase = phase
 
     patch.setattr(LinkCore, "judge", mutant)
+
+
+def the_floor_is_that_of_who_accepts(patch: pytest.MonkeyPatch) -> None:
+    on_hello = LinkCore._on_hello
+
+    def mutant(self: LinkCore, now_ns: int, frame: Frame, hello: LinkHello) -> list[Command]:
+        said = hello if self.is_dialler else msgspec.structs.replace(hello, floor=0)
+        return on_hello(self, now_ns, frame, said)
+
+    patch.setattr(LinkCore, "_on_hello", mutant)
+
+
+def test_a_floor_of_one_end_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    the_floor_is_that_of_who_accepts(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_link.test_the_ends_agree_on_the_newest_epoch_of_both(make(is_dialler=True), make(is_dialler=False), 5, 2)
 
 
 def test_a_lock_out_by_an_attempt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

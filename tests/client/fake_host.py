@@ -182,6 +182,9 @@ class FakeHost:
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return Refused("no links here", is_final=True)
 
+    def knocked(self, hello: LinkHello) -> None:
+        """Nobody is dialled from here."""
+
     def opened(self, peer: str, attempt: int) -> bool:
         return False
 

@@ -98,6 +98,8 @@ class Host:
                 self.turns.forget(command.agent)
             case ev.DialPeer():
                 self.dialled[command.peer] = self.dialled.get(command.peer, 0)
+            case ev.KnockAtPeer():
+                world.streams.knocks.append((command.peer, command.hello))
             case ev.UndialPeer():
                 self.dialled.pop(command.peer, None)
                 world.cut(self.name, command.peer)

@@ -34,6 +34,7 @@ class Streams:
         self._hosts = hosts
         self._open: dict[tuple[str, str], Stream] = {}
         self.cuts = 0
+        self.knocks: list[tuple[str, LinkHello]] = []
 
     def cut(self, one: str, other: str) -> None:
         """A stream ends: what was in flight on it is lost."""
@@ -50,7 +51,15 @@ class Streams:
             if (host.name, peer) not in self._open:
                 yield lambda peer=peer: self._dial(host, peer)  # type: ignore[misc]
 
+    def _knock(self) -> None:
+        """The oldest knock is heard, or by nobody."""
+        peer, hello = self.knocks.pop(0)
+        if peer in self._hosts:
+            self._hosts[peer].feed(ev.PeerKnocked(hello))
+
     def actions(self) -> Iterator[Action]:
+        if self.knocks:
+            yield self._knock
         for stream in self._open.values():
             for name in stream.ends:
                 host = self._hosts[name]

@@ -197,7 +197,7 @@ class CoordinatedMode:
                 for agent in desk.agents.values()
                 if agent.protocol.recorded < number and agent.retired_in is None
             }
-            awaited = {host: None for host in desk.plan_hosts if host != desk.host}
+            awaited = {host: None for host, peer in desk.peers.items() if _is_marked(peer, number)}
             self.epochs[number] = HostEpoch(number, unrecorded, awaited, desk.now)
         desk.begun_epoch = epoch
         announced = EpochAnnounced(epoch)
@@ -237,10 +237,35 @@ class CoordinatedMode:
             waiting.append(WaitingMessage(inlet.sender, number, stamp, payload))
         return tuple(waiting)
 
+    # ---- epochs: links ----------------------------------------------------------------------------------------------
+
+    def linked(self, peer: Peer) -> None:
+        """What had begun before, here or there, has no marker on it."""
+        assert peer.floor is not None
+        if peer.floor > self._desk.begun_epoch:
+            self._begin(peer.floor)
+        for number, epoch in self.epochs.items():
+            if number <= peer.floor:
+                epoch.awaited.pop(peer.host, None)
+        self._check()
+
+    def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
+        if peer.floor is None or agent.protocol.recorded >= peer.floor or agent.retired_in is not None:
+            return False
+        return agent.owes or peer.floor > self._desk.begun_epoch
+
+    def _release(self) -> None:
+        """Who owes nothing any more may send over links that came into being meanwhile."""
+        for agent_id in list(self._ends.held):
+            agent = self._desk.agents.get(agent_id)
+            if agent is None or not agent.owes:
+                self._ends.release(agent_id)
+
     # ---- epochs: markers ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Has an epoch got on?"""
+        self._release()
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
                 self._send_markers(epoch)
@@ -248,12 +273,11 @@ class CoordinatedMode:
                 self._close(epoch)
 
     def _send_markers(self, epoch: HostEpoch) -> None:
-        """All agents here have recorded: one marker item for each link, behind everything stamped older."""
+        """All agents here have recorded: one marker item for each link that was there, behind everything stamped older."""
         epoch.markers_sent = True
         here: dict[str, dict[str, int]] = {}
-        items: dict[str, tuple[list[int], list[int]]] = {host: ([], []) for host in epoch.awaited}
-        for host in self._desk.peers:
-            items.setdefault(host, ([], []))
+        marked = [peer for peer in self._desk.peers.values() if _is_marked(peer, epoch.number)]
+        items: dict[str, tuple[list[int], list[int]]] = {peer.host: ([], []) for peer in marked}
         for agent_id, last_numbers in epoch.markers.items():
             agent = self._desk.agents.get(agent_id)
             if agent is None:
@@ -264,16 +288,15 @@ class CoordinatedMode:
                     continue
                 if outlet.inlet is not None:
                     here.setdefault(receiver, {})[agent_id] = last
-                elif outlet.channel:
+                elif outlet.channel and outlet.peer.host in items:
                     channels, numbers = items[outlet.peer.host]
                     channels.append(outlet.channel)
                     numbers.append(last)
         self._show_markers(epoch.number, here)
-        for host, (channels, numbers) in items.items():
-            peer = self._desk.peers.get(host)
-            if peer is not None:
-                self._links.tell(peer, MarkerSent(epoch.number, channels, numbers))
-                self._trace_marker("send_marker", host, epoch.number)
+        for peer in marked:
+            channels, numbers = items[peer.host]
+            self._links.tell(peer, MarkerSent(epoch.number, channels, numbers))
+            self._trace_marker("send_marker", peer.host, epoch.number)
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         epoch = marker.epoch
@@ -358,6 +381,7 @@ class CoordinatedMode:
             for agent_id, gone in covered:
                 del self.departed[agent_id]
                 self._ends.close_all(gone)
+        self._release()
 
     # ---- the rest -------------------------------------------------------------------------------------------------
 
@@ -390,6 +414,11 @@ class CoordinatedMode:
             for agent_id in epoch.unrecorded:
                 owing = desk.agents.get(agent_id)
                 assert owing is not None and owing.protocol.recorded < number, (number, agent_id)
+
+
+def _is_marked(peer: Peer, epoch: int) -> bool:
+    """Does the epoch have a marker on this link? Also while its ends have not agreed: then it may have been there first."""
+    return peer.floor is None or epoch > peer.floor
 
 
 def _tell(agent: LocalAgent, now_ns: int, event: Event) -> list[Command]:

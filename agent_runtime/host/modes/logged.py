@@ -250,6 +250,12 @@ class LoggedMode:
     def welcomed(self) -> None:
         """What is durable is said again by its writer."""
 
+    def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
+        return False
+
+    def linked(self, peer: Peer) -> None:
+        """Checkpoints are the agents' own."""
+
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
 

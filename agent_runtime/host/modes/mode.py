@@ -110,6 +110,9 @@ class HostMode(Protocol):
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
         """An agent here has sent to one that is gone."""
 
+    def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
+        """Must it take a checkpoint before it sends anything to this host? Settled by `ends.release`."""
+
     # ---- plans, links, time ---------------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -123,6 +126,9 @@ class HostMode(Protocol):
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """The coordinator says how an epoch has come out."""
+
+    def linked(self, peer: Peer) -> None:
+        """A link has been opened: its ends have agreed on its floor."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         """A marker item has come."""

@@ -98,7 +98,7 @@ class Control(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenChannel, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., close: _Optional[_Union[CloseChannel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("cluster", "host", "host_start", "peer_start", "attempt", "plan", "received", "version")
+    __slots__ = ("cluster", "host", "host_start", "peer_start", "attempt", "plan", "received", "version", "floor")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Hello(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     host: str
     host_start: int
@@ -115,7 +116,8 @@ class Hello(_message.Message):
     plan: int
     received: int
     version: int
-    def __init__(self, cluster: _Optional[str] = ..., host: _Optional[str] = ..., host_start: _Optional[int] = ..., peer_start: _Optional[int] = ..., attempt: _Optional[int] = ..., plan: _Optional[int] = ..., received: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    floor: int
+    def __init__(self, cluster: _Optional[str] = ..., host: _Optional[str] = ..., host_start: _Optional[int] = ..., peer_start: _Optional[int] = ..., attempt: _Optional[int] = ..., plan: _Optional[int] = ..., received: _Optional[int] = ..., version: _Optional[int] = ..., floor: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "is_final")
