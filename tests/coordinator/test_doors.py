@@ -76,9 +76,11 @@ def join(host: str) -> bytes:
 
 
 async def first_answer(channel: grpc.aio.Channel, data: bytes) -> pb.Directive:
-    call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"{COORDINATOR}/Attend")()
+    call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"{COORDINATOR}/Attend")(
+        wait_for_ready=True  # a busy machine may give up a handshake
+    )
     await call.write(data)
-    found = await asyncio.wait_for(call.read(), 10)
+    found = await asyncio.wait_for(call.read(), 20)
     assert isinstance(found, bytes)
     call.cancel()
     return pb.Directive.FromString(found)
