@@ -133,7 +133,7 @@ def keys_not_saved() -> list[Patch]:
 def newest_key_forgotten() -> list[Patch]:
     """The window of keys is cut on its wrong side."""
 
-    def forget(self: AgentInputs, newest_ns: int) -> None:
+    def forget(self: AgentInputs) -> None:
         while len(self.keys) > 3:
             self.keys.popitem()
 

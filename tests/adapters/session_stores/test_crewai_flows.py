@@ -1,5 +1,6 @@
 """States of CrewAI's flows in our store: what CrewAI's own persistence answers, and what is left where a process is killed."""
 
+import importlib.util
 import os
 from datetime import date
 from pathlib import Path
@@ -7,9 +8,8 @@ from typing import Any
 
 import pytest
 
-os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["OTEL_SDK_DISABLED"] = (
-    "true"  # before it is imported: it would look for a server
-)
+if importlib.util.find_spec("crewai") is not None:  # before it is imported, or it would look for a server
+    os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["OTEL_SDK_DISABLED"] = "true"
 
 pytest.importorskip("crewai", reason="needs CrewAI in an environment of its own: make test-crewai")
 
