@@ -1,5 +1,6 @@
 """Forks of real fleets: a snapshot of one that runs becomes another one beside it, which diverges as it was told, and recovers by itself."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -32,7 +33,7 @@ async def test_a_fork_runs_beside_its_parent_and_diverges_as_it_was_told(data_di
     definition = paced_bank.fleet(**arguments)
     async with running(data_dir, "paced_bank:fleet", arguments) as parent:
         await parent.until_epochs(2)
-        epoch = pinned(data_dir)
+        epoch = await pinned(data_dir)
         made = await snapline(
             "snapshot", "fork", str(epoch), "--data-dir", data_dir, "--to", forked, "--name", "rich",
             "--fleet", BANK, *given, "--set", "teller-3.balance=1000",
@@ -55,9 +56,12 @@ async def test_a_fork_runs_beside_its_parent_and_diverges_as_it_was_told(data_di
     check_paced_bank(forked, definition, tokens=tokens)
 
 
-def pinned(data_dir: Path) -> int:
-    """The newest epoch, which stays."""
+async def pinned(data_dir: Path) -> int:
+    """The newest epoch, which stays. One that is complete is published a little later."""
     store = store_of(data_dir)
+    async with asyncio.timeout(60):
+        while not store.epochs():
+            await asyncio.sleep(0.01)
     return Holds(store, now_s=time.time).pin(store.epochs()[-1]).epoch
 
 
