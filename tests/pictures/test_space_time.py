@@ -21,7 +21,7 @@ from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent, gather
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
-SEEDS = range(6)
+SEEDS = range(4, 10)
 ROWS: tuple[Rows, ...] = ("agents", "hosts")
 
 
