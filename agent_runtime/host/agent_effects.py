@@ -6,7 +6,7 @@ An explicit key is the identity of an effect within its agent. While the window 
 import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
-from snapline.agent_runtime.host.key_ages import span_ns, step_ns
+from snapline.agent_runtime.host.key_ages import ages_ns
 from snapline.agent_runtime.logged_steps import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
@@ -203,14 +203,10 @@ class AgentEffects:
         """Follows from what has ended, not from when: a replay forgets the same. What the present turn has made is kept until its end."""
         held = {made.key for made in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
-        times = [known.ended_ns for known in self.keys.values() if known.ended_ns != TIME_UNKNOWN]
-        age_ns = span_ns([*times, newest_ns], STEP_NS)
-        before_ns = times[0] if times else newest_ns
+        times = {key: known.ended_ns for key, known in self.keys.items() if known.ended_ns != TIME_UNKNOWN}
+        ages = dict(zip(times, ages_ns([*times.values(), newest_ns], STEP_NS), strict=False))
         for known in list(self.keys.values())[:-1]:
-            if known.ended_ns != TIME_UNKNOWN:
-                age_ns -= step_ns(before_ns, known.ended_ns, STEP_NS)
-                before_ns = known.ended_ns
-            is_old = known.ended_ns != TIME_UNKNOWN and age_ns > KEYS_KEPT_NS
+            is_old = ages.get(known.key, 0) > KEYS_KEPT_NS
             if not (is_old or len(self.keys) > KEYS_KEPT or size_bytes > RESULTS_BYTES_MAX):
                 return
             if known.key not in held:

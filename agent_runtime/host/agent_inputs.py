@@ -8,7 +8,7 @@ import itertools
 
 import msgspec
 
-from snapline.agent_runtime.host.key_ages import span_ns, step_ns
+from snapline.agent_runtime.host.key_ages import ages_ns, step_ns
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.log.records import LoggedInput
@@ -67,7 +67,7 @@ class AgentInputs:
         self.waiting: dict[str, PendingInput] = {}
         self.keys = {known.key: known for known in saved.keys}
         self.reply_bytes = sum([len(known.reply) for known in saved.keys])
-        self.span_ns = span_ns([known.admitted_ns for known in saved.keys], STEP_NS)
+        self.span_ns = max(ages_ns([known.admitted_ns for known in saved.keys], STEP_NS))
 
     def saved(self) -> SavedInputs:
         """As a checkpoint holds it."""

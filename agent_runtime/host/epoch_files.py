@@ -4,7 +4,7 @@ Images are taken on the event loop, between turns; that is the only pause an age
 worker thread.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -22,7 +22,7 @@ from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, in_groups
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.packs.parts import PartReader
@@ -117,24 +117,11 @@ def _place_chunks(
 ) -> tuple[list[PackBlob], list[PackReference]]:
     """Return the chunks for the epoch's own pack; if they are many, none, and the packs that they were written to."""
     chunks = new_chunks(states)
-    groups = list(_in_groups(chunks))
+    groups = list(in_groups(chunks, CHUNK_PACK_BYTES))
     if len(groups) <= 1:
         return chunks, []
     with ThreadPoolExecutor(THREADS, thread_name_prefix="snapline-write") as threads:
         return [], list(threads.map(lambda group: store.write_chunks(writer=writer, epoch=epoch, chunks=group), groups))
-
-
-def _in_groups(chunks: Iterable[PackBlob]) -> Iterator[list[PackBlob]]:
-    group: list[PackBlob] = []
-    size_bytes = 0
-    for chunk in chunks:
-        group.append(chunk)
-        size_bytes += len(chunk.data)
-        if size_bytes >= CHUNK_PACK_BYTES:
-            yield group
-            group, size_bytes = [], 0
-    if group:
-        yield group
 
 
 def reported(reference: PackReference) -> ReportedPack:

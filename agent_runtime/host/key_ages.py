@@ -5,6 +5,7 @@ repeat. So age is what has passed from one key to the next, and each of these st
 """
 
 import itertools
+from collections.abc import Sequence
 
 
 def step_ns(before_ns: int, after_ns: int, most_ns: int) -> int:
@@ -12,6 +13,7 @@ def step_ns(before_ns: int, after_ns: int, most_ns: int) -> int:
     return min(max(after_ns - before_ns, 0), most_ns)
 
 
-def span_ns(times_ns: list[int], most_ns: int) -> int:
-    """From the first time to the last, step by step."""
-    return sum([step_ns(*pair, most_ns) for pair in itertools.pairwise(times_ns)])
+def ages_ns(times_ns: Sequence[int], most_ns: int) -> list[int]:
+    """How old each is when the last one comes, step by step."""
+    steps = [step_ns(*pair, most_ns) for pair in itertools.pairwise(times_ns)]
+    return list(itertools.accumulate(reversed(steps), initial=0))[::-1]

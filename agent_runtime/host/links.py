@@ -19,8 +19,8 @@ from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.link import LinkCore
 from snapline.conversation import messages as msg
 
-KNOCK_NS = 200_000_000
-"""From one knock to the next: a peer that has not applied the plan, or cannot be reached, hears none."""
+KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
+"""From one knock to the next: a peer that has not applied the plan hears none. At one that cannot be reached less and less often."""
 
 
 class Ends(Protocol):
@@ -71,6 +71,7 @@ class HostLinks:
     def __init__(self, desk: HostDesk) -> None:
         self._desk = desk
         self.roster: dict[str, msg.RosterEntry] = {}
+        self._knocks: dict[str, int] = {}  # host that has not dialled yet → when to knock again
 
     def wire(self, mode: HostMode, ends: Ends, outlets: Unparking, mailboxes: Arriving) -> None:
         """The core's word on who is above."""
@@ -79,9 +80,10 @@ class HostLinks:
     def judge(self, hello: LinkHello) -> Refused | None:
         """May this peer's stream be taken? Reads only; asked by the adapter before it feeds the LinkHello in."""
         desk = self._desk
-        peer, entry = desk.peers.get(hello.host), self._entry(hello.host)
+        peer = desk.peers.get(hello.host)
         if peer is not None and peer.link is not None:
             return peer.link.judge(hello)
+        entry = self._entry(hello.host)
         if entry is not None:
             return self._link(entry).judge(hello)
         if not desk.is_loaded or hello.plan > desk.plan or hello.host in desk.plan_hosts:
@@ -99,7 +101,8 @@ class HostLinks:
     def _entry(self, host: str) -> msg.RosterEntry | None:
         """Where the host is, if a link may lead there: both are hosts of the plan that is loaded."""
         desk = self._desk
-        if not desk.is_loaded or host == desk.host or not {host, desk.host} <= set(desk.plan_hosts):
+        is_linked = host != desk.host and host in desk.plan_hosts and desk.host in desk.plan_hosts
+        if not desk.is_loaded or not is_linked:
             return None
         return self.roster.get(host)
 
@@ -117,15 +120,18 @@ class HostLinks:
 
     def to(self, host: str) -> Peer | None:
         """The host with its link, which is opened if there was none; None while the host's place is unknown."""
-        peer, entry = self._desk.peers.get(host), self._entry(host)
-        if peer is not None or entry is None:
+        peer = self._desk.peers.get(host)
+        if peer is not None:
             return peer
+        entry = self._entry(host)
+        if entry is None:
+            return None
         peer = self._make(entry)
         assert peer.link is not None
         if peer.link.is_dialler:
             self._desk.out.append(ev.DialPeer(host, entry.address))
         else:
-            self._knock(peer, entry)
+            self._knock(peer)
         return peer
 
     def _make(self, entry: msg.RosterEntry) -> Peer:
@@ -134,10 +140,14 @@ class HostLinks:
         peer.measure_room()
         return peer
 
-    def _knock(self, peer: Peer, entry: msg.RosterEntry) -> None:
-        assert peer.link is not None
-        peer.knock_ns = self._desk.now + KNOCK_NS
-        self._desk.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
+    def _knock(self, peer: Peer) -> None:
+        """One that is lost has no place any more, until a plan has ended this link too."""
+        assert peer.link is not None and peer.broken_ns is not None
+        waited_ns = self._desk.now - peer.broken_ns
+        self._knocks[peer.host] = self._desk.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
+        entry = self._entry(peer.host)
+        if entry is not None:
+            self._desk.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
         """A host asks to be dialled: there is a channel from there to here. One of another plan, or start, will knock again."""
@@ -154,6 +164,7 @@ class HostLinks:
         for host in self._desk.peers:
             self._desk.out.append(ev.UndialPeer(host))
         self._desk.peers.clear()
+        self._knocks.clear()
 
     def unreached(self) -> list[tuple[Peer, int]]:
         """Hosts of the plan that there is no link to, and since when."""
@@ -182,8 +193,8 @@ class HostLinks:
         for peer in self._desk.peers.values():
             if peer.link is not None and peer.link.wakeup_ns is not None and peer.link.wakeup_ns <= now:
                 self._carry(peer, peer.link.handle(now, lk.TimerFired()))
-            if peer.knock_ns is not None and peer.knock_ns <= now and (entry := self._entry(peer.host)) is not None:
-                self._knock(peer, entry)
+        for host in [host for host, due_ns in self._knocks.items() if due_ns <= now]:
+            self._knock(self._desk.peers[host])
 
     def _feed(self, host: str, event: lk.Event) -> None:
         peer = self._desk.peers.get(host)
@@ -233,7 +244,8 @@ class HostLinks:
                 desk.out.append(ev.CloseStream(peer.host, command.reason))
             case lk.ReportEstablished():
                 peer.is_reported = False
-                peer.broken_ns = peer.knock_ns = None
+                peer.broken_ns = None
+                self._knocks.pop(peer.host, None)
                 if not command.resumed:
                     self._ends.hold(peer)
                     self._mode.linked(peer)
@@ -307,9 +319,8 @@ class HostLinks:
 
     def wakeups_ns(self) -> list[int]:
         """When `clock_passed` is wanted."""
-        peers = self._desk.peers.values()
-        times = [peer.link.wakeup_ns for peer in peers if peer.link is not None] + [peer.knock_ns for peer in peers]
-        return [time_ns for time_ns in times if time_ns is not None]
+        times = [peer.link.wakeup_ns for peer in self._desk.peers.values() if peer.link is not None]
+        return [*self._knocks.values(), *[time_ns for time_ns in times if time_ns is not None]]
 
     def validate(self) -> None:
         for peer in self._desk.peers.values():

@@ -342,7 +342,7 @@ class LocalAgent:
 class Peer:
     """Another host of the plan, or this one (`link` is None): where items are queued until the batch ends.
 
-    `broken_ns`: since when the link has not been established; None while it is. `knock_ns`: when to ask for it again, if at all.
+    `broken_ns`: since when the link has not been established; None while it is.
     """
 
     __slots__ = (
@@ -356,7 +356,6 @@ class Peer:
         "inlets",
         "is_reported",
         "items_room",
-        "knock_ns",
         "link",
         "next_channel",
         "out_channels",
@@ -388,7 +387,6 @@ class Peer:
         self.credit_numbers: list[int] = []
         self.is_reported = False
         self.broken_ns: int | None = None
-        self.knock_ns: int | None = None
 
     @property
     def floor(self) -> int | None:

@@ -226,6 +226,18 @@ def test_who_may_not_dial_knocks_until_it_is_dialled(drive: Drive) -> None:
     assert len(driver.all_of(ev.KnockAtPeer)) == 2 and driver.items() == [(("a", "z"), b"\x011", 0)]
 
 
+def test_at_who_is_lost_or_far_away_nobody_knocks_without_end(drive: Drive) -> None:
+    """A time that has passed and stays would keep the processor busy until the next plan."""
+    driver = drive(host="h3", starts=False)
+    driver.end("a", ("z", b"\x011"))
+    driver.feed(ev.TimerFired(), 10 * SECOND)
+    assert len(driver.all_of(ev.KnockAtPeer)) == 2 and driver.core.wakeup_ns == driver.now + 2 * SECOND
+    driver.feed(msg.Roster((msg.RosterEntry("h3", "", 1),)))
+    driver.feed(ev.TimerFired(), 3 * SECOND)
+    assert len(driver.all_of(ev.KnockAtPeer)) == 2
+    assert driver.core.wakeup_ns is not None and driver.core.wakeup_ns > driver.now
+
+
 def test_whoever_knocks_is_dialled_if_it_is_of_this_plan(drive: Drive) -> None:
     driver = drive()
     wrong = ({"plan": 2}, {"host_start": 9}, {"cluster": "another"}, {"host": "h9"}, {"peer_start": 9})
