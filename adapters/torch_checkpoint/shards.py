@@ -25,7 +25,7 @@ from snapline.storage.capture.image import (
     SourceChunk,
     StateImage,
 )
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, in_groups
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.store import Store
@@ -69,7 +69,7 @@ class RankWriter:
         agent, epoch = self._planned.agent, self._planned.epoch
         last: list[PackBlob] = []
         others: list[PackReference] = []
-        for group in _in_groups(self._new_chunks(items, planner)):
+        for group in in_groups(self._new_chunks(items, planner), PACK_BYTES):
             if last:
                 others.append(self._store.write_chunks(writer=agent, epoch=epoch, chunks=last))
             last = group
@@ -114,16 +114,3 @@ def _captured(name: str, value: Any) -> CapturedPart:
     size = chunk_bytes_for(len(content))
     pieces = (content[start : start + size] for start in range(0, len(content), size))
     return CapturedPart(PART_TENSOR, head, len(content), size, [SourceChunk(0, piece, len(piece)) for piece in pieces])
-
-
-def _in_groups(chunks: Iterable[PackBlob]) -> Iterator[list[PackBlob]]:
-    group: list[PackBlob] = []
-    size_bytes = 0
-    for chunk in chunks:
-        group.append(chunk)
-        size_bytes += len(chunk.data)
-        if size_bytes >= PACK_BYTES:
-            yield group
-            group, size_bytes = [], 0
-    if group:
-        yield group

@@ -14,6 +14,7 @@ Nothing is used before its digest was compared, and no length is believed before
 """
 
 import struct
+from collections.abc import Iterable, Iterator
 
 import lz4.block
 import msgspec
@@ -92,6 +93,20 @@ class PackBlob(msgspec.Struct, gc=False):
     data: Buffer
     digest: bytes = b""
     compress: bool | None = None
+
+
+def in_groups(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
+    """Blobs for one pack after the other: each has so many bytes at the least, but the last."""
+    group: list[PackBlob] = []
+    found_bytes = 0
+    for blob in blobs:
+        group.append(blob)
+        found_bytes += len(blob.data)
+        if found_bytes >= size_bytes:
+            yield group
+            group, found_bytes = [], 0
+    if group:
+        yield group
 
 
 class Keyring(msgspec.Struct, frozen=True):

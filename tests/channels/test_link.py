@@ -162,13 +162,6 @@ def test_what_was_agreed_upon_stays(dialler: LinkCore, acceptor: LinkCore) -> No
     assert dialler.floor == 3
 
 
-def test_a_knock_opens_no_stream(acceptor: LinkCore) -> None:
-    assert acceptor.knock().attempt == 0 and not acceptor.wants_write
-    assert acceptor.judge(hello(attempt=0)) is None, (
-        "an acceptor without a stream would take any: so transports ask the owner first"
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "is_final"),
     [
