@@ -312,8 +312,8 @@ class FleetWorld:
         self.now_ns += STEP_NS
         self.random.choice(self.actions())()
 
-    def settle(self, steps: int = 200_000) -> bool:
-        """Run without faults until nothing is left to do; returns whether that came within `steps`."""
+    def settle(self, steps: int = 50_000) -> bool:
+        """Run without faults until nothing is left to do; returns whether that came within `steps`: sound fleets need 10,000."""
         idle = 0
         turns = self._turns()
         for _ in range(steps):
