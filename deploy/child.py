@@ -3,8 +3,9 @@
 Each child leads a session of its own, so a Ctrl-C at the terminal reaches the launcher alone, and a signal to the child's
 process group reaches whatever the child has started as well. `deploy/leash.py` ties its life to the launcher's.
 
-Starting is one short blocking call, so that no cancellation can fall between a process and our knowledge of it. The end is
-seen through a pidfd, which needs no thread and no signal handler, and Linux.
+Starting is one short blocking call, so that no cancellation can fall between a process and our knowledge of it: a fork of a process
+that has imported everything (`deploy/forks.py`), if there is one, or a new program, whose end is seen through a pidfd, which needs no
+thread and no signal handler, and Linux.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+from snapline.deploy.forks import ForkedProcess, ForkServer
 
 LOG_BYTES_MAX = 16 << 20
 """A log above this is set aside as `*.log.1` when its child starts again: two files of a child that fails in a loop
@@ -30,6 +33,41 @@ ONE_DOOR = "SNAPLINE_HEALTH"
 _LEASH = Path(__file__).with_name("leash.py")
 
 
+class SpawnedProcess:
+    """A new program, a child of this process.
+
+    Attributes:
+        returncode: None while it runs; minus the signal's number if a signal ended it.
+    """
+
+    def __init__(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [*leash(), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
+        )
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def when_ended(self, then: Callable[[], None]) -> None:
+        """Call it once, when the process has ended."""
+        loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self.pid)
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._process.wait()
+            then()
+
+        loop.add_reader(pidfd, ended)
+
+
 class Child:
     """A running (or ended) child process.
 
@@ -38,36 +76,34 @@ class Child:
         log_path: where its stdout and stderr go, appended.
     """
 
-    def __init__(self, name: str, log_path: Path, log_start: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, log_path: Path, log_start: int, process: "SpawnedProcess | ForkedProcess") -> None:
         self.name = name
         self.log_path = log_path
         self._log_start = log_start  # where its own output begins in the log
         self._process = process
         self._has_ended = asyncio.Event()
-        self._pidfd = os.pidfd_open(process.pid)  # readable once the process has ended
-        asyncio.get_running_loop().add_reader(self._pidfd, self._on_ended)
+        process.when_ended(self._has_ended.set)
 
     @classmethod
     def start(
-        cls, name: str, command: Sequence[str], *, log_path: Path, environment: Mapping[str, str] | None = None
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        forks: ForkServer | None = None,
     ) -> Self:
-        """Start `command` (first item: absolute path of the program) with `environment` added to ours.
+        """Start `command` (first item: absolute path of the program) with `environment` added to ours, by `forks` if that can.
 
         Call it inside the event loop that will wait for the child.
         """
         _set_aside(log_path)
-        inherited = {name: value for name, value in os.environ.items() if name != ONE_DOOR}
+        its_own = environment_of(environment)
         with log_path.open("ab") as log:
             log_start = log.tell()
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**inherited, "PYTHONUNBUFFERED": "1", **(environment or {})},
-            )
-        return cls(name, log_path, log_start, process)
+            forked = None if forks is None else forks.fork(command, log.fileno(), its_own)
+            return cls(name, log_path, log_start, forked or SpawnedProcess(command, log.fileno(), its_own))
 
     @property
     def pid(self) -> int:
@@ -90,12 +126,6 @@ class Child:
         await self._has_ended.wait()
         assert self.exit_code is not None
         return self.exit_code
-
-    def _on_ended(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._process.wait()
-        self._has_ended.set()
 
     async def stop(self, grace_s: float) -> int:
         """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds. Returns the exit code."""
@@ -120,6 +150,17 @@ class Child:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def leash() -> list[str]:
+    """What stands before a command that ends with this process."""
+    return [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
+
+
+def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
+    """A child's."""
+    inherited = {name: value for name, value in os.environ.items() if name != ONE_DOOR}
+    return {**inherited, "PYTHONUNBUFFERED": "1", **(added or {})}
 
 
 def describe_exit(code: int) -> str:

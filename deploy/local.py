@@ -12,9 +12,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from snapline.deploy.child import Child, describe_exit
+from snapline.deploy.child import Child, describe_exit, environment_of, leash
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock
+from snapline.deploy.forks import ForkServer, is_forkable
 from snapline.deploy.keeper import OnFailure
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import STOP_GRACE_S, LaunchedFleet
@@ -34,6 +35,8 @@ class LocalLauncher:
         self._data_dir = data_dir
         self._environment = dict(environment or {})
         self._children: dict[str, tuple[Handle, Child]] = {}  # by name; the last one of each
+        self._forks: ForkServer | None = None
+        self._forks_lock = asyncio.Lock()
         self._lock_fd: int | None = None
 
     @property
@@ -56,16 +59,29 @@ class LocalLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Nothing is awaited here: no cancellation falls between a process and our knowledge of it."""
+        """Nothing is awaited behind the first line: no cancellation falls between a process and our knowledge of it."""
+        forks = await self._forks_for(spec.command)
         if spec.name in self._children:
             handle, child = self._children[spec.name]
             if child.exit_code is None:
                 return handle
         log_path = self._data_dir / LOGS_FOLDER / f"{spec.name}.log"
-        child = Child.start(spec.name, spec.command, log_path=log_path, environment=self._environment)
+        child = Child.start(spec.name, spec.command, log_path=log_path, environment=self._environment, forks=forks)
         handle = Handle(spec.name, spec.instance, HERE, child.pid)
         self._children[spec.name] = handle, child
         return handle
+
+    async def _forks_for(self, command: Sequence[str]) -> ForkServer | None:
+        """The fork server, if it can run this; it is started for the first, and again if it was killed."""
+        if not is_forkable(command):
+            return None
+        async with self._forks_lock:
+            if self._forks is not None and not self._forks.is_open:
+                self._forks.close()
+                self._forks = None
+            if self._forks is None:
+                self._forks = await ForkServer.start(environment_of(self._environment), leash())
+            return self._forks
 
     async def watch(self, handle: Handle) -> Exit:
         child = self._child(handle)
@@ -95,6 +111,9 @@ class LocalLauncher:
     async def close(self) -> None:
         await asyncio.gather(*(child.stop(STOP_GRACE_S) for _, child in self._children.values()))
         self._children.clear()
+        if self._forks is not None:
+            self._forks.close()
+            self._forks = None
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None

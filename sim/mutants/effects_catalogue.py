@@ -52,6 +52,7 @@ OF_EFFECTS: dict[str, Mutant] = {
         "what a later turn has taken over is undone when the letter of the first one is retried",
         effects.adopted_and_undone,
         "workload",
+        seed=8,
     ),
     "failed-turn-undone-oldest-first": _of(
         "what a failed turn has done is undone oldest first", effects.failed_turn_oldest_first, "stub"

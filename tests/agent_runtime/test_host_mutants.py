@@ -324,7 +324,7 @@ RARE = [
 ]
 """These need a creation, a crash and an epoch at one moment. Each has a test of its own beside `test_host_core_*`."""
 
-NEAR = {
+NEAR: dict[Callable[[Patch], None], int] = {
     a_link_that_is_being_opened_has_no_marker: 9,
     epochs_before_a_link_wait_for_its_marker: 6,
     who_is_held_stays_held: 5,

@@ -16,6 +16,7 @@ import pytest
 from tests.kit.command_line import Run
 
 from snapline.cli import beside_view
+from snapline.deploy import forks
 
 WAIT_S = 60.0
 """Everything here takes seconds; a busy machine may make it ten times as long."""
@@ -82,14 +83,20 @@ class Launched:
         )
 
     def children(self) -> dict[str, int]:
-        """Process ids of the coordinator and the hosts, by name."""
+        """Process ids of the coordinator and the hosts, by name: children of the launcher, or forked for it."""
         found: dict[str, int] = {}
-        for listed in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            for pid in listed.read_text().split():
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                other = "view" if "ui" in words else "coordinator"
-                found[words[words.index("--id") + 1] if "--id" in words else other] = int(pid)
+        for pid in self._below(self.process.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            other = "view" if "ui" in words else "coordinator"
+            if forks.PROGRAM not in words:
+                found[words[words.index("--id") + 1] if "--id" in words else other] = pid
         return found
+
+    def _below(self, pid: int) -> Iterator[int]:
+        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from self._below(child)
 
     def end(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=WAIT_S)

@@ -1,0 +1,168 @@
+"""The process that a launcher's children are forked from (`deploy/forks.py`): everything imported, one thread, and nothing else.
+
+    python -m snapline.cli.fork_server DESCRIPTOR ROOM
+
+DESCRIPTOR is its end of the socket pair; ROOM, blanks, is where the command line of a child is written, for `ps` and whoever looks
+for a process by it. A child leaves `serve` with its words and runs them as `python -m snapline WORDS` would.
+"""
+
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+
+import msgspec
+
+from snapline.deploy.forks import (
+    MESSAGE_BYTES,
+    PROGRAM,
+    REQUESTS,
+    Ended,
+    Forked,
+    ForkRefused,
+    Ready,
+    Reap,
+    StartFork,
+    Word,
+)
+from snapline.deploy.leash import ORPHANED, PR_SET_PDEATHSIG
+
+IMPORTED = (
+    "importlib.metadata",
+    "snapline.cli.coordinator",
+    "snapline.cli.hosts",
+    "snapline.cli.processes",
+    "snapline.cli.fleets",
+    "snapline.agent_runtime.host.process",
+    "snapline.coordinator.service.server",
+)
+"""What hosts and coordinators import, whatever their fleet is; and what tells the version."""
+
+ARGUMENTS_AT = (48, 49)
+"""Where /proc/PID/stat says from which address to which the command line lies: fields of proc(5), counted from 1."""
+
+
+def main() -> None:
+    """Import, serve, and in a child: run."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from snapline.storage.capture import forked
+
+    forked.prepare()  # before anything imports gRPC
+    for name in IMPORTED:
+        importlib.import_module(name)
+    name_process([sys.executable, "-m", PROGRAM])
+    gc.collect()
+    gc.freeze()  # else a child's first collection would copy every page
+    words = serve(socket.socket(fileno=int(sys.argv[1])))
+    if words is not None:
+        from snapline.__main__ import main as run
+
+        sys.argv = [sys.argv[0], *words]
+        run()
+
+
+def serve(door: socket.socket) -> list[str] | None:
+    """StartFork as asked, until the launcher goes: then None. In each child the words that it is to run."""
+    ours = os.getpid()
+    door.setblocking(True)
+    files = stamps()
+    poll = select.poll()
+    poll.register(door, select.POLLIN)
+    running: dict[int, int] = {}  # pidfd → pid
+    tell(door, Ready())
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor != door.fileno():
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                tell(door, ended(running.pop(descriptor)))
+                continue
+            asked, descriptors, _, _ = socket.recv_fds(door, MESSAGE_BYTES, 1)
+            if not asked:
+                return None
+            match REQUESTS.decode(asked):
+                case Reap(pid):
+                    os.waitpid(pid, 0)
+                case StartFork() as wanted if reason := reason_against(wanted, files):
+                    os.close(descriptors[0])
+                    tell(door, ForkRefused(reason))
+                case StartFork() as wanted:
+                    pid = os.fork()
+                    if pid == 0:
+                        door.detach()
+                        become(wanted, descriptors[0], ours)
+                        return wanted.words
+                    os.close(descriptors[0])
+                    pidfd = os.pidfd_open(pid)
+                    running[pidfd] = pid
+                    poll.register(pidfd, select.POLLIN)
+                    tell(door, Forked(pid))
+
+
+def tell(door: socket.socket, word: Word) -> None:
+    """A launcher that is gone takes us along in a moment."""
+    try:
+        door.send(msgspec.msgpack.encode(word))
+    except OSError:
+        sys.exit(ORPHANED)
+
+
+def ended(pid: int) -> Ended:
+    """How a child has ended; it stays a zombie, so that its id stays its own until the launcher knows."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    return Ended(pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+
+
+def stamps() -> dict[str, int]:
+    """When the files of what is imported were written, in ns."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return {file: os.stat(file).st_mtime_ns for file in files if file and os.path.isfile(file)}
+
+
+def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
+    """Why a child would not be what `python -m snapline` is now and there; empty: it would."""
+    if wanted.folder != os.getcwd():
+        return f"the folder is {wanted.folder}"
+    for file, stamp in files.items():
+        try:
+            if os.stat(file).st_mtime_ns != stamp:
+                return f"{file} has changed"
+        except OSError:
+            return f"{file} is gone"
+    return ""
+
+
+def become(wanted: StartFork, log: int, server: int) -> None:
+    """All that distinguishes a child from the server: what `leash.py` and a start of Python would do."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:  # it died in between: no signal will come any more
+        os._exit(ORPHANED)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for name, value in {**os.environ, **wanted.changes}.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value  # also those that stay: their text lies where the command line is written
+    name_process([sys.executable, "-m", "snapline", *wanted.words])
+
+
+def name_process(words: list[str]) -> None:
+    """Write the command line that others see. The kernel shows it as long as the last byte stays NUL."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = (int(fields[at - 3]) for at in ARGUMENTS_AT)
+    line = b"\0".join(word.encode() for word in words)[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    main()
