@@ -35,7 +35,7 @@ READY_S = 20.0
 """For all imports, on a busy machine."""
 
 MESSAGE_BYTES = 1 << 17
-TITLE_BYTES = 4096
+TITLE_BYTES = 1024
 """Room for the command line that `ps` shows of a forked child."""
 
 PROGRAM = "snapline.cli.fork_server"

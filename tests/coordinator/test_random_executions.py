@@ -123,7 +123,7 @@ def _check_log(world: World) -> None:
     assert again.freeze() == world.state.freeze()
 
 
-@pytest.mark.parametrize("batch", range(6))
+@pytest.mark.parametrize("batch", [*range(3), *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(3, 6))])
 def test_random_executions_keep_every_rule_and_recover(batch: int) -> None:
     worlds = [execute(seed) for seed in range(batch * 50, batch * 50 + 50)]
     # Against vacuity: the faults did what they should.
@@ -133,7 +133,7 @@ def test_random_executions_keep_every_rule_and_recover(batch: int) -> None:
     assert any(world.leaders > 1 for world in worlds)
 
 
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_executions_in_which_the_fleet_is_taken_back_keep_every_rule(batch: int) -> None:
     """Beside all faults: epochs that became void are never a line again, and each word is answered by whoever lives to do so."""
     worlds = [execute(seed, goes_back=True) for seed in range(500 + batch * 60, 560 + batch * 60)]

@@ -120,6 +120,7 @@ async def test_a_host_that_freezes_with_inputs_in_its_hands_and_wakes_doubles_no
     check(data_dir, range(3 * INPUTS), receipts)
 
 
+@pytest.mark.slow
 async def test_many_clients_and_a_host_that_dies_again_and_again(data_dir: Path, first_seed: int) -> None:
     chance = random.Random(first_seed)
     stop = data_dir.with_name("stop")

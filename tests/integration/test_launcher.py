@@ -30,7 +30,7 @@ async def test_a_killed_launcher_leaves_no_process_and_its_folder_continues(data
     command = ("run", *fleet, "--hosts", "3", "--data-dir", data_dir, "-o", "json")
     launcher = await start(*command)
     await until_epoch(data_dir, 3)
-    assert len(marked(mark)) == 5, "launcher, coordinator, three hosts"
+    assert len(marked(mark)) == 6, "launcher, what it forks from, coordinator, three hosts"
     launcher.kill()
     await launcher.communicate()
     async with asyncio.timeout(LIMIT_S):

@@ -41,7 +41,7 @@ async def one_run(data_dir: Path, protocol: str, number: int, seed: int, *, seed
         raise
 
 
-@pytest.mark.parametrize("protocol", ["koo-toueg", "uncoordinated"])
+@pytest.mark.parametrize("protocol", [pytest.param("koo-toueg", marks=pytest.mark.slow), "uncoordinated"])
 async def test_pagerank_is_exact(protocol: str, data_dir: Path) -> None:
     """With little work; the slow test has more of it, and all protocols. Of those that force, hmnr is in `test_dominoes`."""
     await one_run(data_dir, protocol, 0, 1, seeds=1)
@@ -57,7 +57,7 @@ async def test_pagerank_is_exact_whatever_is_killed(
     figures.append(f"seed {seed}: {await one_run(data_dir, protocol, number, seed)}")
 
 
-@pytest.mark.parametrize("protocol", ["uncoordinated", "hmnr"])
+@pytest.mark.parametrize("protocol", ["uncoordinated", pytest.param("hmnr", marks=pytest.mark.slow)])
 async def test_dominoes(protocol: str, data_dir: Path) -> None:
     arguments = {"protocol": protocol, "passes": "300", "pause": "0.005"}
     async with running(data_dir, "snapline.examples.domino:fleet", arguments, hosts=2) as fleet:

@@ -112,6 +112,7 @@ def check_order(table: Table, pattern: str, *orders: list[str]) -> None:
             )
 
 
+@pytest.mark.slow
 def test_a_few_seeds_show_what_must_hold(script: ModuleType, quick: Table) -> None:
     check(script, quick)
 
