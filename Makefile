@@ -10,6 +10,7 @@ PODMAN := podman buildah runc catatonit debootstrap netavark aardvark-dns iptabl
 LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langgraph-checkpoint-conformance==0.0.2
 # What tests need that run beside CrewAI: not all of [dev], whose pins are others.
 CREWAI_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'numpy>=1.26'
+AUTOGEN := autogen-core==0.7.5
 # Tests that run beside each other, in so many processes.
 JOBS ?= 3
 SEEDS  ?= 0:10000
@@ -17,7 +18,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +148,12 @@ test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: ins
 	@test -x $(VENV)/crewai/bin/python || $(PYTHON) -m venv $(VENV)/crewai
 	@$(VENV)/crewai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[crewai]' $(CREWAI_TESTS)
 	@$(VENV)/crewai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores $(ARGS)
+
+test-autogen: $(STAMP)  ## unchanged agents of AutoGen core on our hosts, its own tests against our runtime: installs AutoGen in an environment of its own
+	@test -x $(VENV)/autogen/bin/python || $(PYTHON) -m venv $(VENV)/autogen
+	@$(VENV)/autogen/bin/python -m pip install --quiet --disable-pip-version-check $(AUTOGEN)
+	@SNAPLINE_AUTOGEN_PYTHON=$(CURDIR)/$(VENV)/autogen/bin/python \
+	  $(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/autogen $(ARGS)
 
 bench-langgraph: $(STAMP)  ## what saving costs a step of a graph, beside LangGraph's own savers: installs LangGraph
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)

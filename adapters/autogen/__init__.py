@@ -1,0 +1,42 @@
+"""AutoGen core on snapline (docs/autogen.md): unchanged agents of AutoGen as agents of a fleet.
+
+A fleet's module imports `AutogenAgent` from here, in our environment; AutoGen runs in one of its own, where nothing of ours is imported but
+`inside/`, `names.py` and `frames.py`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapline.adapters.autogen.agents import AutogenAgent, AutogenHandlerError, AutogenState
+    from snapline.adapters.autogen.messages import AutogenAnswer, AutogenMessage, KeptValue
+    from snapline.adapters.autogen.names import agent_name, autogen_id
+
+__all__ = [
+    "AutogenAgent",
+    "AutogenAnswer",
+    "AutogenHandlerError",
+    "AutogenMessage",
+    "AutogenState",
+    "KeptValue",
+    "agent_name",
+    "autogen_id",
+]
+
+_LATER = {
+    "AutogenAgent": "agents",
+    "AutogenAnswer": "messages",
+    "AutogenHandlerError": "agents",
+    "AutogenMessage": "messages",
+    "AutogenState": "agents",
+    "KeptValue": "messages",
+    "agent_name": "names",
+    "autogen_id": "names",
+}
+"""Each in its module: those of AutoGen's environment need nothing of ours."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

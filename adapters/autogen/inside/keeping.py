@@ -1,0 +1,147 @@
+"""Messages and states of AutoGen's as they are kept: a form and a text.
+
+Whatever JSON gives back as it was is JSON, so that people can read it in snapshots. Everything else is a pickle. Which attributes an agent is made of: `AgentKeeper`.
+"""
+
+import base64
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from autogen_core import JSON_DATA_CONTENT_TYPE, BaseAgent
+from autogen_core._serialization import SerializationRegistry
+
+JSON_FORM, MESSAGE_FORM, PICKLE_FORM = "json", "message", "pickle"
+"""A plain value; a message by AutoGen's own serializer of its type; anything else."""
+
+Kept = dict[str, str]
+"""`form`, `body`, and of a message its `type`."""
+
+OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
+"""Attributes that AutoGen's base classes set. They are made anew."""
+
+
+class UnkeepableError(ValueError):
+    """A message or a state that cannot be kept; says which, and what to do."""
+
+
+def keep(value: object, what: str) -> Kept:
+    """A value, as JSON if that gives it back as it was.
+
+    Raises:
+        UnkeepableError: it cannot be pickled.
+    """
+    if is_json(value, set()):
+        return {"form": JSON_FORM, "body": json.dumps(value)}
+    try:
+        return {"form": PICKLE_FORM, "body": base64.b64encode(pickle.dumps(value)).decode()}
+    except Exception as error:
+        raise UnkeepableError(f"{what} cannot be kept ({error!r}): it has to be something that pickle takes") from error
+
+
+def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what was kept
+    """What `keep` and `keep_message` have kept."""
+    form, body = kept["form"], kept["body"]
+    if form == JSON_FORM:
+        return json.loads(body)
+    if form == PICKLE_FORM:
+        return pickle.loads(base64.b64decode(body))
+    return serializers.deserialize(body.encode(), type_name=kept["type"], data_content_type=JSON_DATA_CONTENT_TYPE)
+
+
+def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
+    """A message, by AutoGen's serializer of its type if that gives it back as it was.
+
+    Raises:
+        UnkeepableError: it cannot be pickled either.
+    """
+    name = type(message).__name__
+    if not is_json(message, set()) and serializers.is_registered(
+        serializers.type_name(message), JSON_DATA_CONTENT_TYPE
+    ):
+        name = serializers.type_name(message)
+        body = serializers.serialize(message, type_name=name, data_content_type=JSON_DATA_CONTENT_TYPE)
+        back = serializers.deserialize(body, type_name=name, data_content_type=JSON_DATA_CONTENT_TYPE)
+        if type(back) is type(message) and back == message:
+            return {"type": name, "form": MESSAGE_FORM, "body": body.decode()}
+    return {"type": name, **keep(message, f"a message of type {name!r}")}
+
+
+def keep_error(error: BaseException) -> Kept:
+    """What a handler has raised, for who waits for its reply."""
+    try:
+        kept = keep(error, "an error")
+        pickle.loads(base64.b64decode(kept["body"]))
+    except Exception:  # whatever the error's class does
+        kept = keep(RuntimeError(f"{type(error).__qualname__}: {error}"), "an error")
+    return {"type": type(error).__qualname__, **kept}
+
+
+def is_json(value: object, seen: set[int]) -> bool:
+    """Does JSON give it back as it was? A list that stands in two places would come back as two."""
+    if value is None or type(value) in (bool, int, str):
+        return True
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) not in (dict, list) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return all(type(key) is str and is_json(each, seen) for key, each in value.items())
+    return isinstance(value, list) and all(is_json(each, seen) for each in value)
+
+
+class AgentKeeper:
+    """What of an agent's object is its state, and what is made anew with it.
+
+    An agent that has both `save_state` and `load_state` is kept by these. Any other by its attributes: all but those of AutoGen's base classes, and those that its factory
+    has made and pickle does not take: clients, locks, queues.
+    """
+
+    def __init__(self, made: Any) -> None:
+        """`made`: as its factory has made it."""
+        self._agent = made
+        kind = type(made)
+        methods = [(getattr(kind, name), getattr(BaseAgent, name)) for name in ("save_state", "load_state")]
+        self._saves_itself = all(own is not inherited for own, inherited in methods)
+        made_anew = set() if self._saves_itself else {name for name in vars(made) if not _is_kept(made, name)}
+        self._made_anew = OF_AUTOGEN | made_anew
+
+    async def save(self) -> Kept:
+        """Its state now.
+
+        Raises:
+            UnkeepableError: it cannot be kept; names the attribute.
+        """
+        who = f"the state of agent {self._agent.id}"
+        if self._saves_itself:
+            return keep(dict(await self._agent.save_state()), who)
+        attributes = {name: value for name, value in vars(self._agent).items() if name not in self._made_anew}
+        try:
+            return keep(attributes, who)
+        except UnkeepableError as error:
+            name = next((name for name in attributes if not _is_kept(self._agent, name)), "")
+            raise UnkeepableError(
+                f"attribute {name!r} of agent {self._agent.id} cannot be kept ({error.__cause__!r}): keep what pickle takes there, "
+                "make it in the constructor if it is no state, or write save_state and load_state"
+            ) from error
+
+    async def load(self, state: Mapping[str, Any]) -> None:
+        """Give a fresh object this state."""
+        if self._saves_itself:
+            await self._agent.load_state(state)
+            return
+        attributes = vars(self._agent)
+        for name in [name for name in attributes if name not in self._made_anew and name not in state]:
+            del attributes[name]
+        attributes.update(state)
+
+
+def _is_kept(made: object, name: str) -> bool:
+    try:
+        pickle.dumps(vars(made)[name])
+    except Exception:  # whatever the classes inside do
+        return False
+    return True

@@ -1,0 +1,125 @@
+"""What a program registers: factories of agents, subscriptions, serializers, intervention handlers. As AutoGen's runtime has it, word by word where users see it."""
+
+import inspect
+import logging
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from autogen_core import AgentId, AgentInstantiationContext, DropMessage, MessageContext, TopicId
+from autogen_core._runtime_impl_helpers import SubscriptionManager
+from autogen_core._serialization import SerializationRegistry
+from autogen_core.exceptions import MessageDroppedException
+
+logger = logging.getLogger("autogen_core")
+
+Factory = Callable[..., Any | Awaitable[Any]]
+
+
+class ProgramRegistry:
+    """What is the same in every process that runs the program.
+
+    Attributes:
+        serializers, subscriptions: AutoGen's own.
+    """
+
+    def __init__(self, interventions: Sequence[Any] = ()) -> None:
+        self.serializers = SerializationRegistry()
+        self.subscriptions = SubscriptionManager()
+        self._interventions = tuple(interventions)
+        self._factories: dict[str, Factory] = {}
+        self._instance_types: dict[str, type[Any]] = {}
+
+    def add_factory(self, kind: str, factory: Factory, expected: type[Any] | None) -> None:
+        """Raises ValueError if there is one."""
+        if kind in self._factories:
+            raise ValueError(f"Agent with type {kind} already exists.")
+
+        async def checked(*arguments: Any) -> Any:
+            made = factory(*arguments)
+            made = await made if inspect.isawaitable(made) else made
+            if expected is not None and not issubclass(type(made), expected):
+                raise ValueError(
+                    f"Factory registered using the wrong type: expected {expected.__name__}, got {type(made).__name__}"
+                )
+            return made
+
+        checked.__signature__ = inspect.signature(factory)  # type: ignore[attr-defined]  # how many arguments it takes
+        self._factories[kind] = checked
+
+    def add_instance(self, kind: str, made: Any) -> None:
+        """An agent that no factory makes. Raises ValueError if its type is another's."""
+        if kind not in self._factories:
+            self._factories[kind] = _no_factory
+            self._instance_types[kind] = type(made)
+        elif kind not in self._instance_types:
+            raise ValueError("Agent factories and agent instances cannot be registered to the same type.")
+        elif self._instance_types[kind] is not type(made):
+            raise ValueError("Agent instances must be the same object type.")
+
+    def knows(self, agent: AgentId) -> bool:
+        """Is its type registered?"""
+        return agent.type in self._factories
+
+    async def make(self, agent: AgentId, runtime: Any) -> Any:
+        """A new object of this agent. Raises LookupError if its type is not registered, and what its factory raises."""
+        if agent.type not in self._factories:
+            raise LookupError(f"Agent with name {agent.type} not found.")
+        factory = self._factories[agent.type]
+        takes = len(inspect.signature(factory).parameters)
+        with AgentInstantiationContext.populate_context((runtime, agent)):
+            try:
+                if takes not in (0, 2):
+                    raise ValueError("Agent factory must take 0 or 2 arguments.")
+                if takes == 2:
+                    warnings.warn("Agent factories that take two arguments are deprecated.", stacklevel=2)
+                return await factory(*((runtime, agent) if takes else ()))
+            except BaseException:
+                logger.exception("Error constructing agent %s", agent)
+                raise
+
+    async def subscribers(self, topic: TopicId, sender: AgentId | None) -> list[AgentId]:
+        """Who gets what is published there: never who has published it."""
+        found = await self.subscriptions.get_subscribed_recipients(topic)
+        return [agent for agent in found if agent != sender]
+
+    # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
+
+    async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
+        """Raises MessageDroppedException, and whatever a handler raises."""
+        for each in self._interventions:
+            message = _passed(await each.on_send(message, message_context=context, recipient=recipient), "on_send")
+        return message
+
+    async def published(self, message: Any, context: MessageContext) -> Any:
+        """The same."""
+        for each in self._interventions:
+            message = _passed(await each.on_publish(message, message_context=context), "on_publish")
+        return message
+
+    async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
+        """The same."""
+        for each in self._interventions:
+            message = _passed(await each.on_response(message, sender=sender, recipient=recipient), "on_response")
+        return message
+
+
+def _passed(message: Any, name: str) -> Any:
+    if message is None:
+        warnings.warn(
+            f"Intervention handler {name} returned None. This might be unintentional. "
+            "Consider returning the original message or DropMessage explicitly.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if message is DropMessage or isinstance(message, DropMessage):
+        raise MessageDroppedException
+    return message
+
+
+def _no_factory() -> Any:
+    raise RuntimeError(
+        "Agent factory was invoked for an agent instance that was not registered. This is likely due to the agent type being "
+        "incorrectly subscribed to a topic. If this exception occurs when publishing a message to the DefaultTopicId, then it is "
+        "likely that `skip_class_subscriptions` needs to be turned off when registering the agent."
+    )

@@ -1,0 +1,228 @@
+"""`SnaplineRuntime`: AutoGen's runtime whose agents are agents of a fleet.
+
+A program registers its agents and subscriptions with it as with AutoGen's own:
+
+    async def register(runtime: AgentRuntime) -> None:
+        await Teller.register(runtime, "teller", lambda: Teller(100))
+
+What an agent sends in a turn belongs to the turn (`live_turn.py`). What is sent from outside of turns goes through `outside`, if there is one.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from autogen_core import (
+    AgentId,
+    AgentMetadata,
+    AgentRuntime,
+    AgentType,
+    CancellationToken,
+    MessageContext,
+    MessageSerializer,
+    Subscription,
+    TopicId,
+)
+from autogen_core._runtime_impl_helpers import get_impl
+
+from snapline.adapters.autogen.inside import live_turn
+from snapline.adapters.autogen.inside.keeping import keep_message, read_kept
+from snapline.adapters.autogen.inside.live_turn import Item
+from snapline.adapters.autogen.inside.registry import ProgramRegistry
+from snapline.adapters.autogen.inside.turns import TurnRunner
+
+
+class OutsideWorld(Protocol):
+    """Who takes what is sent from outside of turns."""
+
+    async def ask(self, item: Item, token: CancellationToken) -> Any:
+        """Send a message, and wait for what its turn answers."""
+
+    async def tell(self, item: Item) -> None:
+        """Send a message to each of `to`."""
+
+
+class SnaplineRuntime(AgentRuntime):
+    """AutoGen's runtime on our hosts.
+
+    Attributes:
+        registry: what the program has registered.
+        runner: the turns that go on in this process.
+    """
+
+    def __init__(self, *, intervention_handlers: Sequence[Any] | None = None, is_alone: bool = False) -> None:
+        self.registry = ProgramRegistry(intervention_handlers or ())
+        self.runner = TurnRunner(self, self.registry, is_alone=is_alone)
+        self.outside: OutsideWorld | None = None
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def send_message(
+        self,
+        message: Any,
+        recipient: AgentId,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: CancellationToken | None = None,
+        message_id: str | None = None,
+    ) -> Any:
+        """Send a message, and wait for what its handler returns; raises what that raises."""
+        if not self.registry.knows(recipient):
+            raise Exception("Recipient not found")  # noqa: TRY002  AutoGen's words, and its class
+        token = cancellation_token or CancellationToken()
+        context = _context(sender, None, token, message_id)
+        message = await self.registry.sent(message, context, recipient)
+        item = self._item([recipient], message, context)
+        turn = live_turn.current.get()
+        if self.runner.tokens is not None:
+            self.runner.tokens[context.message_id] = token
+        try:
+            if turn is None:
+                answer = await self._outside().ask(item, token)
+            else:
+                answer = await token.link_future(turn.ask(item))
+        finally:
+            if self.runner.tokens is not None:
+                self.runner.tokens.pop(context.message_id, None)
+        found = read_kept(answer["value"], self.registry.serializers)
+        if answer["is_error"]:
+            raise found
+        return found
+
+    async def publish_message(
+        self,
+        message: Any,
+        topic_id: TopicId,
+        *,
+        sender: AgentId | None = None,
+        cancellation_token: CancellationToken | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        """Send a message to all subscribers of a topic."""
+        context = _context(sender, topic_id, cancellation_token or CancellationToken(), message_id)
+        message = await self.registry.published(message, context)
+        recipients = await self.registry.subscribers(topic_id, sender)
+        item = self._item(recipients, message, context)
+        turn = live_turn.current.get()
+        if not recipients:
+            return
+        if turn is None:
+            await self._outside().tell(item)
+        else:
+            turn.send(item)
+
+    def _item(self, recipients: Sequence[AgentId], message: Any, context: MessageContext) -> Item:
+        return {
+            "to": [str(agent) for agent in recipients],
+            "message": keep_message(message, self.registry.serializers),
+            "sender": "" if context.sender is None else str(context.sender),
+            "topic": "" if context.topic_id is None else str(context.topic_id),
+            "id": context.message_id,
+            "call": -1,
+        }
+
+    def _outside(self) -> OutsideWorld:
+        if self.outside is None:
+            raise RuntimeError("this runtime sends messages of its agents' turns only: send from a message handler")
+        return self.outside
+
+    # -- what a program registers --------------------------------------------------------------------------------------
+
+    async def register_factory(
+        self,
+        type: str | AgentType,
+        agent_factory: Callable[[], Any | Awaitable[Any]],
+        *,
+        expected_class: type[Any] | None = None,
+    ) -> AgentType:
+        """As AutoGen's."""
+        kind = AgentType(type) if isinstance(type, str) else type
+        self.registry.add_factory(kind.type, agent_factory, expected_class)
+        return kind
+
+    async def register_agent_instance(self, agent_instance: Any, agent_id: AgentId) -> AgentId:
+        """As AutoGen's."""
+        if agent_id in self.runner.objects():
+            raise ValueError(f"Agent with id {agent_id} already exists.")
+        self.registry.add_instance(agent_id.type, agent_instance)
+        await agent_instance.bind_id_and_runtime(id=agent_id, runtime=self)
+        self.runner.add_object(agent_id, agent_instance)
+        return agent_id
+
+    async def add_subscription(self, subscription: Subscription) -> None:
+        """As AutoGen's. Not in a turn: other processes would not know of it."""
+        _refuse_in_turn("add_subscription")
+        await self.registry.subscriptions.add_subscription(subscription)
+
+    async def remove_subscription(self, id: str) -> None:
+        """As AutoGen's. Not in a turn."""
+        _refuse_in_turn("remove_subscription")
+        await self.registry.subscriptions.remove_subscription(id)
+
+    def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
+        """As AutoGen's."""
+        self.registry.serializers.add_serializer(serializer)
+
+    # -- agents --------------------------------------------------------------------------------------------------------
+
+    async def get(self, id_or_type: Any, /, key: str = "default", *, lazy: bool = True) -> AgentId:
+        """As AutoGen's."""
+        return await get_impl(id_or_type=id_or_type, key=key, lazy=lazy, instance_getter=self._object)
+
+    async def try_get_underlying_agent_instance(self, id: AgentId, type: type[Any] = object) -> Any:
+        """The object that stands for the agent in this process: as of its last turn that went on here."""
+        if not self.registry.knows(id):
+            raise LookupError(f"Agent with name {id.type} not found.")
+        made = await self._object(id)
+        if not isinstance(made, type):
+            raise TypeError(f"Agent with name {id.type} is not of type {type.__name__}. It is of type {_class(made)}")
+        return made
+
+    async def agent_metadata(self, agent: AgentId) -> AgentMetadata:
+        """As AutoGen's."""
+        found: AgentMetadata = (await self._object(agent)).metadata
+        return found
+
+    async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
+        """As AutoGen's, of the object in this process."""
+        found: Mapping[str, Any] = await (await self._object(agent)).save_state()
+        return found
+
+    async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None:
+        """The same."""
+        await (await self._object(agent)).load_state(state)
+
+    async def save_state(self) -> Mapping[str, Any]:
+        """Not here: a fleet's snapshots are taken by its coordinator, and hold all of it."""
+        raise NotImplementedError("take a snapshot of the fleet: `snapline snapshot create`")
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        """The same."""
+        raise NotImplementedError("a fleet goes back by itself, or by `snapline recovery restore`")
+
+    async def _object(self, agent: AgentId) -> Any:
+        return (await self.runner.object_of(agent)).made
+
+
+def _context(
+    sender: AgentId | None, topic: TopicId | None, token: CancellationToken, message_id: str | None
+) -> MessageContext:
+    return MessageContext(
+        sender=sender,
+        topic_id=topic,
+        is_rpc=topic is None,
+        cancellation_token=token,
+        message_id=message_id or str(uuid.uuid4()),
+    )
+
+
+def _refuse_in_turn(what: str) -> None:
+    if live_turn.current.get() is not None:
+        raise RuntimeError(f"{what} is for the program that registers agents, not for a message handler")
+
+
+def _class(made: object) -> str:
+    return type(made).__name__
+
+
+live_turn.is_send(SnaplineRuntime.send_message)
