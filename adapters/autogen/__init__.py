@@ -1,7 +1,7 @@
 """AutoGen core on snapline (docs/autogen.md): unchanged agents of AutoGen as agents of a fleet.
 
 A fleet's module imports `AutogenAgent` from here, in our environment; AutoGen runs in one of its own, where nothing of ours is imported but
-`inside/`, `names.py` and `frames.py`.
+`inside/`, `names.py` and `frames.py`. A program there imports `SnaplineRuntime`.
 """
 
 from importlib import import_module
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from snapline.adapters.autogen.agents import AutogenAgent, AutogenHandlerError, AutogenState
+    from snapline.adapters.autogen.inside.runtime import SnaplineRuntime
     from snapline.adapters.autogen.messages import AutogenAnswer, AutogenMessage, KeptValue
     from snapline.adapters.autogen.names import agent_name, autogen_id
 
@@ -19,6 +20,7 @@ __all__ = [
     "AutogenMessage",
     "AutogenState",
     "KeptValue",
+    "SnaplineRuntime",
     "agent_name",
     "autogen_id",
 ]
@@ -30,6 +32,7 @@ _LATER = {
     "AutogenMessage": "messages",
     "AutogenState": "agents",
     "KeptValue": "messages",
+    "SnaplineRuntime": "inside.runtime",
     "agent_name": "names",
     "autogen_id": "names",
 }

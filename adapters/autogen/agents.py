@@ -20,6 +20,7 @@ from snapline.adapters.autogen.messages import (
     AutogenMessage,
     ForwardedMessage,
     KeptValue,
+    StateGiven,
 )
 from snapline.adapters.autogen.names import agent_name, autogen_id
 from snapline.adapters.autogen.worker import HeardReply, TurnItem, TurnSegment, worker_of
@@ -29,6 +30,9 @@ from snapline.errors import FleetDefinitionError, SnaplineError, WaitTimeoutErro
 
 MAKER = "autogen"
 """The agent that makes those that a fleet does not name, when the first message comes for them."""
+
+PROGRAM = "@program"
+"""In place of a turn: the answer is heard where the handler has run."""
 
 LOOK_S, LOOK_S_MAX = 1.0, 60.0
 """How long a turn waits for a reply before it looks whether its handler has gone on without it, after a time-out of its own; and twice as long each time."""
@@ -116,11 +120,21 @@ class AutogenAgent(Agent):
         """Something for an agent that may not be there yet."""
         self._make(ctx, message.to)
         ctx.send(agent_name(message.to), message.message)
+        if ctx.may_reply:
+            ctx.reply(AgentWanted(message.to))
 
     @handler
     async def on_wanted(self, message: AgentWanted, ctx: Context) -> None:
         """Make an agent, and say when it is made."""
         self._make(ctx, message.agent)
+        if ctx.may_reply:
+            ctx.reply(message)
+
+    @handler
+    async def on_state_given(self, message: StateGiven, ctx: Context) -> None:
+        """A program has changed an agent's object beside its turns."""
+        if self.state.kept == message.before:
+            self.state.kept = message.state
         if ctx.may_reply:
             ctx.reply(message)
 
@@ -176,6 +190,8 @@ def _answer(ctx: Context, message: AutogenMessage, segment: TurnSegment) -> None
     value = segment.error or segment.answer
     assert value is not None
     answer = AutogenAnswer(value, is_error=segment.error is not None, turn=message.turn, call=message.call)
+    if message.turn == PROGRAM:
+        return
     if message.turn:
         ctx.send(agent_name(message.sender), answer)
     elif ctx.may_reply:

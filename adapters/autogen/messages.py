@@ -62,3 +62,10 @@ class AgentWanted(Message, frozen=True):
     """An AutoGen agent that is to be there."""
 
     agent: str
+
+
+class StateGiven(Message, frozen=True):
+    """An agent is to be in `state`, if it is in the one before."""
+
+    state: KeptValue
+    before: KeptValue | None = None

@@ -5,12 +5,14 @@ A program registers its agents and subscriptions with it as with AutoGen's own:
     async def register(runtime: AgentRuntime) -> None:
         await Teller.register(runtime, "teller", lambda: Teller(100))
 
-What an agent sends in a turn belongs to the turn (`live_turn.py`). What is sent from outside of turns goes through `outside`, if there is one.
+What an agent sends in a turn belongs to the turn (`live_turn.py`). Where hosts start processes that run the program (`serve.py`), that is all. Where a program uses it in place of
+`SingleThreadedAgentRuntime`, it has a fleet of its own (`home.py`), to which goes what is sent from outside of turns.
 """
 
+import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from autogen_core import (
     AgentId,
@@ -26,20 +28,17 @@ from autogen_core import (
 from autogen_core._runtime_impl_helpers import get_impl
 
 from snapline.adapters.autogen.inside import live_turn
+from snapline.adapters.autogen.inside.home import ProgramFleet
 from snapline.adapters.autogen.inside.keeping import keep_message, read_kept
 from snapline.adapters.autogen.inside.live_turn import Item
 from snapline.adapters.autogen.inside.registry import ProgramRegistry
 from snapline.adapters.autogen.inside.turns import TurnRunner
 
+NEXT_S = 0.01
+"""Between two looks whether a turn has come."""
 
-class OutsideWorld(Protocol):
-    """Who takes what is sent from outside of turns."""
-
-    async def ask(self, item: Item, token: CancellationToken) -> Any:
-        """Send a message, and wait for what its turn answers."""
-
-    async def tell(self, item: Item) -> None:
-        """Send a message to each of `to`."""
+STEPS = 20
+"""Of the event loop: a turn begins within some."""
 
 
 class SnaplineRuntime(AgentRuntime):
@@ -50,10 +49,100 @@ class SnaplineRuntime(AgentRuntime):
         runner: the turns that go on in this process.
     """
 
-    def __init__(self, *, intervention_handlers: Sequence[Any] | None = None, is_alone: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        intervention_handlers: Sequence[Any] | None = None,
+        tracer_provider: Any = None,
+        ignore_unhandled_exceptions: bool = True,
+        hosts: int = 1,
+        python: str = "",
+    ) -> None:
+        """As AutoGen's; nothing is started before something is sent, or `start`.
+
+        Args:
+            tracer_provider: taken and not used: hosts trace (docs/tracing.md).
+            hosts: so many processes the program's fleet has.
+            python: the Python of snapline's environment; "": as `SNAPLINE_PYTHON` says.
+        """
         self.registry = ProgramRegistry(intervention_handlers or ())
-        self.runner = TurnRunner(self, self.registry, is_alone=is_alone)
-        self.outside: OutsideWorld | None = None
+        self.runner = TurnRunner(self, self.registry)
+        self._fleet: ProgramFleet | None = ProgramFleet(self.runner, hosts, python)
+        self._ignores_unhandled = ignore_unhandled_exceptions
+        self._is_started = False
+
+    def serve_host(self) -> TurnRunner:
+        """For a process that a host has started: it has no fleet of its own, and others run other agents' turns."""
+        self._fleet = self.runner.gate = self.runner.tokens = None
+        return self.runner
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    @property
+    def unprocessed_messages_count(self) -> int:
+        """How many turns wait for `start` or `process_next`."""
+        return self._home().gate.waiting
+
+    def start(self) -> None:
+        """Let turns begin."""
+        if self._is_started:
+            raise RuntimeError("Runtime is already started")
+        self._is_started = True
+        self._home().gate.open()
+
+    async def process_next(self) -> None:
+        """Let one turn begin, the next that comes."""
+        self._raise_unhandled()
+        await self._home().up()
+        while not self._home().gate.let_one():
+            await asyncio.sleep(NEXT_S)
+        for _ in range(STEPS):
+            await asyncio.sleep(0)  # so that it has begun
+
+    _process_next = process_next
+
+    async def stop(self) -> None:
+        """Take a snapshot, and end the fleet's processes. Messages under way are kept: they have their turns after the next `start`."""
+        self._check_started()
+        self._is_started = False
+        self._home().gate.close()
+        await self._home().down()
+
+    async def stop_when_idle(self) -> None:
+        """The same when nothing is under way any more."""
+        self._check_started()
+        await self._home().idle()
+        await self.stop()
+        self._raise_unhandled()
+
+    async def stop_when(self, condition: Callable[[], bool]) -> None:
+        """The same when the program says so."""
+        self._check_started()
+        while not condition():
+            await asyncio.sleep(NEXT_S)
+        await self.stop()
+
+    async def close(self) -> None:
+        """Stop, close the agents' objects, and leave nothing behind."""
+        if self._is_started:
+            await self.stop()
+        await self._home().end()
+        for held in self.runner.objects().values():
+            await held.made.close()
+
+    def _check_started(self) -> None:
+        if not self._is_started:
+            raise RuntimeError("Runtime is not started")
+
+    def _raise_unhandled(self) -> None:
+        error, self.runner.unhandled = self.runner.unhandled, None
+        if error is not None and not self._ignores_unhandled:
+            raise error
+
+    def _home(self) -> ProgramFleet:
+        if self._fleet is None:
+            raise RuntimeError("a host's process sends messages of its agents' turns only: send from a message handler")
+        return self._fleet
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -78,16 +167,16 @@ class SnaplineRuntime(AgentRuntime):
             self.runner.tokens[context.message_id] = token
         try:
             if turn is None:
-                answer = await self._outside().ask(item, token)
+                answer = await self._home().ask(item, token)
             else:
                 answer = await token.link_future(turn.ask(item))
         finally:
             if self.runner.tokens is not None:
                 self.runner.tokens.pop(context.message_id, None)
-        found = read_kept(answer["value"], self.registry.serializers)
+        raised = self.runner.raised.pop(context.message_id, None)
         if answer["is_error"]:
-            raise found
-        return found
+            raise raised or read_kept(answer["value"], self.registry.serializers)
+        return read_kept(answer["value"], self.registry.serializers)
 
     async def publish_message(
         self,
@@ -107,7 +196,7 @@ class SnaplineRuntime(AgentRuntime):
         if not recipients:
             return
         if turn is None:
-            await self._outside().tell(item)
+            await self._home().send(item)
         else:
             turn.send(item)
 
@@ -120,11 +209,6 @@ class SnaplineRuntime(AgentRuntime):
             "id": context.message_id,
             "call": -1,
         }
-
-    def _outside(self) -> OutsideWorld:
-        if self.outside is None:
-            raise RuntimeError("this runtime sends messages of its agents' turns only: send from a message handler")
-        return self.outside
 
     # -- what a program registers --------------------------------------------------------------------------------------
 
@@ -193,12 +277,27 @@ class SnaplineRuntime(AgentRuntime):
         await (await self._object(agent)).load_state(state)
 
     async def save_state(self) -> Mapping[str, Any]:
-        """Not here: a fleet's snapshots are taken by its coordinator, and hold all of it."""
-        raise NotImplementedError("take a snapshot of the fleet: `snapline snapshot create`")
+        """A snapshot of the fleet: all agents, and all messages under way between them, as JSON. Agents go on meanwhile.
+
+        What the program has changed in objects beside their turns is given to the fleet first.
+        """
+        for agent, held in self.runner.objects().items():
+            if not self.runner.is_busy(agent):
+                state = await held.keeper.save()
+                if state != held.state:
+                    await self._home().give(str(agent), state, held.state)
+                    held.state = state
+        found = await self._home().save()
+        return {"snapline": found["snapshot"], "agents": found["states"]}
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """The same."""
-        raise NotImplementedError("a fleet goes back by itself, or by `snapline recovery restore`")
+        """Become the fleet that was saved. Messages that were under way have their turns when this runtime is started."""
+        await self._home().load(state["snapline"])
+        for agent, kept in state["agents"].items():
+            if self.registry.knows(AgentId.from_str(agent)):
+                await self.runner.object_with(AgentId.from_str(agent), kept)
+        if self._is_started:
+            await self._home().up()
 
     async def _object(self, agent: AgentId) -> Any:
         return (await self.runner.object_of(agent)).made

@@ -4,9 +4,10 @@ A host knows the states; this process knows nothing that it could not be told ag
 ended here. Otherwise its factory makes a new one, which is given the state.
 """
 
-import logging
+import asyncio
 import random
 import traceback
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from autogen_core import AgentId, CancellationToken, MessageContext, TopicId
@@ -21,8 +22,6 @@ Frame = dict[str, Any]
 
 TEXT_CHARACTERS_MAX = 4000
 """Of a traceback: as much as a dead letter keeps."""
-
-logger = logging.getLogger(__name__)
 
 
 class AgentObject:
@@ -44,25 +43,35 @@ class TurnRunner:
     """The turns that are under way here, by the names that their hosts give them.
 
     Attributes:
+        raised: the errors with which turns have ended for which somebody waits in this process, by their messages' ids; where it is the only one.
+        heard: who waits, outside of turns, for the answer to a message, by its id.
+        unhandled: the first error of a turn for whose reply nobody waits.
+        gate: what a turn waits for before it begins.
         tokens: cancellation tokens of the messages that this process has sent, by the messages' ids; None where agents are in several processes.
     """
 
-    def __init__(self, runtime: Any, registry: ProgramRegistry, *, is_alone: bool = False) -> None:
+    def __init__(self, runtime: Any, registry: ProgramRegistry) -> None:
         self._runtime = runtime
         self._registry = registry
         self._objects: dict[AgentId, AgentObject] = {}
         self._live: dict[str, tuple[LiveTurn, Frame, AgentObject]] = {}
-        self.tokens: dict[str, CancellationToken] | None = {} if is_alone else None
+        self.tokens: dict[str, CancellationToken] | None = {}
+        self.raised: dict[str, BaseException] = {}
+        self.heard: dict[str, asyncio.Future[Any]] = {}
+        self.unhandled: BaseException | None = None
+        self.gate: Callable[[], Awaitable[None]] | None = None
 
     async def begin(self, frame: Frame) -> Frame:
         """A turn begins; returns what it has come to where it first stands."""
         self.drop(frame)
+        if self.gate is not None:
+            await self.gate()
         agent = AgentId.from_str(frame["agent"])
         try:
             held = await self.object_with(agent, frame["state"])
             handling = self._handling(held.made, frame)
         except BaseException as error:
-            return _failed(error)
+            return self._failed(error, frame)
         turn = LiveTurn()
         self._live[frame["turn"]] = (turn, frame, held)
         return await self._segment(frame["turn"], await turn.begin(handling))
@@ -117,6 +126,10 @@ class TurnRunner:
             held.state = state
         return held
 
+    def is_busy(self, agent: AgentId) -> bool:
+        """Is it in the middle of a turn?"""
+        return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
+
     def _spoil(self, agent: AgentId, held: AgentObject) -> None:
         """Nobody knows what is in it. One that no factory makes is given its next state as it is."""
         held.state = None
@@ -157,24 +170,34 @@ class TurnRunner:
         except BaseException as raised:
             turn.close()
             self._spoil(AgentId.from_str(begun["agent"]), held)
-            return _failed(raised)
+            return self._failed(raised, begun)
         held.state = state
         segment = {"items": turn.take_items(is_over=True), "is_over": True, "state": state, "answer": answer}
         turn.close()
-        return segment if error is None else {**segment, **_told(error)}
+        return self._ended(segment if error is None else {**segment, **self._told(error, begun)}, begun)
+
+    def _ended(self, segment: Frame, begun: Frame) -> Frame:
+        waiting = self.heard.get(begun["id"])
+        if waiting is not None and not waiting.done() and not begun["topic"]:
+            error = segment.get("error")
+            waiting.set_result({"value": error or segment["answer"], "is_error": error is not None})
+        return segment
+
+    def _told(self, error: BaseException, begun: Frame) -> Frame:
+        if begun["topic"]:
+            self.unhandled = self.unhandled or error
+        elif self.tokens is not None and begun["id"] in self.tokens:
+            self.raised[begun["id"]] = error
+        text = "".join(traceback.format_exception(error))[-TEXT_CHARACTERS_MAX:]
+        return {"error": keep_error(error), "text": text}
+
+    def _failed(self, error: BaseException, begun: Frame) -> Frame:
+        """A turn that leaves its agent as it was."""
+        failed = {"items": [], "is_over": True, "state": None, "answer": None, **self._told(error, begun)}
+        return self._ended(failed, begun)
 
     async def _answer(self, found: Any, begun: Frame) -> Any:
         if begun["topic"]:
             return None  # nobody waits for it
         sender = AgentId.from_str(begun["sender"]) if begun["sender"] else None
         return await self._registry.responded(found, AgentId.from_str(begun["agent"]), sender)
-
-
-def _told(error: BaseException) -> Frame:
-    text = "".join(traceback.format_exception(error))[-TEXT_CHARACTERS_MAX:]
-    return {"error": keep_error(error), "text": text}
-
-
-def _failed(error: BaseException) -> Frame:
-    """A turn that leaves its agent as it was."""
-    return {"items": [], "is_over": True, "state": None, "answer": None, **_told(error)}

@@ -1,0 +1,50 @@
+"""What one host asks of this process, frame by frame."""
+
+import asyncio
+import functools
+from typing import Any
+
+from snapline.adapters.autogen.frames import read_frame, to_bytes
+from snapline.adapters.autogen.inside.turns import TurnRunner
+
+Frame = dict[str, Any]
+
+
+async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Do what a host asks, until it is gone. Turns of several agents go on beside each other."""
+    under_way: dict[str, asyncio.Task[None]] = {}
+    known: dict[str, None] = {}
+    while (frame := await read_frame(reader)) is not None:
+        key = frame["turn"]
+        known[key] = None
+        earlier = under_way.pop(key, None)
+        if frame["do"] == "drop":
+            if earlier is not None:
+                earlier.cancel()
+            runner.drop(frame)
+            continue
+        task = asyncio.get_running_loop().create_task(_answer(runner, frame, writer))
+        under_way[key] = task
+        task.add_done_callback(functools.partial(_over, under_way, key))
+    for key in known:
+        if key in under_way:
+            under_way[key].cancel()
+        runner.drop({"turn": key})
+
+
+def _over(under_way: dict[str, asyncio.Task[None]], key: str, task: asyncio.Task[None]) -> None:
+    if under_way.get(key) is task:
+        del under_way[key]
+
+
+async def _answer(runner: TurnRunner, frame: Frame, writer: asyncio.StreamWriter) -> None:
+    if frame["do"] == "begin":
+        found: Frame | None = await runner.begin(frame)
+    else:
+        found = await runner.go_on(frame)
+    try:
+        answer = to_bytes({"number": frame["number"], "segment": found})
+    except ValueError as error:
+        answer = to_bytes({"number": frame["number"], "failed": str(error)})
+    writer.write(answer)
+    await writer.drain()

@@ -1,0 +1,214 @@
+"""The fleet of one AutoGen program: `python -m snapline.adapters.autogen.session FOLDER` is started by `SnaplineRuntime`, which speaks to it through
+its input and output, and ends it by going away.
+
+It runs a coordinator and hosts in FOLDER, whose agents' turns go on in the program (`worker.py`, by the socket), and gives the fleet what the program sends from outside of turns.
+A fleet that is stopped leaves a snapshot, and is started from that.
+"""
+
+import asyncio
+import base64
+import contextlib
+import io
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import snapline
+from snapline.adapters.autogen.agents import MAKER, PROGRAM
+from snapline.adapters.autogen.frames import read_frame, to_bytes
+from snapline.adapters.autogen.messages import AgentWanted, AutogenMessage, ForwardedMessage, KeptValue, StateGiven
+from snapline.adapters.autogen.names import agent_name, autogen_id
+from snapline.adapters.autogen.program_fleet import fleet
+from snapline.adapters.autogen.worker import SOCKET_VARIABLE, TurnItem
+from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.client.client import Client
+from snapline.deploy.local import LocalFleet
+from snapline.errors import AgentMissingError, CoordinatorUnavailableError, SnaplineError
+from snapline.storage.store.store import Store
+
+TAKEN_S = 120.0
+"""For a message to be taken by a fleet that starts, or recovers."""
+
+START_S = 60.0
+"""For a coordinator to answer."""
+
+LOOK_S = 0.02
+"""Between two snapshots while it is waited that nothing is under way."""
+
+TRIES, AGAIN_S = 100, 0.05
+"""Of an agent that has just been made the coordinator knows a moment later."""
+
+
+class ProgramSession:
+    """What the program asks of its fleet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._local: LocalFleet | None = None
+        self._client: Client | None = None
+        self._made: set[str] = set()
+        self._making = asyncio.Lock()
+
+    async def answer(self, frame: dict[str, Any]) -> dict[str, Any]:
+        """Do what one frame asks."""
+        match frame["do"]:
+            case "start":
+                await self.start(frame["hosts"])
+            case "send":
+                await self._send(msgspec.convert(frame["item"], TurnItem))
+            case "idle":
+                await self._idle()
+            case "save":
+                cut = await self._snapshot()
+                return {"states": _states_of(cut), "snapshot": await asyncio.to_thread(self._pack, cut.epoch)}
+            case "give":
+                await self._give(frame)
+            case "load":
+                await self.stop()
+                await asyncio.to_thread(self._unpack, frame["snapshot"])
+            case "stop":
+                if self._client is not None:
+                    await self._snapshot()
+                await self.stop()
+        return {}
+
+    async def start(self, hosts: int) -> None:
+        """Start the processes, from the newest snapshot in the folder."""
+        environment = {SOCKET_VARIABLE: str(self._folder / "socket")}
+        self._local = LocalFleet(
+            data_dir=self._folder / "data", fleet=f"{fleet.__module__}:fleet", hosts=hosts, environment=environment
+        )
+        await self._local.start()
+        async with asyncio.timeout(START_S):
+            while self._client is None:
+                with contextlib.suppress(CoordinatorUnavailableError):
+                    self._client = await Client.connect(self._local.address, name="program")
+        self._made.clear()
+
+    async def stop(self) -> None:
+        """End them, as they stand."""
+        if self._client is not None:
+            await self._client.close()
+        if self._local is not None:
+            await self._local.stop()
+        self._client = self._local = None
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def _send(self, item: TurnItem) -> None:
+        """Returns when the message is under way to each of them, and in every later snapshot until its turn has ended."""
+        turn = "" if item.topic else PROGRAM
+        message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)
+        for to in item.to:
+            given = ForwardedMessage(to, message)
+            await self._running().ask(MAKER, given, early=True, timeout_s=TAKEN_S, reply_type=AgentWanted)
+
+    async def _give(self, frame: dict[str, Any]) -> None:
+        given = StateGiven(*(frame[key] and msgspec.convert(frame[key], KeptValue) for key in ("state", "before")))
+        await self._running().ask(await self._there(frame["agent"]), given, early=True, reply_type=StateGiven)
+
+    async def _idle(self) -> None:
+        """Wait until a snapshot holds nothing that is under way."""
+        while not is_still(await self._snapshot()):
+            await asyncio.sleep(LOOK_S)
+
+    async def _there(self, to: str) -> str:
+        """Our id of an agent, which is there now."""
+        name = agent_name(to)
+        async with self._making:
+            if name not in self._made:
+                await self._running().ask(MAKER, AgentWanted(to), early=True, reply_type=AgentWanted)
+                await self._until_known(name)
+                self._made.add(name)
+        return name
+
+    async def _until_known(self, name: str) -> None:
+        for _ in range(TRIES):
+            if any(each.agent == name for each in await self._running().agents()):
+                return
+            await asyncio.sleep(AGAIN_S)
+        raise AgentMissingError(f"agent {name!r} was asked for, and is not there")
+
+    def _running(self) -> Client:
+        if self._client is None:
+            raise SnaplineError("the runtime is stopped")
+        return self._client
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    async def _snapshot(self) -> Cut:
+        made: dict[str, Any] = await self._running().snapshot()
+        return await asyncio.to_thread(load_cut, self._store(), made["epoch"], fleet())
+
+    def _store(self) -> Store:
+        return Store.open(self._folder / "data" / "store")
+
+    def _pack(self, epoch: int) -> str:
+        """A snapshot as a store of its own, in one text."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            fork = Path(folder) / "fork"
+            store = snapline.open_store(self._folder / "data" / "store", fleet=fleet())
+            store.snapshot(epoch).fork(str(fork), name="program", inputs="copy", live=True)
+            packed = io.BytesIO()
+            with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+                for path in sorted(fork.rglob("*")):
+                    archive.write(path, path.relative_to(fork))
+        return base64.b64encode(packed.getvalue()).decode()
+
+    def _unpack(self, packed: str) -> None:
+        """In place of what the folder holds."""
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(packed))) as archive:
+            archive.extractall(self._folder / "data" / "store")
+
+
+def is_still(cut: Cut) -> bool:
+    """Is nothing under way, and nobody in the middle of a turn?"""
+    return cut.is_quiet and not cut.pending_turns
+
+
+def _states_of(cut: Cut) -> dict[str, Any]:
+    """For people, and for the program: what each agent is kept as."""
+    states = {autogen_id(agent): getattr(state, "kept", None) for agent, state in cut.states.items()}
+    return {agent: msgspec.to_builtins(kept) for agent, kept in states.items() if agent and kept is not None}
+
+
+def _error_of(error: BaseException) -> dict[str, Any]:
+    return {"failed": f"{type(error).__name__}: {error}"}
+
+
+async def main(folder: Path, channel: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=channel)
+    session = ProgramSession(folder)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(frame: dict[str, Any]) -> None:
+        try:
+            found = await session.answer(frame)
+        except Exception as error:
+            found = _error_of(error)
+        writer.write(to_bytes({"number": frame["number"], **found}))
+        await writer.drain()
+
+    try:
+        while (frame := await read_frame(reader)) is not None:
+            task = asyncio.create_task(answer(frame))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+    finally:
+        for task in list(tasks):
+            task.cancel()
+        await session.stop()
+
+
+if __name__ == "__main__":
+    opened = socket.socket(fileno=os.dup(0))
+    os.dup2(2, 1)
+    asyncio.run(main(Path(sys.argv[1]), opened))
