@@ -132,6 +132,15 @@ class AutogenWorker:
             f"AutoGen's process has ended {ENDS_MAX} times in the middle of a turn of agent {begin['turn']!r}: its own log says why"
         )
 
+    async def close(self) -> None:
+        """End the process."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            await self._reading
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+
     async def _segment(self, begin: dict[str, Any], heard: list[HeardReply], said: list[list[Any]]) -> TurnSegment:
         agent = begin["turn"]
         marks = _marks(begin, heard)

@@ -295,7 +295,7 @@ class SnaplineRuntime(AgentRuntime):
         await self._home().load(state["snapline"])
         for agent, kept in state["agents"].items():
             if self.registry.knows(AgentId.from_str(agent)):
-                await self.runner.object_with(AgentId.from_str(agent), kept)
+                await self.runner.fill(AgentId.from_str(agent), kept)
         if self._is_started:
             await self._home().up()
 

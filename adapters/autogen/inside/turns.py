@@ -126,6 +126,12 @@ class TurnRunner:
             held.state = state
         return held
 
+    async def fill(self, agent: AgentId, state: Kept) -> None:
+        """Give the object that is here this state."""
+        held = await self.object_of(agent)
+        await held.keeper.load(read_kept(state, self._registry.serializers))
+        held.state = state
+
     def is_busy(self, agent: AgentId) -> bool:
         """Is it in the middle of a turn?"""
         return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
