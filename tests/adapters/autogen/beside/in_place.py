@@ -20,7 +20,7 @@ class OpenedRuntime(SnaplineRuntime):
 autogen_core.SingleThreadedAgentRuntime = OpenedRuntime
 
 
-@pytest_asyncio.fixture(autouse=True)
+@pytest_asyncio.fixture(autouse=True, loop_scope="function")
 async def closing() -> AsyncIterator[None]:
     yield
     while opened:
