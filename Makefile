@@ -11,6 +11,8 @@ LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langg
 # What tests need that run beside CrewAI: not all of [dev], whose pins are others.
 CREWAI_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'numpy>=1.26'
 AUTOGEN := autogen-core==0.7.5
+# What its own tests need, which run in its environment.
+AUTOGEN_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'pytest-mock>=3.14' opentelemetry-sdk
 # Tests that run beside each other, in so many processes.
 JOBS ?= 3
 SEEDS  ?= 0:10000
@@ -151,8 +153,11 @@ test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: ins
 
 test-autogen: $(STAMP)  ## unchanged agents of AutoGen core on our hosts, its own tests against our runtime: installs AutoGen in an environment of its own
 	@test -x $(VENV)/autogen/bin/python || $(PYTHON) -m venv $(VENV)/autogen
-	@$(VENV)/autogen/bin/python -m pip install --quiet --disable-pip-version-check $(AUTOGEN)
-	@SNAPLINE_AUTOGEN_PYTHON=$(CURDIR)/$(VENV)/autogen/bin/python \
+	@$(VENV)/autogen/bin/python -m pip install --quiet --disable-pip-version-check $(AUTOGEN) $(AUTOGEN_TESTS)
+	@test -d $(VENV)/autogen/sdist || ($(VENV)/autogen/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	  --no-binary :all: --dest $(VENV)/autogen $(AUTOGEN) && mkdir $(VENV)/autogen/sdist && \
+	  tar -xzf $(VENV)/autogen/autogen_core-*.tar.gz -C $(VENV)/autogen/sdist --strip-components 1)
+	@SNAPLINE_AUTOGEN_PYTHON=$(CURDIR)/$(VENV)/autogen/bin/python SNAPLINE_AUTOGEN_SDIST=$(CURDIR)/$(VENV)/autogen/sdist \
 	  $(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/autogen $(ARGS)
 
 bench-langgraph: $(STAMP)  ## what saving costs a step of a graph, beside LangGraph's own savers: installs LangGraph

@@ -37,9 +37,6 @@ from snapline.adapters.autogen.inside.turns import TurnRunner
 NEXT_S = 0.01
 """Between two looks whether a turn has come."""
 
-STEPS = 20
-"""Of the event loop: a turn begins within some."""
-
 
 class SnaplineRuntime(AgentRuntime):
     """AutoGen's runtime on our hosts.
@@ -94,10 +91,11 @@ class SnaplineRuntime(AgentRuntime):
         """Let one turn begin, the next that comes."""
         self._raise_unhandled()
         await self._home().up()
+        begun = self.runner.begun
         while not self._home().gate.let_one():
             await asyncio.sleep(NEXT_S)
-        for _ in range(STEPS):
-            await asyncio.sleep(0)  # so that it has begun
+        while self.runner.begun == begun:
+            await asyncio.sleep(0)
 
     _process_next = process_next
 

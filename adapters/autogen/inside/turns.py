@@ -44,6 +44,7 @@ class TurnRunner:
 
     Attributes:
         raised: the errors with which turns have ended for which somebody waits in this process, by their messages' ids; where it is the only one.
+        begun: how many turns have begun.
         heard: who waits, outside of turns, for the answer to a message, by its id.
         unhandled: the first error of a turn for whose reply nobody waits.
         gate: what a turn waits for before it begins.
@@ -58,6 +59,7 @@ class TurnRunner:
         self.tokens: dict[str, CancellationToken] | None = {}
         self.raised: dict[str, BaseException] = {}
         self.heard: dict[str, asyncio.Future[Any]] = {}
+        self.begun = 0
         self.unhandled: BaseException | None = None
         self.gate: Callable[[], Awaitable[None]] | None = None
 
@@ -71,6 +73,7 @@ class TurnRunner:
             held = await self.object_with(agent, frame["state"])
             handling = self._handling(held.made, frame)
         except BaseException as error:
+            self.begun += 1
             return self._failed(error, frame)
         turn = LiveTurn()
         self._live[frame["turn"]] = (turn, frame, held)
@@ -146,6 +149,7 @@ class TurnRunner:
 
     async def _handling(self, made: Any, frame: Frame) -> Any:
         """The handler's run."""
+        self.begun += 1
         drawing.set(random.Random(frame["seed"]))
         message = read_kept(frame["message"], self._registry.serializers)
         token = (self.tokens or {}).get(frame["id"])
@@ -165,14 +169,14 @@ class TurnRunner:
             return {"items": turn.take_items(is_over=False), "is_over": False}
         del self._live[key]
         error: BaseException | None = None
+        answer = None
         try:
-            found = turn.result()
+            found = await self._answer(turn.result(), begun)
+            answer = keep_message(found, self._registry.serializers)
         except BaseException as raised:
-            found, error = None, raised
+            error = raised
         try:
             state = await held.keeper.save()
-            found = await self._answer(found, begun) if error is None else found
-            answer = keep_message(found, self._registry.serializers) if error is None else None
         except BaseException as raised:
             turn.close()
             self._spoil(AgentId.from_str(begun["agent"]), held)

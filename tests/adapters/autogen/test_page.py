@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "autogen.md").read_text()
 def test_the_page_prints_what_it_shows(tmp_path: Path) -> None:
     for file, text in files_of(PAGE).items():
         (tmp_path / file).write_text(text)
-    commands = commands_of(PAGE)
+    commands = list(commands_of(PAGE))
     assert len(commands) == 2
     for command in commands:
         code, out, err = run_on_terminal(command.text, tmp_path)

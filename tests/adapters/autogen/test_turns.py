@@ -33,8 +33,14 @@ class Played:
         kept = None if state is None else {"form": state.form, "body": state.body}
         self.worker = worker
         self.begin: dict[str, Any] = {
-            **{"turn": "doer..0", "seed": "seed", "agent": "doer/0", "state": kept},
-            **{"message": message, "sender": "", "topic": "", "id": "1"},
+            "turn": "doer..0",
+            "seed": "seed",
+            "agent": "doer/0",
+            "state": kept,
+            "message": message,
+            "sender": "",
+            "topic": "",
+            "id": "1",
         }
         self.heard: list[HeardReply] = []
         self.said: list[list[Any]] = []

@@ -99,8 +99,8 @@ class Doer(RoutedAgent):
         """The first process that comes here ends."""
         path = os.environ["DIED"]
         if not os.path.exists(path):
-            with open(path, "w"):
-                os._exit(1)
+            os.close(os.open(path, os.O_CREAT))
+            os._exit(1)
         return number
 
     async def _unkeepable(self, number: int) -> int:
