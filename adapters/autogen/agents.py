@@ -9,6 +9,9 @@ The turn is a durable one, whose steps are what the process does from one stand 
 a plain turn. One that does has the replies that it has got in the turn's journal, and is run again by them.
 """
 
+import base64
+import logging
+import pickle
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -26,7 +29,7 @@ from snapline.adapters.autogen.names import agent_name, autogen_id
 from snapline.adapters.autogen.worker import HeardReply, TurnItem, TurnSegment, worker_of
 from snapline.agent_runtime.agent import Agent, OnError, handler
 from snapline.agent_runtime.context import Context
-from snapline.errors import FleetDefinitionError, SnaplineError, WaitTimeoutError
+from snapline.errors import FleetDefinitionError, SnaplineError, StepFailedError, WaitTimeoutError
 
 MAKER = "autogen"
 """The agent that makes those that a fleet does not name, when the first message comes for them."""
@@ -36,6 +39,9 @@ PROGRAM = "@program"
 
 LOOK_S, LOOK_S_MAX = 1.0, 60.0
 """How long a turn waits for a reply before it looks whether its handler has gone on without it, after a time-out of its own; and twice as long each time."""
+
+
+log = logging.getLogger(__name__)
 
 
 class AutogenHandlerError(SnaplineError):
@@ -98,7 +104,10 @@ class AutogenAgent(Agent):
         said: list[list[Any]] = []
         looks = 0
         while True:
-            segment = await self._segment(ctx, begin, heard, said)
+            try:
+                segment = await self._segment(ctx, begin, heard, said)
+            except StepFailedError as error:
+                segment = _failed(error, is_heard=bool(message.turn) or ctx.may_reply)
             for item in segment.items:
                 self._send(ctx, item, turn)
                 said.append(item.likeness())
@@ -184,6 +193,15 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> HeardReply | No
             return None
         if found.turn == turn:
             return HeardReply(found.call, found.value, found.is_error)
+
+
+def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
+    """A turn that cannot go on: who waits for its reply hears why, and its agent is as it was. Where nobody does its message is a dead letter."""
+    if not is_heard:
+        raise error
+    log.warning("%s", error)
+    body = base64.b64encode(pickle.dumps(RuntimeError(str(error)))).decode()
+    return TurnSegment([], is_over=True, error=KeptValue("pickle", body, "RuntimeError"), text=str(error))
 
 
 def _answer(ctx: Context, message: AutogenMessage, segment: TurnSegment) -> None:

@@ -27,6 +27,10 @@ SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
 """The interpreter of snapline's environment."""
 
 
+FAREWELL_STEPS = 10
+"""Of the event loop: who has cancelled a message hears of it when its handler has."""
+
+
 class TurnGate:
     """Turns begin while it is open; or one by one, when they are let through."""
 
@@ -99,6 +103,11 @@ class ProgramFleet:
         try:
             await self.send(item)
             return await answer
+        except asyncio.CancelledError:
+            if token.is_cancelled():
+                for _ in range(FAREWELL_STEPS):
+                    await asyncio.sleep(0)
+            raise
         finally:
             del self._runner.heard[item["id"]]
 

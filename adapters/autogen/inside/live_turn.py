@@ -11,12 +11,15 @@ given a moment, and then stands as it is: its host looks again.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from types import CodeType
 from typing import Any
 
 from autogen_core import BaseAgent
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.02
 """A turn that waits for a reply and for something else that is quick stands once, and not twice."""
@@ -112,8 +115,8 @@ class LiveTurn:
         for task in self._tasks:
             if not task.done():
                 task.cancel()
-            elif not task.cancelled():
-                task.exception()  # nobody asks for it any more, and Python would say so
+            elif not task.cancelled() and task is not self._main and task.exception() is not None:
+                logger.error("a task of a turn has raised, and nobody has awaited it", exc_info=task.exception())
         if self._stand is not None and not self._stand.done():
             self._stand.cancel()
 
