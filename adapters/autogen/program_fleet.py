@@ -1,13 +1,9 @@
-"""The fleet of one AutoGen program, whatever the program is."""
+"""The fleet of one AutoGen program, whatever the program is: turns of its agents go on in the program."""
 
 import snapline
 from snapline.adapters.autogen.agents import AutogenAgent
 
 
-class ProgramAgent(AutogenAgent):
-    """An agent whose turns go on in the program."""
-
-
 def fleet() -> snapline.Fleet:
     """Its agents are made when something is sent to them."""
-    return snapline.Fleet("program", agents=ProgramAgent.agents(), triggers=[snapline.Every(seconds=1)])
+    return snapline.Fleet("program", agents=AutogenAgent.agents(), triggers=[snapline.Every(seconds=1)])
