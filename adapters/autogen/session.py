@@ -47,12 +47,18 @@ TRIES, AGAIN_S = 100, 0.05
 
 
 class ProgramSession:
-    """What the program asks of its fleet."""
+    """What the program asks of its fleet.
+
+    Attributes:
+        has_ended: the fleet has, and nobody had asked it to.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._local: LocalFleet | None = None
         self._client: Client | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.has_ended = asyncio.Event()
         self._made: set[str] = set()
         self._making = asyncio.Lock()
 
@@ -91,9 +97,21 @@ class ProgramSession:
                 with contextlib.suppress(CoordinatorUnavailableError):
                     self._client = await Client.connect(self._local.address, name="program")
         self._made.clear()
+        self._watching = asyncio.create_task(self._watch(self._local))
+
+    async def _watch(self, local: LocalFleet) -> None:
+        """A fleet that has ended by itself will answer nothing any more."""
+        try:
+            why = f"the fleet has ended: {(await local.wait()).outcome}"
+        except SnaplineError as error:
+            why = str(error)
+        print(f"snapline: {why}", file=sys.stderr)
+        self.has_ended.set()
 
     async def stop(self) -> None:
         """End them, as they stand."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._client is not None:
             await self._client.close()
         if self._local is not None:
@@ -197,11 +215,15 @@ async def main(folder: Path, channel: socket.socket) -> None:
         writer.write(to_bytes({"number": frame["number"], **found}))
         await writer.drain()
 
-    try:
+    async def read() -> None:
         while (frame := await read_frame(reader)) is not None:
             task = asyncio.create_task(answer(frame))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+
+    ends = [asyncio.create_task(read()), asyncio.create_task(session.has_ended.wait())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in list(tasks):
             task.cancel()
