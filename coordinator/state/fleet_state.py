@@ -409,7 +409,8 @@ class FleetState(FleetView):
         kept = {self.newest_complete()}
         if self.phase != RUNNING and self.plan is not None:
             kept.add(self.plan.line_epoch)
-        old = [epoch for epoch in kind.epochs if epoch in image.epochs and epoch not in kept]
+        named = dict.fromkeys(kind.epochs)  # leaders of older releases named some twice
+        old = [epoch for epoch in named if epoch in image.epochs and epoch not in kept]
         records = {epoch: image.epochs.pop(epoch) for epoch in old if image.epochs[epoch].status != OPEN}
         forgotten = list(records)
         histories = [epoch for epoch, record in records.items() if record.status != VOID]

@@ -263,6 +263,13 @@ def test_the_line_is_never_forgotten(agreed: Agreed) -> None:
     assert agreed.try_(op.ForgetEpochs((3, 4, 5))).status == UNCHANGED
 
 
+def test_an_epoch_that_is_named_twice_is_forgotten_once(agreed: Agreed) -> None:
+    """Leaders proposed so once, and such an entry is applied by every replica whenever it starts."""
+    agreed.start("h1")
+    first, second, _ = [agreed.epoch() for _ in range(3)]
+    assert agreed.do(op.ForgetEpochs((first, second, second))).epochs == (first, second)
+
+
 def test_the_line_of_an_open_plan_is_never_forgotten(agreed: Agreed) -> None:
     agreed.start("h1")
     first = agreed.epoch()

@@ -578,6 +578,91 @@ FROZEN_FOR_A_MOVE = (
 )
 
 
+FORGOTTEN_TWICE = (
+    "an epoch that was void, as the fleet had been taken back, and old as well was named twice in the entry that forgets: every replica "
+    "ended when it applied that, and again whenever it was started"
+)
+
+TAKEN_BACK_WHILE_SEALS_FAIL = """
+schema = 1
+name = "swarm"
+
+[fleet]
+agents = 7
+hosts = 3
+coordinators = 1
+pattern = { name = "all-to-all", messages = 200, payload_bytes = 600 }
+trigger = { kind = "period", every = "33ms", jitter = 0.0 }
+
+[network]
+delay = { least = "40ms", jitter = "2600us" }
+paths = { "c1>h2" = { least = "100us", jitter = "5ms" }, "h1>h2" = { least = "100us", jitter = "0s" } }
+
+[store]
+delay = { least = "1900us", jitter = "100us" }
+
+[clients]
+count = 3
+inputs = 20
+pause = "5ms"
+asks = true
+is_settling = true
+
+[restores]
+times = 1
+
+[[fault]]
+capture = { at = "10ms", hit = 4, times = 3 }
+
+[[fault]]
+delay = { at = "12ms", for = "71ms", least = "50ms", jitter = "300ms" }
+
+[[fault]]
+disk = { mode = "eio", failpoint = "store.log.seal.directory", hit = 6 }
+
+[[fault]]
+disk = { mode = "eio", failpoint = "store.log.batch.opened", hit = 3 }
+
+[[fault]]
+disk = { mode = "eio", failpoint = "store.log.batch.linked", hit = 6 }
+
+[[fault]]
+disk = { mode = "eio", failpoint = "store.log.mark.written", hit = 6 }
+
+[liveness]
+within = "144080ms"
+
+[run]
+until = "6400ms"
+keep_epochs = 2
+retention = "last=3,hourly=0,daily=1"
+
+[limits]
+part_bytes = 256
+frame_items = 1
+frames_unacked = 2
+tell_delay_ms = 200
+parked_messages = 16
+pack_bytes = 2000
+waiting_checkpoints = 8
+chunk_pack_bytes = 100000
+chunk_tables = 1
+agent_log_bytes = 200
+host_freeze_ms = 200
+log_freeze_pause_ms = 2000
+line_period_ms = 50
+report_gap_ms = 500
+forget_at_once = 1
+publish_retry_ms = 50
+cut_ms = 1000
+dead_bytes = 1
+compact_bytes = 5000
+journal_run = 3
+run_chunks = 2
+deleted_at_once = 2
+"""
+
+
 def frozen(agents: int, protocol: str, pattern: str) -> str:
     toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
     return toml.replace("PATTERN", pattern)
@@ -599,6 +684,7 @@ FOUND = [
     FoundBug("failed-for-all", 3584, FAILED_FOR_ALL, SEVEN_CRASH),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
     FoundBug("no-base-any-more", 30825, NO_BASE_ANY_MORE, TAKEN_BACK_TWICE),
+    FoundBug("forgotten-twice", 503333, FORGOTTEN_TWICE, TAKEN_BACK_WHILE_SEALS_FAIL),
     FoundBug("frozen-for-a-move", 100294, FROZEN_FOR_A_MOVE, MOVED_ALONE),
 ]
 

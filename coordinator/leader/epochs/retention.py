@@ -60,7 +60,8 @@ class Retention:
 
     def _forget(self) -> None:
         spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
-        old = tuple([epoch for epoch in (*self._old(), *self._void()) if epoch not in spared])
+        wanted = dict.fromkeys((*self._old(), *self._void()))  # some are both
+        old = tuple([epoch for epoch in wanted if epoch not in spared])
         if old and self._desk.state.phase == RUNNING:
             self._desk.propose("forget", op.ForgetEpochs(old))
 
