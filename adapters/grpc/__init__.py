@@ -1,0 +1,1 @@
+"""Plain gRPC services in the cuts of a fleet (docs/grpc.md)."""
