@@ -28,7 +28,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from snapline.errors import SnaplineError
+from snapline.errors import DivergenceError
 
 DIGEST_BYTES = 8
 """Of a request, for telling that a handler that runs again makes another one: by accident, one time in 2**64 unseen."""
@@ -44,7 +44,7 @@ ABORTED, FAILED_PRECONDITION = 10, 9
 """Status codes of gRPC."""
 
 
-class DivergedCallError(SnaplineError):
+class DivergedCallError(DivergenceError):
     """A handler that was run again has made another call than before, or fewer. Names method and id."""
 
 

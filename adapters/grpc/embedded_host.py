@@ -1,0 +1,76 @@
+"""A host of the fleet in the event loop of a service: the same host, that asks the service's member at five moments."""
+
+from typing import Protocol
+
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.process import Host, HostOptions
+from snapline.conversation.messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
+from snapline.storage.capture.image import StateImage
+
+
+class Embedding(Protocol):
+    """What the host asks and tells the member. Called inside the host's own work: nothing may be fed to it from here."""
+
+    def going_back(self) -> None:
+        """A plan ends the service's history, now."""
+
+    def gone_back(self, made: object) -> None:
+        """The plan's line is loaded: go on from this agent's state. The next event of this service comes after this."""
+
+    def begin_later(self, epoch: int) -> bool:
+        """Is the service not ready? Then the member begins this epoch, when it is."""
+
+    def filling(self, made: object) -> None:
+        """The agent is about to be captured. Raises SnaplineError: not now; the epoch is refused."""
+
+    def cut(self, epoch: int) -> None:
+        """It was captured for this epoch."""
+
+
+class EmbeddedHost(Host):
+    """See the module."""
+
+    def __init__(self, options: HostOptions, agent: str, inside: Embedding) -> None:
+        self._agent, self._inside = agent, inside
+        super().__init__(options)
+
+    @property
+    def core(self) -> HostCore:
+        """To read."""
+        return self._carrier.core
+
+    def agent(self) -> LocalAgent | None:
+        """The service's agent, if the plan's line is loaded and has it here."""
+        core = self._carrier.core
+        return core.desk.agents.get(self._agent) if core.desk.is_loaded else None
+
+    def begin(self, epoch: int) -> None:
+        """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
+        self._carrier.feed(BeginEpoch(epoch, self._carrier.core.desk.plan))
+
+    def _directive_received(self, directive: Directive) -> None:
+        if isinstance(directive, BeginEpoch) and self._inside.begin_later(directive.epoch):
+            return
+        plan = self._carrier.core.desk.plan
+        if isinstance(directive, Plan) and directive.number > plan:
+            self._inside.going_back()
+        super()._directive_received(directive)
+
+    def send(self, message: HostMessage) -> None:
+        if isinstance(message, PlanApplied) and self._carrier.turns.has(self._agent):
+            self._inside.gone_back(self._carrier.turns.object_of(self._agent))
+        super().send(message)
+
+    def capturing(self, agent: str) -> None:
+        super().capturing(agent)
+        if agent == self._agent:
+            self._inside.filling(self._carrier.turns.object_of(agent))
+
+    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        super().captured(command, known, image)
+        if command.agent == self._agent and isinstance(command, ev.CaptureState):
+            for epoch in command.epochs:
+                self._inside.cut(epoch)

@@ -1,0 +1,184 @@
+"""A unary call between members of a fleet: one id, as many attempts as it takes, and one answer.
+
+An error that no member has given (a connection that broke, a process that died) does not say whether the call was handled. Its caller must not act by it
+before the fleet knows: a cut could hold both the call's effect and what was done about its failure. So it is tried again under its id, until there is
+an answer, the caller's deadline has passed, or the fleet has gone back.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
+from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answer_stamp, encode_stamp
+
+if TYPE_CHECKING:
+    from snapline.adapters.grpc.member import Member
+
+AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
+"""Between two attempts, twice as long each time: gRPC itself waits a second or more for a connection."""
+
+UNKNOWN_OUTCOME = frozenset(
+    {
+        *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN),
+        *(grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED),
+    }
+)
+"""Codes of errors that leave open whether the call was handled, where no member has given them."""
+
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Attempts(Protocol):
+    """Makes one attempt: gRPC's own multicallable of the method, of bytes."""
+
+    def __call__(self, request: bytes, *, timeout: float | None, metadata: Any, **options: Any) -> Any: ...
+
+
+class MemberCall:
+    """What a stub's method returns: to be awaited, once, by who acts by the answer. Other things that it is asked are of its present attempt."""
+
+    __slots__ = (
+        *("_attempt", "_attempts", "_call", "_deadline_s", "_deserialize", "_given", "_handling", "_member"),
+        *("_options", "_over", "_plan"),
+    )
+
+    def __init__(
+        self,
+        member: "Member",
+        attempts: Attempts,
+        call: ServiceCall,
+        handling: Handling | None,
+        deserialize: Callable[[bytes], Any] | None,
+        *,
+        timeout: float | None = None,
+        metadata: Any = None,
+        options: Mapping[str, Any] = {},
+    ) -> None:
+        self._member, self._attempts, self._call, self._handling = member, attempts, call, handling
+        self._deserialize = deserialize
+        self._given = tuple(metadata) if metadata else ()
+        self._options = options
+        self._plan = member.plan
+        self._deadline_s = None if timeout is None else time.monotonic() + timeout
+        self._over: tuple[str, ...] = ()
+        self._attempt = self._try()
+        member.made(self)
+
+    def _try(self) -> Any:
+        member, call = self._member, self._call
+        self._over = member.ledger.over_for(call.target)
+        stamp = encode_stamp(CallStamp(self._plan, member.seen, call.id, call.digest, self._over))
+        timeout = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        metadata = (*self._given, (CALL_KEY, stamp))
+        return self._attempts(call.request, timeout=timeout, metadata=metadata, **self._options)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._response().__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attempt, name)
+
+    async def _response(self) -> Any:
+        answer = await self.answer()
+        if answer.code:
+            raise _error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
+        return self._deserialize(answer.response) if self._deserialize is not None else answer.response
+
+    async def answer(self) -> CallAnswer:
+        """Wait for it. When this returns, the call is out of the ledger, and the caller goes on in the same piece.
+
+        Raises:
+            grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED); the fleet has gone back (ABORTED).
+        """
+        member, wait_s = self._member, AGAIN_LEAST_S
+        try:
+            while True:
+                error, response, stamp = await self._attempted()
+                self._check_plan()
+                if stamp is not None and stamp.epoch > member.seen:
+                    await member.record(stamp.epoch)
+                    self._check_plan()
+                if stamp is not None and stamp.is_refused:
+                    await self._within(member.left(self._plan))
+                elif stamp is None and not self._call.is_listed and self._is_open(error):
+                    await self._within(asyncio.sleep(wait_s))
+                    wait_s = min(2 * wait_s, AGAIN_MOST_S)
+                else:
+                    return self._take(error, response, is_told=stamp is not None)
+                self._check_plan()
+                self._attempt = self._try()
+        finally:
+            member.ended(self)
+
+    async def _attempted(self) -> "tuple[grpc.aio.AioRpcError | None, bytes, AnswerStamp | None]":
+        attempt = self._attempt
+        try:
+            response = await attempt
+        except grpc.aio.AioRpcError as error:
+            return error, b"", answer_stamp(error.trailing_metadata())
+        except asyncio.CancelledError:
+            self._give_up()
+            task = asyncio.current_task()
+            if self._member.plan != self._plan and task is not None and not task.cancelling():
+                self._check_plan()
+            raise
+        return None, response, answer_stamp(await attempt.trailing_metadata())
+
+    def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_told: bool) -> CallAnswer:
+        """The answer is the caller's."""
+        ledger, call = self._member.ledger, self._call
+        if is_told and self._over:
+            ledger.over_told(call.target, self._over)
+        ledger.answered(call, self._handling)
+        if error is None:
+            if not is_told and not call.is_listed:
+                raise _error(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{call.target} has answered {call.method} and is no member of the fleet: give its server the member's interceptor, "
+                    "or name the method in channel(listed=…)",
+                )
+            return CallAnswer(response=response)
+        if not is_told:
+            raise error
+        return CallAnswer(error.code().value[0], error.details() or "")
+
+    def _is_open(self, error: "grpc.aio.AioRpcError | None") -> bool:
+        return error is not None and error.code() in UNKNOWN_OUTCOME
+
+    def _give_up(self) -> None:
+        if self._member.plan == self._plan:
+            self._member.ledger.answered(self._call, self._handling)
+
+    async def _within(self, waiting: Any) -> None:
+        """Wait, but no longer than the deadline."""
+        left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
+        try:
+            await asyncio.wait_for(waiting, left_s)
+        except TimeoutError:
+            self._give_up()
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer to call {self._call.id} in time") from None
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
+
+    def _check_plan(self) -> None:
+        if self._member.plan != self._plan:
+            fenced(self._call.id)
+
+    def fence(self) -> None:
+        """The fleet goes back: the call is of a history that is no more."""
+        self._attempt.cancel()
+
+
+def fenced(call: str) -> NoReturn:
+    """Raises what a call of an older history ends with."""
+    raise _error(grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it")
+
+
+def _error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

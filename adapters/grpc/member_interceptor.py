@@ -1,0 +1,175 @@
+"""The server's side: requests are taken in behind the records that their stamps ask for, once, and answered with a stamp.
+
+A request without a stamp is of somebody outside of the fleet, and is served as ever.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
+from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, Handling
+from snapline.adapters.grpc.member_call import CODES
+from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, call_stamp, encode_stamp
+
+if TYPE_CHECKING:
+    from snapline.adapters.grpc.member import Member
+
+log = logging.getLogger("snapline.grpc")
+
+UNKNOWN = 2
+"""gRPC's code for a handler that raised."""
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class MemberInterceptor(grpc.aio.ServerInterceptor):
+    """See the module; of `Member.interceptor`."""
+
+    def __init__(self, member: "Member") -> None:
+        self._member = member
+        self._made: dict[str, tuple[Any, Any]] = {}
+
+    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+        method = handler_call_details.method
+        known = self._made.get(method)
+        if known is None or known[0] is not handler:
+            served = UnaryHandler(self._member, handler.unary_unary, handler.response_serializer)
+            wrapped: Any = grpc.unary_unary_rpc_method_handler(served.serve, handler.request_deserializer, None)
+            known = self._made[method] = (handler, wrapped)
+        return known[1]
+
+
+class UnaryHandler:
+    """One method of the service."""
+
+    __slots__ = ("_function", "_member", "_serialize")
+
+    def __init__(self, member: "Member", function: Any, serialize: Any) -> None:
+        self._member, self._function = member, function
+        self._serialize = serialize or bytes
+
+    async def serve(self, request: Any, context: Any) -> bytes:
+        """One request; returns the response as it is sent."""
+        stamp = call_stamp(context.invocation_metadata())
+        member, ledger = self._member, self._member.ledger
+        while True:
+            if not await member.admit(stamp):
+                await self._refuse(context)
+            if stamp is None:
+                return await self._serve_stranger(request, context)
+            if stamp.over:
+                ledger.forget(stamp.over)
+            try:
+                is_running = stamp.id in ledger.running
+                begun = ledger.begin(stamp.id, stamp.digest)
+            except DivergedCallError as error:
+                return await self._send(context, CallAnswer(FAILED_PRECONDITION, str(error)), ())
+            if isinstance(begun, CallAnswer):
+                return await self._send(context, begun, ())
+            if not is_running:
+                return await self._run(request, context, begun)
+            await member.other_run(stamp.id)
+
+    async def _run(self, request: Any, context: Any, handling: Handling) -> bytes:
+        member, task = self._member, asyncio.current_task()
+        plan, over = member.plan, ServedContext(context)
+        assert task is not None
+        RUN.set(HandlerRun(handling, plan, self._serialize))
+        member.handler_began(task)
+        try:
+            answer = await self._answered(request, over)
+            if member.plan != plan:
+                raise asyncio.CancelledError
+            try:
+                member.ledger.finish(handling, answer)
+            except DivergedCallError as error:
+                log.error("%s", error)
+                answer = CallAnswer(FAILED_PRECONDITION, str(error))
+        finally:
+            if member.plan == plan:
+                member.ledger.abandon(handling)
+                member.handler_ended(task, handling.id)
+        return await self._send(context, answer, over.trailing)
+
+    async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
+        """Run the handler. What it raises is an answer, too: it is not run again for that."""
+        try:
+            response = await self._function(request, context)
+        except AbortedHandlerError as error:
+            return CallAnswer(error.code, error.details)
+        except DivergedCallError as error:
+            log.error("%s", error)
+            return CallAnswer(FAILED_PRECONDITION, str(error))
+        except Exception as error:
+            log.exception("a handler of %s has raised", self._member.agent)
+            return CallAnswer(UNKNOWN, f"Unexpected {type(error)}: {error}")
+        code = context.code() or 0
+        code = code if isinstance(code, int) else code.value[0]
+        if code:
+            return CallAnswer(code, context.details() or "")
+        return CallAnswer(response=self._serialize(response))
+
+    async def _serve_stranger(self, request: Any, context: Any) -> bytes:
+        member, task = self._member, asyncio.current_task()
+        assert task is not None
+        RUN.set(HandlerRun(None, member.plan, self._serialize))
+        member.handler_began(task)
+        try:
+            served: bytes = self._serialize(await self._function(request, context))
+        finally:
+            member.handler_ended(task, "")
+        return served
+
+    async def _send(self, context: Any, answer: CallAnswer, trailing: tuple[Any, ...]) -> bytes:
+        member = self._member
+        stamp = (ANSWER_KEY, encode_stamp(AnswerStamp(member.plan, member.seen)))
+        if answer.code:
+            await context.abort(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details, (*trailing, stamp))
+        context.set_trailing_metadata((*trailing, stamp))
+        return answer.response
+
+    async def _refuse(self, context: Any) -> None:
+        stamp = (ANSWER_KEY, encode_stamp(AnswerStamp(self._member.plan, 0, is_refused=True)))
+        await context.abort(grpc.StatusCode.ABORTED, "the call is of before a recovery of the fleet", (stamp,))
+
+
+class AbortedHandlerError(Exception):
+    """The handler has ended its call by `context.abort`."""
+
+    def __init__(self, code: int, details: str) -> None:
+        super().__init__(code, details)
+        self.code, self.details = code, details
+
+
+class ServedContext:
+    """gRPC's context, as handlers see it: what they end their call with goes through the ledger first."""
+
+    __slots__ = ("_inner", "trailing")
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.trailing: tuple[Any, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """As gRPC's."""
+        self.trailing = tuple(trailing_metadata)
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        """As gRPC's."""
+        return self.trailing
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        """As gRPC's: it raises, and nothing behind it runs."""
+        self.trailing = (*self.trailing, *trailing_metadata)
+        raise AbortedHandlerError(code.value[0], details)

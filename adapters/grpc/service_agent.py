@@ -1,0 +1,45 @@
+"""Who stands for a plain gRPC service in a fleet, and what a service must be able to do for it.
+
+The agent takes no turns of its own. What it holds is made when a cut is: the service's state, and the ledger of its calls. So epochs, plans, the store
+and recovery are the fleet's, and nothing of these is written twice.
+"""
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from snapline.adapters.grpc.ledger import LedgerImage
+from snapline.agent_runtime.agent import Agent, OnError
+
+
+class CutService(Protocol):
+    """What a service does so that it can be in a cut. All four are called in the event loop, and none may wait."""
+
+    def capture(self) -> bytes:
+        """The service's state now. Also called once before it serves: what it starts with is what a fleet without a cut goes back to."""
+
+    def restore(self, state: bytes) -> None:
+        """Go on from this state, at the start and after every recovery; also in a process that has lived on. Background tasks are started here."""
+
+    def on_cut(self, epoch: int) -> None:
+        """The service is in the cut of this epoch, which may be complete later or never."""
+
+    def ready(self) -> bool:
+        """May a cut be taken now? If not, it waits, and so does what is stamped with it; at most until the epoch has timed out."""
+
+
+class ServiceState(msgspec.Struct):
+    """`service`: as `capture` has given it; None: as it starts. `calls`: of the same moment."""
+
+    service: bytes | None = None
+    calls: LedgerImage = msgspec.field(default_factory=LedgerImage)
+
+
+class ServiceAgent(Agent):
+    """Stands for a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` fills it."""
+
+    on_error: ClassVar[OnError | None] = "keep"
+    state: ServiceState
+
+    def __init__(self, state: ServiceState | None = None) -> None:
+        super().__init__(ServiceState() if state is None else state)
