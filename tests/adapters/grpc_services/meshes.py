@@ -1,0 +1,150 @@
+"""Processes of a mesh of plain gRPC services under a test's hands, and what their cuts hold."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tests.adapters.grpc_services.token_bank import PROTO
+from tests.integration.processes import LIMIT_S
+
+from snapline import open_store
+from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
+from snapline.errors import SnaplineError
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at just now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class KilledMesh:
+    """A coordinator and services, each a process; those that are killed are started again."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], module: str) -> None:
+        self.store, self.stop, self._logs = folder / "store", folder / "stop", folder / "logs"
+        self._logs.mkdir()
+        first, *ports = free_ports(len(names) + 1)
+        self.coordinator = f"127.0.0.1:{first}"
+        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+        self._data, self._module = folder / "coordinator", module
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def __aenter__(self) -> "KilledMesh":
+        for name in ["coordinator", *self.addresses]:
+            await self.start(name)
+        self.client = CoordinatorClient(self.coordinator, Security.loopback())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        await self.client.close()
+
+    async def start(self, name: str) -> None:
+        where = [
+            "--keep-epochs",
+            "40",
+            "--data-dir",
+            str(self._data),
+            "--store",
+            str(self.store),
+            "--hosts",
+            str(len(self.addresses)),
+        ]
+        arguments = ["-m", "snapline", "coordinator", "run", "--listen", self.coordinator, *where]
+        if name != "coordinator":
+            places = [f"{each}={address}" for each, address in self.addresses.items()]
+            arguments = ["-m", self._module, name, self.coordinator, str(self.store), str(self.stop), *places]
+        with (self._logs / f"{name}.log").open("ab") as log:
+            self._processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    async def kill(self, *names: str) -> None:
+        """SIGKILL, and start again."""
+        for name in names:
+            self._processes[name].kill()
+        for name in names:
+            await self._processes[name].wait()
+            await self.start(name)
+
+    async def until(self, epochs: int, plan: int = 0) -> FleetStatus:
+        """Wait until so many epochs are complete, and the fleet runs under this plan, or a later one."""
+        status: FleetStatus | None = None
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    with contextlib.suppress(SnaplineError):
+                        status = await self.client.status()
+                        if status.epochs_completed >= epochs and status.plan >= plan and status.phase == "running":
+                            return status
+                    await asyncio.sleep(0.03)
+        except TimeoutError:
+            raise AssertionError(f"in vain; last status {status}; {self.logs()}") from None
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self._logs.iterdir()))
+
+
+class CutOfBanks:
+    """What one cut holds, counted from the store alone: knows how the four methods hand tokens on, and nothing of ledgers."""
+
+    def __init__(self, states: Mapping[str, Any], names: Mapping[str, str], kept: Mapping[str, int]) -> None:
+        self.calls = {name: state["calls"] for name, state in states.items()}
+        self.kept = dict(kept)
+        self._names = names
+        self._tokens: Any = grpc.protos(PROTO).Tokens
+
+    def total(self) -> int:
+        return sum(self.kept.values()) + sum(
+            self._under_way(call["id"], self._names[call["target"]], call["method"], self._amount(call["request"]))
+            for calls in self.calls.values()
+            for call in calls["pending"]
+        )
+
+    def is_quiet(self) -> bool:
+        return not any(calls["pending"] or calls["journals"] for calls in self.calls.values())
+
+    def _under_way(self, call: str, receiver: str, method: str, amount: int) -> int:
+        """Tokens of this call that nobody has: neither its caller nor a bank that it has reached."""
+        answers, journals = self.calls[receiver]["answers"], self.calls[receiver]["journals"]
+        if call in answers:
+            answer = answers[call]
+            return 0 if answer["code"] else int(self._amount(answer["response"]))
+        if method.endswith("/Carry") and call in journals:
+            [made] = journals[call]
+            inner = self._under_way(f"{call}/1", self._names[made["target"]], method, amount - 1)
+            return 1 + inner
+        return amount
+
+    def _amount(self, payload: bytes) -> int:
+        return int(self._tokens.FromString(payload).amount)
+
+
+def cuts_of(store: Path, addresses: Mapping[str, str]) -> dict[int, CutOfBanks]:
+    """All snapshots that the store has."""
+    import msgspec
+
+    names = {address: name for name, address in addresses.items()}
+    cuts: dict[int, CutOfBanks] = {}
+    for snapshot in open_store(store):
+        states = {name: snapshot.agents[name].state for name in addresses}
+        kept = {
+            name: 100 if state["service"] is None else msgspec.msgpack.decode(state["service"])["tokens"]
+            for name, state in states.items()
+        }
+        cuts[snapshot.epoch] = CutOfBanks(states, names, kept)
+    return cuts

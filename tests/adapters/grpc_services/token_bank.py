@@ -1,0 +1,127 @@
+"""A plain gRPC service of the mesh that tests kill: `python -m tests.adapters.grpc_services.token_bank NAME COORDINATOR STORE STOP NAME=ADDRESS …`.
+
+It hands tokens to the others in all ways until the file STOP is there.
+"""
+
+import asyncio
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+import snapline
+from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
+from snapline.adapters.grpc.member import Member
+from snapline.adapters.grpc.service_agent import ServiceAgent
+
+PROTO = "tests/adapters/grpc_services/tokens.proto"
+TOKENS = 100
+PERIOD_S = 0.1
+
+
+class Kept(msgspec.Struct):
+    tokens: int = TOKENS
+
+
+def mesh(names: list[str], period_s: float = PERIOD_S) -> snapline.Fleet:
+    return snapline.Fleet(
+        "mesh",
+        agents={name: ServiceAgent() for name in names},
+        place={name: name for name in names},
+        triggers=[snapline.Every(seconds=period_s)],
+    )
+
+
+class Bank:
+    """The servicer, and what the member asks of it."""
+
+    def __init__(self, name: str, stop: str) -> None:
+        self.name, self.stop = name, stop
+        self.kept = Kept()
+        self.protos: Any = grpc.protos(PROTO)
+        self.stubs: list[Any] = []
+        self.member: Member
+
+    # ---- what a service owes ----------------------------------------------------------------------------------------
+
+    def capture(self) -> bytes:
+        return msgspec.msgpack.encode(self.kept)
+
+    def restore(self, state: bytes) -> None:
+        self.kept = msgspec.msgpack.decode(state, type=Kept)
+        for _ in range(3):
+            self.member.start(self.give())
+
+    def on_cut(self, epoch: int) -> None:
+        pass
+
+    def ready(self) -> bool:
+        return time.monotonic() % 0.05 > 0.01
+
+    def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
+        if not answer.code:
+            self.kept.tokens += self.protos.Tokens.FromString(answer.response).amount
+
+    # ---- what it does -----------------------------------------------------------------------------------------------
+
+    async def give(self) -> None:
+        while not os.path.exists(self.stop):
+            await asyncio.sleep(random.expovariate(200))
+            stub = random.choice(self.stubs)
+            if self.kept.tokens < 5:
+                continue
+            amount = random.randint(2, 5)
+            self.kept.tokens -= amount
+            if random.random() < 0.3:
+                random.choice([stub.Take, stub.Relay]).send(self.protos.Tokens(amount=amount))
+                continue
+            back = await random.choice([stub.Swap, stub.Carry, stub.Relay])(self.protos.Tokens(amount=amount))
+            self.kept.tokens += back.amount
+
+    async def Take(self, request: Any, context: Any) -> Any:
+        self.kept.tokens += request.amount
+        return self.protos.Tokens(amount=0)
+
+    async def Swap(self, request: Any, context: Any) -> Any:
+        self.kept.tokens += request.amount - 1
+        return self.protos.Tokens(amount=1)
+
+    async def Carry(self, request: Any, context: Any) -> Any:
+        if request.amount == 1:
+            return await self.Swap(request, context)
+        back = await self.stubs[0].Carry(self.protos.Tokens(amount=request.amount - 1))
+        self.kept.tokens += 1
+        return back
+
+    async def Relay(self, request: Any, context: Any) -> Any:
+        self.member.changed(self.protos.Tokens(amount=0))
+        self.kept.tokens += 1
+        back = await self.stubs[0].Swap(self.protos.Tokens(amount=request.amount - 1))
+        self.kept.tokens += back.amount
+        return self.protos.Tokens(amount=0)
+
+
+async def main(name: str, coordinator: str, store: str, stop: str, *places: str) -> int:
+    addresses = dict(place.split("=") for place in places)
+    bank = Bank(name, stop)
+    bank.member = member = Member(bank, agent=name, fleet=mesh(list(addresses)), coordinator=coordinator, store=store)
+    services: Any = grpc.services(PROTO)
+    others = [each for each in addresses if each > name] + [each for each in addresses if each < name]
+    bank.stubs = [services.BankStub(member.channel(addresses[each])) for each in others]
+    server = grpc.aio.server(interceptors=[member.interceptor], options=[("grpc.so_reuseport", 0)])
+    services.add_BankServicer_to_server(bank, server)
+    server.add_insecure_port(addresses[name])
+    await server.start()
+    try:
+        return await member.run()
+    finally:
+        await server.stop(0)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(*sys.argv[1:])))
