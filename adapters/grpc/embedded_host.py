@@ -5,7 +5,6 @@ from typing import Protocol
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.conversation.messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.storage.capture.image import StateImage
@@ -41,11 +40,6 @@ class EmbeddedHost(Host):
     def core(self) -> HostCore:
         """To read."""
         return self._carrier.core
-
-    def agent(self) -> LocalAgent | None:
-        """The service's agent, if the plan's line is loaded and has it here."""
-        core = self._carrier.core
-        return core.desk.agents.get(self._agent) if core.desk.is_loaded else None
 
     def begin(self, epoch: int) -> None:
         """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""

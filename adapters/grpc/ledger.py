@@ -24,7 +24,7 @@ The caller's duties:
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -154,6 +154,7 @@ class CallLedger:
         self._ordinal = 0
         self._journals: dict[str, list[JournaledCall]] = {}
         self._over: dict[str, dict[str, None]] = {}
+        self._untold: dict[str, list[str]] = {}
         self._gone: dict[str, None] = {}
 
     # ---- calls of this service --------------------------------------------------------------------------------------
@@ -192,22 +193,32 @@ class CallLedger:
         if handling is not None and handling.open.pop(call.id, None) is not None:
             return
         if self.pending.pop(call.id, None) is not None and not call.is_listed:
-            self._over.setdefault(call.target, {})[call.id] = None
+            self._is_over(call.target, call.id)
 
-    def over_for(self, target: str) -> tuple[str, ...]:
-        """What a request to there should carry along."""
-        over = self._over.get(target)
-        if not over:
+    def _is_over(self, target: str, call_id: str) -> None:
+        self._over.setdefault(target, {})[call_id] = None
+        self._untold.setdefault(target, []).append(call_id)
+
+    def over_for(self, target: str) -> Sequence[str]:
+        """What the next request to there should carry along. Said by one request at a time, so `over_told` or `over_again` has to follow."""
+        untold = self._untold.get(target)
+        if not untold:
             return ()
-        return tuple(over) if len(over) <= OVER_TOLD_MAX else tuple(list(over)[:OVER_TOLD_MAX])
+        if len(untold) <= OVER_TOLD_MAX:
+            del self._untold[target]
+            return untold
+        self._untold[target] = untold[OVER_TOLD_MAX:]
+        return untold[:OVER_TOLD_MAX]
 
     def over_told(self, target: str, ids: Iterable[str]) -> None:
         """A request that carried these was answered."""
         over = self._over[target]
         for call_id in ids:
             over.pop(call_id, None)
-        if not over:
-            del self._over[target]
+
+    def over_again(self, target: str, ids: Sequence[str]) -> None:
+        """It was not."""
+        self._untold.setdefault(target, []).extend(ids)
 
     def settle(self, call_id: str) -> None:
         """The service has found out about a listed call. Raises KeyError: there is none."""
@@ -246,7 +257,7 @@ class CallLedger:
         handling.is_changed = True
         self._end_journal(handling.id, handling.open)
         if not handling.is_forgotten:
-            self.answers[handling.id] = msgspec.structs.replace(answer, digest=handling.digest)
+            self.answers[handling.id] = CallAnswer(answer.code, answer.details, answer.response, handling.digest)
 
     def finish(self, handling: Handling, answer: CallAnswer) -> None:
         """The handler has ended, in the same piece as its last change.
@@ -260,7 +271,7 @@ class CallLedger:
         if not handling.is_changed:
             self._end_journal(handling.id, handling.open)
         if not handling.is_forgotten:
-            self.answers[handling.id] = msgspec.structs.replace(answer, digest=handling.digest)
+            self.answers[handling.id] = CallAnswer(answer.code, answer.details, answer.response, handling.digest)
         if not whole:
             self._check_whole(handling)
 
@@ -272,12 +283,11 @@ class CallLedger:
     def forget(self, ids: Iterable[str]) -> None:
         """The callers of these need no answer any more."""
         for call_id in ids:
-            self.answers.pop(call_id, None)
             self._gone[call_id] = None
             running = self.running.get(call_id)
             if running is not None:
                 running.is_forgotten = True
-            else:
+            if self.answers.pop(call_id, None) is None and running is None:
                 self._end_journal(call_id, {})
         while len(self._gone) > GONE_KEPT:
             del self._gone[next(iter(self._gone))]
@@ -296,7 +306,7 @@ class CallLedger:
             if nested in still_open:
                 self.pending[nested] = still_open[nested]
             else:
-                self._over.setdefault(made.target, {})[nested] = None
+                self._is_over(made.target, nested)
         still_open.clear()
 
     # ---- cuts -------------------------------------------------------------------------------------------------------
@@ -308,7 +318,7 @@ class CallLedger:
             list(self.pending.values()),
             dict(self.answers),
             {call_id: list(journal) for call_id, journal in self._journals.items() if journal},
-            {target: list(over) for target, over in self._over.items()},
+            {target: list(over) for target, over in self._over.items() if over},
             list(self.unsettled.values()),
         )
 
@@ -320,6 +330,7 @@ class CallLedger:
         self.answers = dict(image.answers)
         self._journals = {call_id: list(journal) for call_id, journal in image.journals.items()}
         self._over = {target: dict.fromkeys(over) for target, over in image.over.items()}
+        self._untold = {target: list(over) for target, over in image.over.items()}
         self.running, self._gone = {}, {}
 
     def validate(self) -> None:

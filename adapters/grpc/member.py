@@ -28,6 +28,7 @@ from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
 from snapline.adapters.grpc.stamps import CallStamp, judge
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
 from snapline.channels.security import Security
 from snapline.errors import MisuseError, SnaplineError
@@ -106,6 +107,8 @@ class Member:
             security=security or Security.loopback(),
         )
         self._host = EmbeddedHost(options, agent, self)
+        self._desk = self._host.core.desk
+        self._local: LocalAgent | None = None
 
     async def run(self) -> int:
         """Take part in the fleet until it ends, SIGTERM, or until another process has taken this one's place; returns an exit code.
@@ -177,10 +180,10 @@ class Member:
     @property
     def seen(self) -> int:
         """Up to this epoch the service has recorded all that are to be recorded."""
-        agent = self._host.agent()
-        if agent is None:
+        local = self._local
+        if local is None:
             return 0
-        return agent.protocol.recorded if agent.owes else self._host.core.desk.begun_epoch
+        return local.protocol.recorded if local.owes else self._desk.begun_epoch
 
     async def admit(self, stamp: CallStamp | None) -> bool:
         """Wait until a request may be taken in; False: it is of an older history. What follows is in the same piece."""
@@ -190,7 +193,7 @@ class Member:
                     return True
                 await self._went_on.wait()
                 continue
-            match judge(stamp, plan=self._host.core.desk.plan, is_loaded=self.plan > 0, recorded=self.seen):
+            match judge(stamp, plan=self._desk.plan, is_loaded=self.plan > 0, recorded=self.seen):
                 case "take":
                     return True
                 case "refuse":
@@ -207,7 +210,7 @@ class Member:
 
     async def record(self, epoch: int) -> None:
         """Be in this epoch's cut before anything else happens; returns when it is so, or when the plan or the epoch has ended."""
-        plan, desk = self.plan, self._host.core.desk
+        plan, desk = self.plan, self._desk
         while plan and self.plan == plan and self.seen < epoch:
             if self._service.ready() or epoch in desk.ended:
                 self._host.begin(epoch)
@@ -267,7 +270,7 @@ class Member:
 
     def going_back(self) -> None:
         """What runs here has no effect any more."""
-        self.plan = 0
+        self.plan, self._local = 0, None
         for task in [*self._tasks, *self._handlers]:
             task.cancel()
         for call in list(self._calls):
@@ -282,9 +285,10 @@ class Member:
         self.ledger.running.clear()
 
     def gone_back(self, made: object) -> None:
-        plan = self._host.core.desk.plan
+        plan = self._desk.plan
         if plan == self.plan:
             return
+        self._local = self._desk.agents[self.agent]
         assert isinstance(made, ServiceAgent)
         self.plan = plan
         self.ledger.restore(made.state.calls)

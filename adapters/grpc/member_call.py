@@ -7,7 +7,7 @@ an answer, the caller's deadline has passed, or the fleet has gone back.
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import grpc
@@ -18,6 +18,7 @@ from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answ
 
 if TYPE_CHECKING:
     from snapline.adapters.grpc.member import Member
+    from snapline.adapters.grpc.member_channel import MemberChannel
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
 """Between two attempts, twice as long each time: gRPC itself waits a second or more for a connection."""
@@ -43,14 +44,14 @@ class MemberCall:
     """What a stub's method returns: to be awaited, once, by who acts by the answer. Other things that it is asked are of its present attempt."""
 
     __slots__ = (
-        *("_attempt", "_attempts", "_call", "_deadline_s", "_deserialize", "_given", "_handling", "_member"),
-        *("_options", "_over", "_plan"),
+        *("_attempt", "_call", "_channel", "_deadline_s", "_deserialize", "_given", "_handling", "_member"),
+        *("_options", "_over", "_plan", "_stamped"),
     )
 
     def __init__(
         self,
         member: "Member",
-        attempts: Attempts,
+        channel: "MemberChannel",
         call: ServiceCall,
         handling: Handling | None,
         deserialize: Callable[[bytes], Any] | None,
@@ -59,23 +60,27 @@ class MemberCall:
         metadata: Any = None,
         options: Mapping[str, Any] = {},
     ) -> None:
-        self._member, self._attempts, self._call, self._handling = member, attempts, call, handling
+        self._member, self._channel, self._call, self._handling = member, channel, call, handling
         self._deserialize = deserialize
         self._given = tuple(metadata) if metadata else ()
         self._options = options
         self._plan = member.plan
         self._deadline_s = None if timeout is None else time.monotonic() + timeout
-        self._over: tuple[str, ...] = ()
+        self._over: Sequence[str] = ()
         self._attempt = self._try()
         member.made(self)
 
     def _try(self) -> Any:
         member, call = self._member, self._call
+        if self._over:
+            member.ledger.over_again(call.target, self._over)
         self._over = member.ledger.over_for(call.target)
-        stamp = encode_stamp(CallStamp(self._plan, member.seen, call.id, call.digest, self._over))
+        self._stamped = stamp = CallStamp(
+            self._plan, member.seen, call.id, call.digest, self._over, self._channel.member_plan != self._plan
+        )
         timeout = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
-        metadata = (*self._given, (CALL_KEY, stamp))
-        return self._attempts(call.request, timeout=timeout, metadata=metadata, **self._options)
+        metadata = (*self._given, (CALL_KEY, encode_stamp(stamp)))
+        return self._channel.raw(call.method)(call.request, timeout=timeout, metadata=metadata, **self._options)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._response().__await__()
@@ -127,13 +132,17 @@ class MemberCall:
             if self._member.plan != self._plan and task is not None and not task.cancelling():
                 self._check_plan()
             raise
-        return None, response, answer_stamp(await attempt.trailing_metadata())
+        stamp = answer_stamp(await attempt.trailing_metadata())
+        if stamp is None and not self._stamped.wants_stamp:
+            stamp = AnswerStamp(self._plan, self._stamped.epoch)
+        return None, response, stamp
 
     def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_told: bool) -> CallAnswer:
         """The answer is the caller's."""
         ledger, call = self._member.ledger, self._call
-        if is_told and self._over:
-            ledger.over_told(call.target, self._over)
+        if is_told:
+            self._channel.member_plan = self._plan
+        self._tell_over(is_told=is_told)
         ledger.answered(call, self._handling)
         if error is None:
             if not is_told and not call.is_listed:
@@ -150,8 +159,16 @@ class MemberCall:
     def _is_open(self, error: "grpc.aio.AioRpcError | None") -> bool:
         return error is not None and error.code() in UNKNOWN_OUTCOME
 
+    def _tell_over(self, *, is_told: bool) -> None:
+        over, self._over = self._over, ()
+        if over and is_told:
+            self._member.ledger.over_told(self._call.target, over)
+        elif over:
+            self._member.ledger.over_again(self._call.target, over)
+
     def _give_up(self) -> None:
         if self._member.plan == self._plan:
+            self._tell_over(is_told=False)
             self._member.ledger.answered(self._call, self._handling)
 
     async def _within(self, waiting: Any) -> None:

@@ -22,10 +22,16 @@ ALL = "*"
 
 
 class MemberChannel(grpc.aio.Channel):
-    """See the module; made by `Member.channel`."""
+    """See the module; made by `Member.channel`.
+
+    Attributes:
+        target: its name.
+        member_plan: under which a member has answered last.
+    """
 
     def __init__(self, member: "Member", target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
         self.target = target
+        self.member_plan = 0
         self._member = member
         self._inner = inner
         self._listed = listed
@@ -39,9 +45,7 @@ class MemberChannel(grpc.aio.Channel):
         _registered_method: bool | None = False,
     ) -> "MemberMethod":
         is_listed = ALL in self._listed or method in self._listed
-        return MemberMethod(
-            self._member, self.target, method, self.raw(method), request_serializer, response_deserializer, is_listed
-        )
+        return MemberMethod(self._member, self, method, request_serializer, response_deserializer, is_listed)
 
     def raw(self, method: str) -> Attempts:
         """gRPC's own, of bytes."""
@@ -55,7 +59,7 @@ class MemberChannel(grpc.aio.Channel):
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:
-        made = MemberCall(self._member, self.raw(call.method), call, None, None)
+        made = MemberCall(self._member, self, call, None, None)
         try:
             answer = await made.answer()
         except grpc.aio.AioRpcError as error:
@@ -95,19 +99,18 @@ class MemberChannel(grpc.aio.Channel):
 class MemberMethod:
     """A stub's method."""
 
-    __slots__ = ("_deserialize", "_is_listed", "_member", "_method", "_raw", "_serialize", "_target")
+    __slots__ = ("_channel", "_deserialize", "_is_listed", "_member", "_method", "_serialize")
 
     def __init__(
         self,
         member: "Member",
-        target: str,
+        channel: MemberChannel,
         method: str,
-        raw: Attempts,
         serialize: Callable[[Any], bytes] | None,
         deserialize: Callable[[bytes], Any] | None,
         is_listed: bool,
     ) -> None:
-        self._member, self._target, self._method, self._raw = member, target, method, raw
+        self._member, self._channel, self._method = member, channel, method
         self._serialize, self._deserialize, self._is_listed = serialize, deserialize, is_listed
 
     def __call__(
@@ -122,7 +125,7 @@ class MemberMethod:
         call, handling = self._made(request)
         return MemberCall(
             self._member,
-            self._raw,
+            self._channel,
             call,
             handling,
             self._deserialize,
@@ -152,5 +155,5 @@ class MemberMethod:
         if not member.plan:
             fenced(self._method)
         payload = self._serialize(request) if self._serialize is not None else request
-        made = member.ledger.call(handling, self._target, self._method, payload, is_listed=self._is_listed)
+        made = member.ledger.call(handling, self._channel.target, self._method, payload, is_listed=self._is_listed)
         return made, None if self._is_listed else handling

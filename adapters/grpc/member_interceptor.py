@@ -6,6 +6,7 @@ A request without a stamp is of somebody outside of the fleet, and is served as 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,7 +15,7 @@ import grpc.aio
 from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, Handling
 from snapline.adapters.grpc.member_call import CODES
-from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, call_stamp, encode_stamp
+from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, CallStamp, call_stamp, encode_stamp
 
 if TYPE_CHECKING:
     from snapline.adapters.grpc.member import Member
@@ -23,6 +24,9 @@ log = logging.getLogger("snapline.grpc")
 
 UNKNOWN = 2
 """gRPC's code for a handler that raised."""
+
+METADATA: ContextVar[Any] = ContextVar("METADATA", default=())
+"""Of the request of this task: gRPC makes it anew for each who asks."""
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
@@ -35,6 +39,7 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
         self._made: dict[str, tuple[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        METADATA.set(handler_call_details.invocation_metadata)
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
@@ -58,7 +63,7 @@ class UnaryHandler:
 
     async def serve(self, request: Any, context: Any) -> bytes:
         """One request; returns the response as it is sent."""
-        stamp = call_stamp(context.invocation_metadata())
+        stamp = call_stamp(METADATA.get())
         member, ledger = self._member, self._member.ledger
         while True:
             if not await member.admit(stamp):
@@ -71,21 +76,21 @@ class UnaryHandler:
                 is_running = stamp.id in ledger.running
                 begun = ledger.begin(stamp.id, stamp.digest)
             except DivergedCallError as error:
-                return await self._send(context, CallAnswer(FAILED_PRECONDITION, str(error)), ())
+                return await self._send(context, CallAnswer(FAILED_PRECONDITION, str(error)), (), stamp)
             if isinstance(begun, CallAnswer):
-                return await self._send(context, begun, ())
+                return await self._send(context, begun, (), stamp)
             if not is_running:
-                return await self._run(request, context, begun)
+                return await self._run(request, context, begun, stamp)
             await member.other_run(stamp.id)
 
-    async def _run(self, request: Any, context: Any, handling: Handling) -> bytes:
+    async def _run(self, request: Any, context: Any, handling: Handling, stamp: CallStamp) -> bytes:
         member, task = self._member, asyncio.current_task()
-        plan, over = member.plan, ServedContext(context)
+        plan, served = member.plan, ServedContext(context)
         assert task is not None
         RUN.set(HandlerRun(handling, plan, self._serialize))
         member.handler_began(task)
         try:
-            answer = await self._answered(request, over)
+            answer = await self._answered(request, served)
             if member.plan != plan:
                 raise asyncio.CancelledError
             try:
@@ -97,7 +102,7 @@ class UnaryHandler:
             if member.plan == plan:
                 member.ledger.abandon(handling)
                 member.handler_ended(task, handling.id)
-        return await self._send(context, answer, over.trailing)
+        return await self._send(context, answer, served.trailing, stamp)
 
     async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
         """Run the handler. What it raises is an answer, too: it is not run again for that."""
@@ -128,12 +133,15 @@ class UnaryHandler:
             member.handler_ended(task, "")
         return served
 
-    async def _send(self, context: Any, answer: CallAnswer, trailing: tuple[Any, ...]) -> bytes:
+    async def _send(self, context: Any, answer: CallAnswer, trailing: tuple[Any, ...], asked: CallStamp) -> bytes:
         member = self._member
-        stamp = (ANSWER_KEY, encode_stamp(AnswerStamp(member.plan, member.seen)))
+        seen = member.seen
+        if answer.code or asked.wants_stamp or seen != asked.epoch:
+            trailing = (*trailing, (ANSWER_KEY, encode_stamp(AnswerStamp(member.plan, seen))))
         if answer.code:
-            await context.abort(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details, (*trailing, stamp))
-        context.set_trailing_metadata((*trailing, stamp))
+            await context.abort(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details, trailing)
+        if trailing:
+            context.set_trailing_metadata(trailing)
         return answer.response
 
     async def _refuse(self, context: Any) -> None:

@@ -4,8 +4,8 @@ A request carries its caller's plan and recorded epoch, a response the same of w
 what was said behind a record before having made that record. So no cut holds an answer that was not given in it, or a request that was not made.
 """
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,17 +21,22 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
         id: of the call.
         digest: of the request, if a handler makes it.
         over: calls whose answers are needed no more.
+        wants_stamp: on the response in any case: the caller does not know yet that a member answers there.
     """
 
     plan: int
     epoch: int
     id: str
     digest: bytes = b""
-    over: tuple[str, ...] = ()
+    over: Sequence[str] = ()
+    wants_stamp: bool = True
 
 
 class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """On a response. `is_refused`: the request was of an older plan, and nothing was done."""
+    """On a response; left out where it would say what the request's said, and the caller knows that a member answers.
+
+    `is_refused`: the request was of an older plan, and nothing was done.
+    """
 
     plan: int
     epoch: int
@@ -72,16 +77,14 @@ def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStam
     return None
 
 
-def answer_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> AnswerStamp | None:
-    """Of a response; None: no service of a fleet has given it.
+def answer_stamp(metadata: Any) -> AnswerStamp | None:
+    """Of a response, from grpc.aio's Metadata; None: no service of a fleet has given it.
 
     Raises:
         msgspec.MsgspecError: it is no stamp.
     """
-    for key, value in metadata or ():
-        if key == ANSWER_KEY:
-            return _decode_answer(bytes_of(value))
-    return None
+    value = metadata.get(ANSWER_KEY)
+    return None if value is None else _decode_answer(bytes_of(value))
 
 
 def bytes_of(value: str | bytes) -> bytes:

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from tests.adapters.grpc_services.token_bank import PROTO
@@ -40,7 +40,7 @@ class KilledMesh:
         self._data, self._module = folder / "coordinator", module
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def __aenter__(self) -> "KilledMesh":
+    async def __aenter__(self) -> Self:
         for name in ["coordinator", *self.addresses]:
             await self.start(name)
         self.client = CoordinatorClient(self.coordinator, Security.loopback())

@@ -11,7 +11,7 @@ The judge's books are the services' own: each state lists the calls that it made
 """
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,7 +75,7 @@ class Response:
     epoch: int
     id: str
     answer: CallAnswer
-    told: tuple[str, ...]
+    told: Sequence[str]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Service:
     plan: int = 1
     recorded: int = 0
     waits: dict[str, tuple[ServiceCall, Frame | None]] = field(default_factory=dict)
-    lost: list[ServiceCall] = field(default_factory=list)
+    told: dict[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Mesh:
@@ -159,7 +159,9 @@ class Mesh:
         return call
 
     def _send(self, service: Service, call: ServiceCall) -> None:
-        stamp = CallStamp(service.plan, service.recorded, call.id, call.digest, service.ledger.over_for(call.target))
+        service.ledger.over_again(call.target, service.told.pop(call.id, ()))
+        told = service.told[call.id] = service.ledger.over_for(call.target)
+        stamp = CallStamp(service.plan, service.recorded, call.id, call.digest, told)
         self.wire.append(Request(service.number, int(call.target), stamp, call.method, call.request))
 
     def _deliver(self, item: Request | Response) -> None:
@@ -234,8 +236,9 @@ class Mesh:
         if item.epoch > service.recorded and self.rules.records_before_answers:
             self._record(service, item.epoch)
         del service.waits[item.id]
-        if service.ledger.over_for(call.target):
+        if item.told:
             service.ledger.over_told(call.target, item.told)
+        service.ledger.over_again(call.target, [x for x in service.told.pop(item.id) if x not in item.told])
         service.ledger.answered(call, frame.handling if frame is not None else None)
         value = msgspec.msgpack.decode(item.answer.response) if not item.answer.code else 0
         if frame is not None:
@@ -279,6 +282,7 @@ class Mesh:
         service.state = msgspec.msgpack.decode(saved.state, type=Tokens)
         service.ledger.restore(saved.ledger)
         service.plan, service.recorded = self.plan, self.plan_epoch
+        service.told = {}
         service.waits = {call.id: (call, None) for call in service.ledger.pending.values()}
         for call, _ in service.waits.values():
             self._send(service, call)

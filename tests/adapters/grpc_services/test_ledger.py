@@ -48,7 +48,7 @@ class TellsNestedCallsTooEarly(CallLedger):
 
     def answered(self, call: ServiceCall, handling: Handling | None = None) -> None:
         if handling is not None and not handling.is_changed:
-            self._over.setdefault(call.target, {})[call.id] = None
+            self._is_over(call.target, call.id)
         super().answered(call, handling)
 
 
