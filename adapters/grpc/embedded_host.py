@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from snapline.adapters.grpc.handler_runs import RUN
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
@@ -43,7 +44,19 @@ class EmbeddedHost(Host):
 
     def begin(self, epoch: int) -> None:
         """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
-        self._carrier.feed(BeginEpoch(epoch, self._carrier.core.desk.plan))
+        self._feed(BeginEpoch(epoch, self._carrier.core.desk.plan))
+
+    def tell(self, told: ev.MessagesTold) -> None:
+        """The service says this to other agents, now."""
+        self._feed(told)
+
+    def _feed(self, event: ev.Heard) -> None:
+        """What follows from it, turns above all, is not of the handler that brings it."""
+        token = RUN.set(None)
+        try:
+            self._carrier.feed(event)
+        finally:
+            RUN.reset(token)
 
     def _directive_received(self, directive: Directive) -> None:
         if isinstance(directive, BeginEpoch) and self._inside.begin_later(directive.epoch):

@@ -55,9 +55,10 @@ class ServiceCall(msgspec.Struct, frozen=True):
         id: agent:ordinal, and for each handler that it was made in /ordinal.
         target: the channel's name.
         method: full name, such as /greeter.Greeter/SayHello.
-        request: serialized.
+        request: serialized; of a stream all messages (`streams.pack`).
         is_listed: its receiver is not in the cut: it is never made again, only shown.
         digest: of method and request, if it was made in a handler.
+        asks_stream, answers_stream: requests, or responses, are streams.
     """
 
     id: str
@@ -66,6 +67,8 @@ class ServiceCall(msgspec.Struct, frozen=True):
     request: bytes
     is_listed: bool = False
     digest: bytes = b""
+    asks_stream: bool = False
+    answers_stream: bool = False
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -159,31 +162,29 @@ class CallLedger:
 
     # ---- calls of this service --------------------------------------------------------------------------------------
 
-    def call(
-        self, handling: Handling | None, target: str, method: str, request: bytes, *, is_listed: bool = False
-    ) -> ServiceCall:
-        """A call is being made; from here on it is in every cut.
+    def call(self, handling: Handling | None, wanted: ServiceCall, request: bytes) -> ServiceCall:
+        """A call is being made, as `wanted` but for its id and request; from here on it is in every cut.
 
         Raises:
             DivergedCallError: the handler was run before, and has called something else then.
         """
-        if handling is None or is_listed:
+        if handling is None or wanted.is_listed:
             self._ordinal += 1
-            made = ServiceCall(f"{self.agent}:{self._ordinal}", target, method, request, is_listed)
+            made = _made(wanted, request, f"{self.agent}:{self._ordinal}")
             self.pending[made.id] = made
             return made
         handling.made += 1
         call_id = f"{handling.id}/{handling.made}"
         if handling.is_changed:
-            made = self.pending[call_id] = ServiceCall(call_id, target, method, request)
+            made = self.pending[call_id] = _made(wanted, request, call_id)
             return made
-        digest = digest_of(method, request)
-        made = handling.open[call_id] = ServiceCall(call_id, target, method, request, digest=digest)
+        digest = digest_of(wanted.method, request)
+        made = handling.open[call_id] = _made(wanted, request, call_id, digest)
         if handling.made > len(handling.journal):
-            handling.journal.append(JournaledCall(digest, target))
-        elif handling.journal[handling.made - 1] != JournaledCall(digest, target):
+            handling.journal.append(JournaledCall(digest, wanted.target))
+        elif handling.journal[handling.made - 1] != JournaledCall(digest, wanted.target):
             raise DivergedCallError(
-                f"the handler of call {handling.id} was run again and makes another call than before: {method}, as {call_id}. "
+                f"the handler of call {handling.id} was run again and makes another call than before: {wanted.method}, as {call_id}. "
                 "What it asks of others may depend on its request and their answers only, or else comes behind changed()"
             )
         return made
@@ -244,6 +245,10 @@ class CallLedger:
             return known
         made = self.running[call_id] = Handling(call_id, digest, self._journals.setdefault(call_id, []))
         return made
+
+    def running_of(self, handling: Handling) -> Handling | None:
+        """The same, as long as it runs: what a task of its does behind its end is nobody's."""
+        return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: Handling, answer: CallAnswer = LOST_ANSWER) -> None:
         """The handler changes the service's state in this piece and goes on: it is not run again. `answer`: for who asks for it after a recovery.
@@ -342,6 +347,19 @@ class CallLedger:
         for call_id, handling in self.running.items():
             assert handling.is_changed or call_id not in self.answers, f"{call_id} runs, and has an answer"
             assert handling.is_changed or self._journals.get(call_id) is handling.journal, call_id
+
+
+def _made(wanted: ServiceCall, request: bytes, call_id: str, digest: bytes = b"") -> ServiceCall:
+    return ServiceCall(
+        call_id,
+        wanted.target,
+        wanted.method,
+        request,
+        wanted.is_listed,
+        digest,
+        wanted.asks_stream,
+        wanted.answers_stream,
+    )
 
 
 def digest_of(method: str, request: bytes) -> bytes:

@@ -27,11 +27,14 @@ from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
 from snapline.adapters.grpc.stamps import CallStamp, judge
+from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
 from snapline.channels.security import Security
 from snapline.errors import MisuseError, SnaplineError
+from snapline.ids import check_receiver
 
 READY_LOOK_S = 0.005
 """Between two questions to a service that is not ready for a cut: what waits for the cut waits so much longer at most."""
@@ -166,6 +169,22 @@ class Member:
             answer = LOST_ANSWER if response is None else CallAnswer(response=run.serialize(response))
             self.ledger.changed(run.handling, answer)
 
+    def tell(self, agent: str, message: object) -> None:
+        """Send a message to another agent of the fleet, in one piece with what the service changes. In a handler it counts as `changed()`.
+
+        Raises:
+            EncodingError, MessageTooLargeError: it cannot be encoded, or is above 16 MiB.
+            MisuseError: no agent can have such an id, or the fleet goes back just now: what was changed is undone with that.
+        """
+        local, run = self._local, RUN.get()
+        if local is None or (run is not None and run.plan != self.plan):
+            raise MisuseError(f"agent {self.agent!r} cannot tell anything: its fleet has not begun, or goes back")
+        check_receiver(agent)
+        payload = encode_message(message)
+        if run is not None and run.handling is not None:
+            self.ledger.changed(run.handling)
+        self._host.tell(ev.MessagesTold(self.agent, local.incarnation, ((agent, payload),)))
+
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
         """Listed calls that had no answer in the cut that the fleet went back to: they were made, or not. See `settle`."""
@@ -251,10 +270,6 @@ class Member:
             waiter = self._waiters[call_id] = asyncio.get_running_loop().create_future()
         await asyncio.shield(waiter)
 
-    def post(self, call: ServiceCall) -> None:
-        """Make a call of the ledger that nobody awaits."""
-        self._channels[call.target].again(call)
-
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
         """The answer to a call that nobody awaits."""
         take = getattr(self._service, "answered", None)
@@ -290,6 +305,7 @@ class Member:
             return
         self._local = self._desk.agents[self.agent]
         assert isinstance(made, ServiceAgent)
+        made.service = self._service
         self.plan = plan
         self.ledger.restore(made.state.calls)
         self._service.restore(self._initial if made.state.service is None else made.state.service)

@@ -8,7 +8,7 @@ an answer, the caller's deadline has passed, or the fleet has gone back.
 import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -32,12 +32,6 @@ UNKNOWN_OUTCOME = frozenset(
 """Codes of errors that leave open whether the call was handled, where no member has given them."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class Attempts(Protocol):
-    """Makes one attempt: gRPC's own multicallable of the method, of bytes."""
-
-    def __call__(self, request: bytes, *, timeout: float | None, metadata: Any, **options: Any) -> Any: ...
 
 
 class MemberCall:
@@ -80,7 +74,7 @@ class MemberCall:
         )
         timeout = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
         metadata = (*self._given, (CALL_KEY, encode_stamp(stamp)))
-        return self._channel.raw(call.method)(call.request, timeout=timeout, metadata=metadata, **self._options)
+        return self._channel.attempt(call, timeout=timeout, metadata=metadata, **self._options)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._response().__await__()

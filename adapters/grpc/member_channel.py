@@ -12,8 +12,8 @@ import grpc.aio
 
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
-from snapline.adapters.grpc.member_call import Attempts, MemberCall, fenced
-from snapline.errors import MisuseError
+from snapline.adapters.grpc.member_call import MemberCall, fenced
+from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack
 
 if TYPE_CHECKING:
     from snapline.adapters.grpc.member import Member
@@ -35,24 +35,46 @@ class MemberChannel(grpc.aio.Channel):
         self._member = member
         self._inner = inner
         self._listed = listed
-        self._raw: dict[str, Attempts] = {}
+        self._raw: dict[str, Any] = {}
 
-    def unary_unary(  # type: ignore[override]  # what stubs need of a multicallable, and send()
+    def unary_unary(self, method: str, *given: Any, **options: Any) -> Any:
+        return self._method(method, given, options)
+
+    def unary_stream(self, method: str, *given: Any, **options: Any) -> Any:
+        return self._method(method, given, options, answers_stream=True)
+
+    def stream_unary(self, method: str, *given: Any, **options: Any) -> Any:
+        return self._method(method, given, options, asks_stream=True)
+
+    def stream_stream(self, method: str, *given: Any, **options: Any) -> Any:
+        return self._method(method, given, options, asks_stream=True, answers_stream=True)
+
+    def _method(
         self,
         method: str,
-        request_serializer: Callable[[Any], bytes] | None = None,
-        response_deserializer: Callable[[bytes], Any] | None = None,
-        _registered_method: bool | None = False,
-    ) -> "MemberMethod":
+        given: tuple[Any, ...],
+        options: dict[str, Any],
+        *,
+        asks_stream: bool = False,
+        answers_stream: bool = False,
+    ) -> Any:
         is_listed = ALL in self._listed or method in self._listed
-        return MemberMethod(self._member, self, method, request_serializer, response_deserializer, is_listed)
+        if is_listed and (asks_stream or answers_stream):
+            return getattr(self._inner, _kind(asks_stream, answers_stream))(method, *given, **options)
+        wanted = ServiceCall(
+            "", self.target, method, b"", is_listed, asks_stream=asks_stream, answers_stream=answers_stream
+        )
+        return MemberMethod(self._member, self, wanted, *_serializers(*given, **options))
 
-    def raw(self, method: str) -> Attempts:
-        """gRPC's own, of bytes."""
-        made = self._raw.get(method)
+    def attempt(self, call: ServiceCall, **options: Any) -> Any:
+        """Try a call once, with gRPC's own channel, in bytes."""
+        made = self._raw.get(call.method)
         if made is None:
-            made = self._raw[method] = self._inner.unary_unary(method, None, None)
-        return made
+            kind = _kind(call.asks_stream, call.answers_stream)
+            made = self._raw[call.method] = getattr(self._inner, kind)(call.method, None, None)
+        if call.asks_stream or call.answers_stream:
+            return StreamAttempt(made, call, **options)
+        return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
         """Make a call of the ledger that nobody awaits: one of before a recovery, or of `send`."""
@@ -67,15 +89,6 @@ class MemberChannel(grpc.aio.Channel):
                 return
             answer = CallAnswer(error.code().value[0], error.details() or "")
         self._member.answered(call, answer)
-
-    def unary_stream(self, method: str, *_: Any, **__: Any) -> Any:
-        return self._inner.unary_stream(method, *_, **__)
-
-    def stream_unary(self, method: str, *_: Any, **__: Any) -> Any:
-        return self._inner.stream_unary(method, *_, **__)
-
-    def stream_stream(self, method: str, *_: Any, **__: Any) -> Any:
-        return self._inner.stream_stream(method, *_, **__)
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,64 +109,90 @@ class MemberChannel(grpc.aio.Channel):
         await self._inner.channel_ready()
 
 
-class MemberMethod:
-    """A stub's method."""
+def _kind(asks_stream: bool, answers_stream: bool) -> str:
+    """gRPC's name."""
+    return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
-    __slots__ = ("_channel", "_deserialize", "_is_listed", "_member", "_method", "_serialize")
+
+def _serializers(
+    request_serializer: Callable[[Any], bytes] | None = None,
+    response_deserializer: Callable[[bytes], Any] | None = None,
+    _registered_method: bool | None = False,
+) -> tuple[Callable[[Any], bytes] | None, Callable[[bytes], Any] | None]:
+    """Of what stubs give a channel."""
+    return request_serializer, response_deserializer
+
+
+class MemberMethod:
+    """A stub's method. `wanted`: what its calls have in common."""
+
+    __slots__ = ("_channel", "_deserialize", "_member", "_serialize", "wanted")
 
     def __init__(
         self,
         member: "Member",
         channel: MemberChannel,
-        method: str,
+        wanted: ServiceCall,
         serialize: Callable[[Any], bytes] | None,
         deserialize: Callable[[bytes], Any] | None,
-        is_listed: bool,
     ) -> None:
-        self._member, self._channel, self._method = member, channel, method
-        self._serialize, self._deserialize, self._is_listed = serialize, deserialize, is_listed
+        self._member, self._channel, self.wanted = member, channel, wanted
+        self._serialize: Callable[[Any], bytes] = serialize or bytes
+        self._deserialize = deserialize
 
-    def __call__(
-        self, request: Any, *, timeout: float | None = None, metadata: Any = None, **options: Any
-    ) -> MemberCall:
-        """Make the call: it is in the ledger when this returns.
+    def __call__(self, request: Any, **options: Any) -> MemberCall | MemberStream:
+        """Make the call: it is in the ledger when this returns; where requests are streamed, when the last one is there.
 
         Raises:
             DivergedCallError: the handler that makes it was run again, and called something else before.
             grpc.aio.AioRpcError: ABORTED, the fleet has gone back since the handler began, or has not begun.
         """
+        if self.wanted.asks_stream or self.wanted.answers_stream:
+            return MemberStream(self, request, options)
+        return self.make(request, options, self._deserialize)
+
+    def make(
+        self, request: Any, options: dict[str, Any], deserialize: Callable[[bytes], Any] | None = None
+    ) -> MemberCall:
+        """Make the call; of a request stream with all of its messages."""
         call, handling = self._made(request)
+        timeout, metadata = options.pop("timeout", None), options.pop("metadata", None)
         return MemberCall(
             self._member,
             self._channel,
             call,
             handling,
-            self._deserialize,
+            deserialize,
             timeout=timeout,
             metadata=metadata,
             options=options,
         )
 
     def send(self, request: Any) -> ServiceCall:
-        """Make the call, and leave it to the member: nobody awaits it, and `answered` of the service gets its answer."""
-        call, handling = self._made(request)
-        if handling is not None and not handling.is_changed:
-            raise MisuseError(
-                f"{self._method} is sent in a handler that may be run again: send behind changed(), or await the call"
-            )
-        self._member.post(call)
+        """Make the call, and leave it to the member: nobody awaits it, and `answered` of the service gets its answer.
+
+        In a handler it counts as `changed()`. Raises as the call itself.
+        """
+        call, _ = self._made(request, is_sent=True)
+        self._channel.again(call)
         return call
 
-    def _made(self, request: Any) -> tuple[ServiceCall, Handling | None]:
-        member, run = self._member, RUN.get()
+    def decoded(self, response: bytes) -> Any:
+        """One response."""
+        return self._deserialize(response) if self._deserialize is not None else response
+
+    def _made(self, request: Any, *, is_sent: bool = False) -> tuple[ServiceCall, Handling | None]:
+        member, run, wanted = self._member, RUN.get(), self.wanted
         handling = None
-        if run is not None:
-            if run.plan != member.plan:
-                fenced(self._method)
-            if run.handling is not None and member.ledger.running.get(run.handling.id) is run.handling:
-                handling = run.handling
-        if not member.plan:
-            fenced(self._method)
-        payload = self._serialize(request) if self._serialize is not None else request
-        made = member.ledger.call(handling, self._channel.target, self._method, payload, is_listed=self._is_listed)
-        return made, None if self._is_listed else handling
+        if not member.plan or (run is not None and run.plan != member.plan):
+            fenced(wanted.method)
+        if run is not None and run.handling is not None and not wanted.is_listed:
+            handling = member.ledger.running_of(run.handling)
+        if handling is not None and is_sent:
+            member.ledger.changed(handling)
+        return member.ledger.call(handling, wanted, self._payload(request)), handling
+
+    def _payload(self, request: Any) -> bytes:
+        if self.wanted.asks_stream:
+            return pack([self._serialize(each) for each in request], self.wanted.method)
+        return self._serialize(request)

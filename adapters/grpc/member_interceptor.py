@@ -5,7 +5,7 @@ A request without a stamp is of somebody outside of the fleet, and is served as 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, Handling
 from snapline.adapters.grpc.member_call import CODES
 from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, CallStamp, call_stamp, encode_stamp
+from snapline.adapters.grpc.streams import collected, listed, unpack
 
 if TYPE_CHECKING:
     from snapline.adapters.grpc.member import Member
@@ -41,15 +42,57 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         METADATA.set(handler_call_details.invocation_metadata)
         handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
-            return handler
+        if handler is None:
+            return None
         method = handler_call_details.method
         known = self._made.get(method)
         if known is None or known[0] is not handler:
-            served = UnaryHandler(self._member, handler.unary_unary, handler.response_serializer)
-            wrapped: Any = grpc.unary_unary_rpc_method_handler(served.serve, handler.request_deserializer, None)
-            known = self._made[method] = (handler, wrapped)
+            known = self._made[method] = (handler, self._wrapped(handler, method))
         return known[1]
+
+    def _wrapped(self, handler: Any, method: str) -> Any:
+        if handler.unary_unary is not None:
+            served = UnaryHandler(self._member, handler.unary_unary, handler.response_serializer)
+            return grpc.unary_unary_rpc_method_handler(served.serve, handler.request_deserializer, None)
+        streamed = StreamHandler(self._member, handler, method)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(streamed.serve_one, handler.request_deserializer, None)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(streamed.serve, handler.request_deserializer, None)
+        return grpc.stream_stream_rpc_method_handler(streamed.serve, handler.request_deserializer, None)
+
+
+class StreamHandler:
+    """A method with streams. For members it is one large call; for others it is as it ever was."""
+
+    __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
+
+    def __init__(self, member: "Member", handler: Any, method: str) -> None:
+        self._member = member
+        self._function = handler.stream_unary or handler.unary_stream or handler.stream_stream
+        self._asks_stream = handler.unary_stream is None
+        self._serialize = handler.response_serializer or bytes
+        self._whole = UnaryHandler(member, collected(self._function, self._serialize, method), None)
+
+    async def serve(self, request: Any, context: Any) -> AsyncIterator[bytes]:
+        """Yields responses as they are sent."""
+        if call_stamp(METADATA.get()) is None:
+            await self._member.admit(None)
+            async for response in self._function(request, context):
+                yield self._serialize(response)
+            return
+        given = await listed(request) if self._asks_stream else request
+        payload = await self._whole.serve(given, context)
+        for message in unpack(payload):
+            yield message
+
+    async def serve_one(self, request: Any, context: Any) -> bytes:
+        """Returns the one response."""
+        if call_stamp(METADATA.get()) is None:
+            await self._member.admit(None)
+            return bytes(self._serialize(await self._function(request, context)))
+        [message] = unpack(await self._whole.serve(await listed(request), context))
+        return message
 
 
 class UnaryHandler:

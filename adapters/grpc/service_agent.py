@@ -1,10 +1,10 @@
 """Who stands for a plain gRPC service in a fleet, and what a service must be able to do for it.
 
-The agent takes no turns of its own. What it holds is made when a cut is: the service's state, and the ledger of its calls. So epochs, plans, the store
+The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. What it holds is made when a cut is: the service's state, and the ledger of its calls. So epochs, plans, the store
 and recovery are the fleet's, and nothing of these is written twice.
 """
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -36,10 +36,22 @@ class ServiceState(msgspec.Struct):
 
 
 class ServiceAgent(Agent):
-    """Stands for a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` fills it."""
+    """Stands for a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` fills it.
+
+    A subclass may take messages of other agents of the fleet, and hand them to the service, in handlers that wait for nothing:
+
+        class BankAgent(ServiceAgent):
+            @snapline.handler
+            async def on_deposit(self, message: Deposit, ctx: snapline.Context) -> None:
+                self.service.balance += message.amount
+
+    Attributes:
+        service: the service itself, in the process in which it runs.
+    """
 
     on_error: ClassVar[OnError | None] = "keep"
     state: ServiceState
+    service: Any
 
     def __init__(self, state: ServiceState | None = None) -> None:
         super().__init__(ServiceState() if state is None else state)

@@ -82,6 +82,10 @@ SEGMENT: Entry = (None, "\0segment", b"")
 """The next segment of a durable turn."""
 
 
+TOLD: Entry = (None, "\0told", b"")
+"""Stands for a turn while an agent says what did not come of one."""
+
+
 class Look:
     """What was compared with what a durable turn waits for, and was not it.
 

@@ -6,7 +6,7 @@ from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
-from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.local_agent import TOLD, Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -105,6 +105,20 @@ class TurnEnds:
             self._membership.retire_if_drained(agent)
         if self._views.waiting:
             self._views.turn_ended(agent)
+        self._mailboxes.next_turn(agent)
+
+    def on_messages_told(self, event: ev.MessagesTold) -> None:
+        """Nothing was consumed. A record that is owed follows it, as it follows a turn."""
+        agent = self._agents.get(event.agent)
+        if agent is None or agent.incarnation != event.incarnation:
+            return
+        if agent.current is not None:  # its turn has not begun: the record comes behind that
+            self._outlets.leave(agent, event.sends)
+            return
+        agent.current = TOLD
+        self._outlets.leave(agent, event.sends)
+        agent.current = None
+        self._mode.moved(agent)
         self._mailboxes.next_turn(agent)
 
     def _segment_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
-from tests.adapters.grpc_services.token_bank import PROTO
+import msgspec
+from tests.adapters.grpc_services.bank_fleets import PROTO, TILLS
 from tests.integration.processes import LIMIT_S
 
 from snapline import open_store
@@ -17,6 +18,8 @@ from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.errors import SnaplineError
+
+BANK = "tests.adapters.grpc_services.token_bank"
 
 
 def free_ports(count: int) -> list[int]:
@@ -31,17 +34,17 @@ def free_ports(count: int) -> list[int]:
 class KilledMesh:
     """A coordinator and services, each a process; those that are killed are started again."""
 
-    def __init__(self, folder: Path, names: tuple[str, ...], module: str) -> None:
+    def __init__(self, folder: Path, names: tuple[str, ...], hosts: tuple[str, ...] = ()) -> None:
         self.store, self.stop, self._logs = folder / "store", folder / "stop", folder / "logs"
         self._logs.mkdir()
         first, *ports = free_ports(len(names) + 1)
         self.coordinator = f"127.0.0.1:{first}"
         self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
-        self._data, self._module = folder / "coordinator", module
+        self._data, self._hosts = folder / "coordinator", hosts
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def __aenter__(self) -> Self:
-        for name in ["coordinator", *self.addresses]:
+        for name in ["coordinator", *self.addresses, *self._hosts]:
             await self.start(name)
         self.client = CoordinatorClient(self.coordinator, Security.loopback())
         return self
@@ -65,9 +68,19 @@ class KilledMesh:
             str(len(self.addresses)),
         ]
         arguments = ["-m", "snapline", "coordinator", "run", "--listen", self.coordinator, *where]
-        if name != "coordinator":
+        if name in self._hosts:
+            where = [
+                "--id",
+                name,
+                "--fleet",
+                "tests.adapters.grpc_services.bank_fleets:mixed",
+                "--store",
+                str(self.store),
+            ]
+            arguments = ["-m", "snapline", "host", "run", "--coordinator", self.coordinator, *where]
+        elif name != "coordinator":
             places = [f"{each}={address}" for each, address in self.addresses.items()]
-            arguments = ["-m", self._module, name, self.coordinator, str(self.store), str(self.stop), *places]
+            arguments = ["-m", BANK, name, self.coordinator, str(self.store), str(self.stop), *places]
         with (self._logs / f"{name}.log").open("ab") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
@@ -76,7 +89,10 @@ class KilledMesh:
     async def kill(self, *names: str) -> None:
         """SIGKILL, and start again."""
         for name in names:
-            self._processes[name].kill()
+            try:
+                self._processes[name].kill()
+            except ProcessLookupError:
+                raise AssertionError(f"{name} had ended by itself: {self.logs()}") from None
         for name in names:
             await self._processes[name].wait()
             await self.start(name)
@@ -102,49 +118,64 @@ class KilledMesh:
 class CutOfBanks:
     """What one cut holds, counted from the store alone: knows how the four methods hand tokens on, and nothing of ledgers."""
 
-    def __init__(self, states: Mapping[str, Any], names: Mapping[str, str], kept: Mapping[str, int]) -> None:
+    def __init__(
+        self, states: Mapping[str, Any], names: Mapping[str, str], kept: Mapping[str, int], told: Sequence[int] = ()
+    ) -> None:
         self.calls = {name: state["calls"] for name, state in states.items()}
         self.kept = dict(kept)
+        self.told = sum(told)
         self._names = names
         self._tokens: Any = grpc.protos(PROTO).Tokens
 
     def total(self) -> int:
-        return sum(self.kept.values()) + sum(
-            self._under_way(call["id"], self._names[call["target"]], call["method"], self._amount(call["request"]))
-            for calls in self.calls.values()
-            for call in calls["pending"]
+        return (
+            self.told
+            + sum(self.kept.values())
+            + sum(
+                self._under_way(
+                    call["id"],
+                    self._names[call["target"]],
+                    call["method"],
+                    self._amount(call["request"], call["asks_stream"]),
+                    call["answers_stream"],
+                )
+                for calls in self.calls.values()
+                for call in calls["pending"]
+            )
         )
 
     def is_quiet(self) -> bool:
-        return not any(calls["pending"] or calls["journals"] for calls in self.calls.values())
+        return not self.told and not any(calls["pending"] or calls["journals"] for calls in self.calls.values())
 
-    def _under_way(self, call: str, receiver: str, method: str, amount: int) -> int:
+    def _under_way(self, call: str, receiver: str, method: str, amount: int, is_stream: bool) -> int:
         """Tokens of this call that nobody has: neither its caller nor a bank that it has reached."""
         answers, journals = self.calls[receiver]["answers"], self.calls[receiver]["journals"]
         if call in answers:
             answer = answers[call]
-            return 0 if answer["code"] else int(self._amount(answer["response"]))
+            return 0 if answer["code"] else int(self._amount(answer["response"], is_stream))
         if method.endswith("/Carry") and call in journals:
             [made] = journals[call]
-            inner = self._under_way(f"{call}/1", self._names[made["target"]], method, amount - 1)
+            inner = self._under_way(f"{call}/1", self._names[made["target"]], method, amount - 1, False)
             return 1 + inner
         return amount
 
-    def _amount(self, payload: bytes) -> int:
-        return int(self._tokens.FromString(payload).amount)
+    def _amount(self, payload: bytes, is_stream: bool) -> int:
+        messages = msgspec.msgpack.decode(payload, type=list[bytes]) if is_stream else [payload]
+        return sum(int(self._tokens.FromString(message).amount) for message in messages)
 
 
-def cuts_of(store: Path, addresses: Mapping[str, str]) -> dict[int, CutOfBanks]:
-    """All snapshots that the store has."""
-    import msgspec
-
+def cuts_of(store: Path, addresses: Mapping[str, str], seen: Container[int] = ()) -> dict[int, CutOfBanks]:
+    """All snapshots that the store has, but for those seen."""
     names = {address: name for name, address in addresses.items()}
     cuts: dict[int, CutOfBanks] = {}
-    for snapshot in open_store(store):
+    saved = open_store(store)
+    for snapshot in [saved.snapshot(epoch) for epoch in saved.epochs if epoch not in seen]:
         states = {name: snapshot.agents[name].state for name in addresses}
         kept = {
             name: 100 if state["service"] is None else msgspec.msgpack.decode(state["service"])["tokens"]
             for name, state in states.items()
         }
-        cuts[snapshot.epoch] = CutOfBanks(states, names, kept)
+        kept |= {till: snapshot.agents[till].state["tokens"] for till in TILLS if till in snapshot.agents}
+        told = [msgspec.convert(message.message, dict[str, int])["amount"] for message in snapshot.in_transit]
+        cuts[snapshot.epoch] = CutOfBanks(states, names, kept, told)
     return cuts

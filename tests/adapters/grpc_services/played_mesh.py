@@ -153,7 +153,8 @@ class Mesh:
 
     def _call(self, service: Service, frame: Frame | None, receiver: int, method: str, wanted: Wanted) -> ServiceCall:
         handling = frame.handling if frame is not None else None
-        call = service.ledger.call(handling, f"{receiver}", method, msgspec.msgpack.encode(wanted))
+        wanted_call = ServiceCall("", f"{receiver}", method, b"")
+        call = service.ledger.call(handling, wanted_call, msgspec.msgpack.encode(wanted))
         service.waits[call.id] = (call, frame)
         self._send(service, call)
         return call

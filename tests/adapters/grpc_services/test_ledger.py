@@ -112,12 +112,12 @@ def test_a_handler_that_calls_something_else_when_it_is_run_again_is_told_so() -
     ledger, again = CallLedger("b"), CallLedger("b")
     run = ledger.begin("a:1")
     assert isinstance(run, Handling)
-    ledger.call(run, "c", "/s/Take", b"5")
+    ledger.call(run, ServiceCall("", "c", "/s/Take", b""), b"5")
     again.restore(ledger.image())
     rerun = again.begin("a:1")
     assert isinstance(rerun, Handling)
     with pytest.raises(DivergedCallError, match=r"call a:1 was run again.*/s/Take, as a:1/1"):
-        again.call(rerun, "c", "/s/Take", b"6")
+        again.call(rerun, ServiceCall("", "c", "/s/Take", b""), b"6")
 
 
 def test_a_handler_that_calls_less_when_it_is_run_again_is_told_so() -> None:
@@ -125,7 +125,7 @@ def test_a_handler_that_calls_less_when_it_is_run_again_is_told_so() -> None:
     ledger, again = CallLedger("b"), CallLedger("b")
     run = ledger.begin("a:1")
     assert isinstance(run, Handling)
-    ledger.call(run, "c", "/s/Take", b"5")
+    ledger.call(run, ServiceCall("", "c", "/s/Take", b""), b"5")
     again.restore(ledger.image())
     rerun = again.begin("a:1")
     assert isinstance(rerun, Handling)
@@ -145,8 +145,8 @@ def test_another_request_under_an_id_that_was_answered_is_told_so() -> None:
 
 def test_listed_calls_are_never_made_again_but_shown() -> None:
     ledger, again = CallLedger("a"), CallLedger("a")
-    ledger.call(None, "mail", "/mail/Send", b"dear", is_listed=True)
-    ledger.call(None, "c", "/s/Take", b"5")
+    ledger.call(None, ServiceCall("", "mail", "/mail/Send", b"", is_listed=True), b"dear")
+    ledger.call(None, ServiceCall("", "c", "/s/Take", b""), b"5")
     again.restore(ledger.image())
     assert list(again.pending) == ["a:2"] and list(again.unsettled) == ["a:1"]
     third = CallLedger("a")

@@ -2,51 +2,60 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, TILLS, TOKENS
 from tests.adapters.grpc_services.meshes import CutOfBanks, KilledMesh, cuts_of
-from tests.adapters.grpc_services.token_bank import TOKENS
 from tests.integration.processes import nothing_left_running
 
-NAMES = ("a", "b", "c")
 ROUNDS = 4
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
 
 
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[KilledMesh]:
-    with nothing_left_running():
-        async with KilledMesh(tmp_path, NAMES, "tests.adapters.grpc_services.token_bank") as mesh:
-            yield mesh
-
-
-def check(cuts: dict[int, CutOfBanks]) -> None:
-    wrong = {epoch: cut.total() for epoch, cut in cuts.items() if cut.total() != TOKENS * len(NAMES)}
+def check(cuts: dict[int, CutOfBanks], total: int) -> None:
+    wrong = {epoch: cut.total() for epoch, cut in cuts.items() if cut.total() != total}
     assert not wrong, f"of {len(cuts)} cuts these have another total: {wrong}"
+    busy = [cut for cut in cuts.values() if not cut.is_quiet()]
+    assert len(busy) > len(cuts) / 4, "few cuts have fallen into calls: this test shows little"
 
 
-async def test_every_cut_has_every_token_while_services_are_killed(mesh: KilledMesh) -> None:
+async def killed(mesh: KilledMesh, names: Sequence[str], rounds: int) -> dict[int, CutOfBanks]:
+    """Kill some of these again and again, then let all calls end; returns all cuts, the last one quiet."""
     chance = random.Random(3)
     seen: dict[int, CutOfBanks] = {}
     status = await mesh.until(10)
-    for _ in range(ROUNDS):
-        seen |= cuts_of(mesh.store, mesh.addresses)
-        await mesh.kill(*chance.sample(NAMES, chance.choice([1, 1, 2])))
+    for _ in range(rounds):
+        seen |= cuts_of(mesh.store, mesh.addresses, seen)
+        await mesh.kill(*chance.sample(names, chance.choice([1, 1, 2])))
         status = await mesh.until(status.epochs_completed + 10, status.plan + 1)
     mesh.stop.touch()
     async with asyncio.timeout(60):
-        while True:
+        while not seen or not seen[max(seen)].is_quiet():
             await mesh.until((await mesh.until(0)).epochs_completed + 2)
-            cuts = cuts_of(mesh.store, mesh.addresses)
-            seen |= cuts
-            if cuts[max(cuts)].is_quiet():
-                break
-    check(seen)
-    assert len(seen) >= 50
-    last = seen[max(seen)]
-    assert sum(last.kept.values()) == TOKENS * len(NAMES), mesh.logs()
-    busy = [cut for cut in seen.values() if not cut.is_quiet()]
-    assert len(busy) > len(seen) / 4, "few cuts have fallen into calls: this test shows little"
+            seen |= cuts_of(mesh.store, mesh.addresses, seen)
+    return seen
+
+
+async def test_every_cut_has_every_token_while_services_are_killed(tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    with nothing_left_running():
+        async with KilledMesh(tmp_path, names) as mesh:
+            cuts = await killed(mesh, names, ROUNDS)
+    check(cuts, TOKENS * len(names))
+    assert len(cuts) >= 50
+    assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
+
+
+async def test_services_and_native_agents_are_in_one_cut(tmp_path: Path) -> None:
+    """Tokens go round: by calls between the services, by messages to the native agents and back."""
+    names, hosts = BESIDE_TILLS, tuple(TILLS.values())
+    with nothing_left_running():
+        async with KilledMesh(tmp_path, names, hosts) as mesh:
+            cuts = await killed(mesh, (*names, *hosts), ROUNDS)
+    check(cuts, TOKENS * len(names))
+    assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
+    assert any(cut.told for cut in cuts.values()), "no cut has fallen between a service and an agent"
+    assert sum(cuts[max(cuts)].kept[till] for till in TILLS) > 0

@@ -1,6 +1,6 @@
 """A plain gRPC service of the mesh that tests kill: `python -m tests.adapters.grpc_services.token_bank NAME COORDINATOR STORE STOP NAME=ADDRESS …`.
 
-It hands tokens to the others in all ways until the file STOP is there.
+It hands tokens to the others in all ways until the file STOP is there; where there are two of them, also to native agents of the same fleet.
 """
 
 import asyncio
@@ -13,35 +13,18 @@ from typing import Any
 import grpc
 import grpc.aio
 import msgspec
+from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, PROTO, TILLS, Coins, Kept, mesh, mixed
 
-import snapline
 from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
 from snapline.adapters.grpc.member import Member
-from snapline.adapters.grpc.service_agent import ServiceAgent
-
-PROTO = "tests/adapters/grpc_services/tokens.proto"
-TOKENS = 100
-PERIOD_S = 0.1
-
-
-class Kept(msgspec.Struct):
-    tokens: int = TOKENS
-
-
-def mesh(names: list[str], period_s: float = PERIOD_S) -> snapline.Fleet:
-    return snapline.Fleet(
-        "mesh",
-        agents={name: ServiceAgent() for name in names},
-        place={name: name for name in names},
-        triggers=[snapline.Every(seconds=period_s)],
-    )
+from snapline.adapters.grpc.streams import unpack
 
 
 class Bank:
     """The servicer, and what the member asks of it."""
 
-    def __init__(self, name: str, stop: str) -> None:
-        self.name, self.stop = name, stop
+    def __init__(self, name: str, stop: str, tills: list[str]) -> None:
+        self.name, self.stop, self.tills = name, stop, tills
         self.kept = Kept()
         self.protos: Any = grpc.protos(PROTO)
         self.stubs: list[Any] = []
@@ -65,7 +48,8 @@ class Bank:
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
         if not answer.code:
-            self.kept.tokens += self.protos.Tokens.FromString(answer.response).amount
+            backs = unpack(answer.response) if call.answers_stream else [answer.response]
+            self.kept.tokens += sum(self.protos.Tokens.FromString(back).amount for back in backs)
 
     # ---- what it does -----------------------------------------------------------------------------------------------
 
@@ -77,10 +61,28 @@ class Bank:
                 continue
             amount = random.randint(2, 5)
             self.kept.tokens -= amount
+            if self.tills and random.random() < 0.4:
+                self.member.tell(random.choice(self.tills), Coins(amount))
+                continue
             if random.random() < 0.3:
                 random.choice([stub.Take, stub.Relay]).send(self.protos.Tokens(amount=amount))
                 continue
+            if random.random() < 0.3:
+                await self.give_in_streams(stub, amount)
+                continue
             back = await random.choice([stub.Swap, stub.Carry, stub.Relay])(self.protos.Tokens(amount=amount))
+            self.kept.tokens += back.amount
+
+    async def give_in_streams(self, stub: Any, amount: int) -> None:
+        one = self.protos.Tokens(amount=1)
+        way = random.choice(["Spread", "Collect", "Trade"])
+        if way == "Collect":
+            back = await stub.Collect([one] * amount)
+            self.kept.tokens += back.amount
+            return
+        asked = [self.protos.Tokens(amount=2), self.protos.Tokens(amount=amount - 2)]
+        call = stub.Spread(self.protos.Tokens(amount=amount)) if way == "Spread" else stub.Trade(iter(asked))
+        async for back in call:
             self.kept.tokens += back.amount
 
     async def Take(self, request: Any, context: Any) -> Any:
@@ -90,6 +92,21 @@ class Bank:
     async def Swap(self, request: Any, context: Any) -> Any:
         self.kept.tokens += request.amount - 1
         return self.protos.Tokens(amount=1)
+
+    async def Spread(self, request: Any, context: Any) -> Any:
+        yield self.protos.Tokens(amount=1)
+        self.kept.tokens += request.amount - 2
+        yield self.protos.Tokens(amount=1)
+
+    async def Collect(self, requests: Any, context: Any) -> Any:
+        amount = sum([each.amount async for each in requests])
+        self.kept.tokens += amount
+        return self.protos.Tokens(amount=0)
+
+    async def Trade(self, requests: Any, context: Any) -> Any:
+        async for each in requests:
+            self.kept.tokens += each.amount - 1
+            yield self.protos.Tokens(amount=1)
 
     async def Carry(self, request: Any, context: Any) -> Any:
         if request.amount == 1:
@@ -108,8 +125,9 @@ class Bank:
 
 async def main(name: str, coordinator: str, store: str, stop: str, *places: str) -> int:
     addresses = dict(place.split("=") for place in places)
-    bank = Bank(name, stop)
-    bank.member = member = Member(bank, agent=name, fleet=mesh(list(addresses)), coordinator=coordinator, store=store)
+    fleet = mixed() if tuple(addresses) == BESIDE_TILLS else mesh(*addresses)
+    bank = Bank(name, stop, [agent for agent in fleet.agents if agent in TILLS])
+    bank.member = member = Member(bank, agent=name, fleet=fleet, coordinator=coordinator, store=store)
     services: Any = grpc.services(PROTO)
     others = [each for each in addresses if each > name] + [each for each in addresses if each < name]
     bank.stubs = [services.BankStub(member.channel(addresses[each])) for each in others]

@@ -1,0 +1,141 @@
+"""Streaming calls between members: each is one large call, whose messages are recorded together.
+
+A stamp stands at a call's beginning and at its end, and none on the messages between. So nobody takes in a part of a stream: requests go out when their
+caller has said the last one, the handler runs when all are there, and its caller gets responses when the handler has ended. What goes back and forth within
+one call, such as a chat, cannot be in a cut: name its method in `Member.channel(listed=…)`, and its calls go by as ever.
+"""
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+from snapline.adapters.grpc.ledger import ServiceCall
+from snapline.adapters.grpc.member_call import MemberCall
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.adapters.grpc.member_channel import MemberMethod
+
+STREAM_BYTES_MAX = 16 * 1024 * 1024
+"""Of all messages of a call, one way: they stand in every cut into which the call falls, and in the answer until its caller has it."""
+
+_decode = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+class StreamTooLargeError(MisuseError):
+    """A stream of more bytes than can be recorded."""
+
+
+def pack(messages: list[bytes], method: str) -> bytes:
+    """Messages as one payload.
+
+    Raises:
+        StreamTooLargeError: it would be above 16 MiB.
+    """
+    if sum(map(len, messages)) > STREAM_BYTES_MAX:
+        raise StreamTooLargeError(
+            f"a stream of {method} has more than {STREAM_BYTES_MAX:,} bytes, and would stand in cuts: divide it, or name the method in "
+            "channel(listed=…)"
+        )
+    return msgspec.msgpack.encode(messages)
+
+
+def unpack(payload: bytes) -> list[bytes]:
+    """The messages again."""
+    return _decode(payload)
+
+
+async def listed(messages: Any) -> list[Any]:
+    """All that an iterator gives, of either kind."""
+    if isinstance(messages, AsyncIterable):
+        return [message async for message in messages]
+    return list(messages)
+
+
+class StreamAttempt:
+    """One attempt of a streaming call: awaited as a unary one, it gives all responses as one payload."""
+
+    __slots__ = ("_call", "_inner")
+
+    def __init__(self, inner: Any, call: ServiceCall, **options: Any) -> None:
+        self._call = call
+        request = iter(unpack(call.request)) if call.asks_stream else call.request
+        self._inner = inner(request, **options)
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._response().__await__()
+
+    async def _response(self) -> bytes:
+        if not self._call.answers_stream:
+            response: bytes = await self._inner
+            return response
+        return pack([message async for message in self._inner], self._call.method)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class MemberStream:
+    """What a stub's streaming method returns: to be awaited where the response is one message, else to be iterated, or read."""
+
+    def __init__(self, method: "MemberMethod", requests: Any, options: dict[str, Any]) -> None:
+        self._method, self._requests, self._options = method, requests, options
+        self._iterator: AsyncIterator[Any] | None = None
+        self._call: MemberCall | None = None if method.wanted.asks_stream else method.make(requests, options)
+
+    async def _responses(self) -> list[bytes]:
+        if self._call is None:
+            if not isinstance(self._requests, AsyncIterable | Iterable):
+                raise MisuseError(
+                    "a member's stream takes its requests from an iterator: write() would be a part of a call"
+                )
+            self._call = self._method.make(await listed(self._requests), self._options)
+        payload: bytes = await self._call
+        return unpack(payload) if self._method.wanted.answers_stream else [payload]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._one().__await__()
+
+    async def _one(self) -> Any:
+        [response] = await self._responses()
+        return self._method.decoded(response)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for response in await self._responses():
+            yield self._method.decoded(response)
+
+    async def read(self) -> Any:
+        """The next response, or gRPC's EOF."""
+        if self._iterator is None:
+            self._iterator = aiter(self)
+        return await anext(self._iterator, grpc.aio.EOF)
+
+
+Served = Callable[[Any, Any], Any]
+
+
+def collected(function: Served, serialize: Callable[[Any], bytes], method: str) -> Served:
+    """A handler of streams as one of lists: it takes all requests, and returns all responses as one payload."""
+
+    async def serve(request: Any, context: Any) -> bytes:
+        given = _each(request) if isinstance(request, list) else request
+        return pack([serialize(response) async for response in _given(function(given, context))], method)
+
+    return serve
+
+
+async def _each(messages: Iterable[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
+
+
+async def _given(work: Any) -> AsyncIterator[Any]:
+    """What a handler yields, or the one thing that it returns."""
+    if isinstance(work, AsyncIterable):
+        async for response in work:
+            yield response
+    else:
+        yield await work
