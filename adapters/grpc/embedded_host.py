@@ -7,6 +7,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.process import Host, HostOptions
+from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.conversation.messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.storage.capture.image import StateImage
 
@@ -46,7 +47,7 @@ class EmbeddedHost(Host):
         """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
         self._feed(BeginEpoch(epoch, self._carrier.core.desk.plan))
 
-    def tell(self, told: ev.MessagesTold) -> None:
+    def tell(self, told: MessagesTold) -> None:
         """The service says this to other agents, now."""
         self._feed(told)
 

@@ -20,18 +20,18 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.embedded_host import EmbeddedHost
+from snapline.adapters.grpc.faces import Ending
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.ledger import LOST_ANSWER, CallAnswer, CallLedger, ServiceCall
-from snapline.adapters.grpc.member_call import MemberCall
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
 from snapline.adapters.grpc.stamps import CallStamp, judge
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
+from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.channels.security import Security
 from snapline.errors import MisuseError, SnaplineError
 from snapline.ids import check_receiver
@@ -96,7 +96,7 @@ class Member:
         self._channels: dict[str, MemberChannel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
-        self._calls: set[MemberCall] = set()
+        self._calls: set[Ending] = set()
         self._unrouted: dict[str, list[ServiceCall]] = {}
         self._waiters: dict[str, asyncio.Future[None]] = {}
         options = HostOptions(
@@ -183,7 +183,7 @@ class Member:
         payload = encode_message(message)
         if run is not None and run.handling is not None:
             self.ledger.changed(run.handling)
-        self._host.tell(ev.MessagesTold(self.agent, local.incarnation, ((agent, payload),)))
+        self._host.tell(MessagesTold(self.agent, local.incarnation, ((agent, payload),)))
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
@@ -244,11 +244,11 @@ class Member:
             self._went_on.clear()
             await self._went_on.wait()
 
-    def made(self, call: MemberCall) -> None:
+    def made(self, call: Ending) -> None:
         """A call waits for its answer: it ends when the fleet goes back."""
         self._calls.add(call)
 
-    def ended(self, call: MemberCall) -> None:
+    def ended(self, call: Ending) -> None:
         """It does not any more."""
         self._calls.discard(call)
 

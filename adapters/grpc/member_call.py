@@ -8,17 +8,14 @@ an answer, the caller's deadline has passed, or the fleet has gone back.
 import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
+from snapline.adapters.grpc.faces import OwnChannel, OwnMember
 from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
 from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answer_stamp, encode_stamp
-
-if TYPE_CHECKING:
-    from snapline.adapters.grpc.member import Member
-    from snapline.adapters.grpc.member_channel import MemberChannel
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
 """Between two attempts, twice as long each time: gRPC itself waits a second or more for a connection."""
@@ -44,8 +41,8 @@ class MemberCall:
 
     def __init__(
         self,
-        member: "Member",
-        channel: "MemberChannel",
+        member: OwnMember,
+        channel: OwnChannel,
         call: ServiceCall,
         handling: Handling | None,
         deserialize: Callable[[bytes], Any] | None,

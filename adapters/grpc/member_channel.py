@@ -5,18 +5,16 @@ client interceptors run later, in a task, and could not do that.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 
+from snapline.adapters.grpc.faces import OwnMember
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
 from snapline.adapters.grpc.member_call import MemberCall, fenced
 from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack
-
-if TYPE_CHECKING:
-    from snapline.adapters.grpc.member import Member
 
 ALL = "*"
 
@@ -29,7 +27,7 @@ class MemberChannel(grpc.aio.Channel):
         member_plan: under which a member has answered last.
     """
 
-    def __init__(self, member: "Member", target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
+    def __init__(self, member: OwnMember, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
         self.target = target
         self.member_plan = 0
         self._member = member
@@ -130,7 +128,7 @@ class MemberMethod:
 
     def __init__(
         self,
-        member: "Member",
+        member: OwnMember,
         channel: MemberChannel,
         wanted: ServiceCall,
         serialize: Callable[[Any], bytes] | None,

@@ -7,19 +7,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from snapline.adapters.grpc.faces import OwnMember
 from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, Handling
 from snapline.adapters.grpc.member_call import CODES
 from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, CallStamp, call_stamp, encode_stamp
 from snapline.adapters.grpc.streams import collected, listed, unpack
-
-if TYPE_CHECKING:
-    from snapline.adapters.grpc.member import Member
 
 log = logging.getLogger("snapline.grpc")
 
@@ -35,7 +33,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 class MemberInterceptor(grpc.aio.ServerInterceptor):
     """See the module; of `Member.interceptor`."""
 
-    def __init__(self, member: "Member") -> None:
+    def __init__(self, member: OwnMember) -> None:
         self._member = member
         self._made: dict[str, tuple[Any, Any]] = {}
 
@@ -67,7 +65,7 @@ class StreamHandler:
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
-    def __init__(self, member: "Member", handler: Any, method: str) -> None:
+    def __init__(self, member: OwnMember, handler: Any, method: str) -> None:
         self._member = member
         self._function = handler.stream_unary or handler.unary_stream or handler.stream_stream
         self._asks_stream = handler.unary_stream is None
@@ -100,7 +98,7 @@ class UnaryHandler:
 
     __slots__ = ("_function", "_member", "_serialize")
 
-    def __init__(self, member: "Member", function: Any, serialize: Any) -> None:
+    def __init__(self, member: OwnMember, function: Any, serialize: Any) -> None:
         self._member, self._function = member, function
         self._serialize = serialize or bytes
 

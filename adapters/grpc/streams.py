@@ -6,18 +6,15 @@ one call, such as a chat, cannot be in a cut: name its method in `Member.channel
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 
+from snapline.adapters.grpc.faces import OwnMethod
 from snapline.adapters.grpc.ledger import ServiceCall
-from snapline.adapters.grpc.member_call import MemberCall
 from snapline.errors import MisuseError
-
-if TYPE_CHECKING:
-    from snapline.adapters.grpc.member_channel import MemberMethod
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
 """Of all messages of a call, one way: they stand in every cut into which the call falls, and in the answer until its caller has it."""
@@ -81,10 +78,10 @@ class StreamAttempt:
 class MemberStream:
     """What a stub's streaming method returns: to be awaited where the response is one message, else to be iterated, or read."""
 
-    def __init__(self, method: "MemberMethod", requests: Any, options: dict[str, Any]) -> None:
+    def __init__(self, method: OwnMethod, requests: Any, options: dict[str, Any]) -> None:
         self._method, self._requests, self._options = method, requests, options
         self._iterator: AsyncIterator[Any] | None = None
-        self._call: MemberCall | None = None if method.wanted.asks_stream else method.make(requests, options)
+        self._call: Any = None if method.wanted.asks_stream else method.make(requests, options)
 
     async def _responses(self) -> list[bytes]:
         if self._call is None:

@@ -69,6 +69,7 @@ from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
+from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.view_events import EffectsWanted, TracingWanted, ViewWanted, WaitingWanted
 from snapline.agent_runtime.host.views import Views
@@ -170,7 +171,7 @@ class HostCore:
             ev.BatchEnded: self.links.on_batch_ended,
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
-            ev.MessagesTold: self.turn_ends.on_messages_told,
+            MessagesTold: self.turn_ends.on_messages_told,
             ev.TurnFailed: self.turn_ends.on_turn_failed,
             ev.PeerKnocked: self.links.on_peer_knocked,
             ev.StreamOpened: self.links.on_stream_opened,

@@ -275,17 +275,6 @@ class TimerFired(Event, frozen=True, gc=False):
     """The clock has passed `wakeup_ns`."""
 
 
-class MessagesTold(Event, frozen=True, gc=False):
-    """Something that an agent stands for has changed, outside of any turn, and says this to other agents: state and sends are of one piece.
-
-    `sends`: receivers and encoded messages.
-    """
-
-    agent: str
-    incarnation: int
-    sends: tuple[tuple[str, bytes], ...]
-
-
 class BatchEnded(Event, frozen=True, gc=False):
     """The adapter has no more turns to run right now: what was queued for links goes out."""
 

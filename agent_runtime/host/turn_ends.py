@@ -14,6 +14,7 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
+from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.conversation import messages as msg
@@ -107,7 +108,7 @@ class TurnEnds:
             self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
-    def on_messages_told(self, event: ev.MessagesTold) -> None:
+    def on_messages_told(self, event: MessagesTold) -> None:
         """Nothing was consumed. A record that is owed follows it, as it follows a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:

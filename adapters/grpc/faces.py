@@ -1,0 +1,63 @@
+"""What calls and handlers see of the member and the channel that they belong to."""
+
+import asyncio
+from typing import Any, Protocol
+
+from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, ServiceCall
+from snapline.adapters.grpc.stamps import CallStamp
+
+
+class Ending(Protocol):
+    """A call that waits for its answer."""
+
+    def fence(self) -> None:
+        """The fleet goes back: it ends."""
+
+
+class OwnMember(Protocol):
+    """Of `Member`, which says what these are."""
+
+    agent: str
+    plan: int
+    ledger: CallLedger
+
+    @property
+    def seen(self) -> int: ...
+
+    async def admit(self, stamp: CallStamp | None) -> bool: ...
+
+    async def record(self, epoch: int) -> None: ...
+
+    async def left(self, plan: int) -> None: ...
+
+    async def other_run(self, call_id: str) -> None: ...
+
+    def start(self, work: Any) -> "asyncio.Task[Any]": ...
+
+    def made(self, call: Ending) -> None: ...
+
+    def ended(self, call: Ending) -> None: ...
+
+    def handler_began(self, task: "asyncio.Task[Any]") -> None: ...
+
+    def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None: ...
+
+    def answered(self, call: ServiceCall, answer: CallAnswer) -> None: ...
+
+
+class OwnChannel(Protocol):
+    """Of `MemberChannel`."""
+
+    member_plan: int
+
+    def attempt(self, call: ServiceCall, **options: Any) -> Any: ...
+
+
+class OwnMethod(Protocol):
+    """Of `MemberMethod`."""
+
+    wanted: ServiceCall
+
+    def make(self, request: Any, options: dict[str, Any]) -> Any: ...
+
+    def decoded(self, response: bytes) -> Any: ...
