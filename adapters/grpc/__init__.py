@@ -1,1 +1,21 @@
-"""Plain gRPC services in the cuts of a fleet (docs/grpc.md)."""
+"""Plain gRPC services in the cuts of a fleet (docs/grpc.md). What it holds is loaded when it is asked for: gRPC takes a while."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapline.adapters.grpc.member import Member as Member
+    from snapline.adapters.grpc.service_agent import CutService as CutService
+    from snapline.adapters.grpc.service_agent import ServiceAgent as ServiceAgent
+
+_PLACES = {"Member": "member", "CutService": "service_agent", "ServiceAgent": "service_agent"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+__all__ = ["CutService", "Member", "ServiceAgent"]

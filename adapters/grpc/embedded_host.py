@@ -18,8 +18,8 @@ class Embedding(Protocol):
     def going_back(self) -> None:
         """A plan ends the service's history, now."""
 
-    def gone_back(self, made: object) -> None:
-        """The plan's line is loaded: go on from this agent's state. The next event of this service comes after this."""
+    def gone_back(self, made: object | None) -> None:
+        """The plan's line is loaded: go on from this agent's state; None: it was placed elsewhere. The next event of this service comes after this."""
 
     def begin_later(self, epoch: int) -> bool:
         """Is the service not ready? Then the member begins this epoch, when it is."""
@@ -68,8 +68,9 @@ class EmbeddedHost(Host):
         super()._directive_received(directive)
 
     def send(self, message: HostMessage) -> None:
-        if isinstance(message, PlanApplied) and self._carrier.turns.has(self._agent):
-            self._inside.gone_back(self._carrier.turns.object_of(self._agent))
+        if isinstance(message, PlanApplied):
+            turns = self._carrier.turns
+            self._inside.gone_back(turns.object_of(self._agent) if turns.has(self._agent) else None)
         super().send(message)
 
     def capturing(self, agent: str) -> None:

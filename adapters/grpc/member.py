@@ -299,9 +299,16 @@ class Member:
         self._waiters.clear()
         self.ledger.running.clear()
 
-    def gone_back(self, made: object) -> None:
+    def gone_back(self, made: object | None) -> None:
         plan = self._desk.plan
         if plan == self.plan:
+            return
+        if made is None:
+            log.warning(
+                "plan %d has placed agent %s elsewhere, where its service is not: calls wait here until another plan brings it back. "
+                "Give the coordinator a --rejoin-grace that is longer than this process takes to be started again",
+                *(plan, self.agent),
+            )
             return
         self._local = self._desk.agents[self.agent]
         assert isinstance(made, ServiceAgent)
