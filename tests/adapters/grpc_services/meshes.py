@@ -59,7 +59,9 @@ class KilledMesh:
     async def start(self, name: str) -> None:
         where = [
             "--keep-epochs",
-            "40",
+            "1000",
+            "--rejoin-grace",
+            "120",
             "--data-dir",
             str(self._data),
             "--store",
@@ -137,7 +139,7 @@ class CutOfBanks:
                     self._names[call["target"]],
                     call["method"],
                     self._amount(call["request"], call["asks_stream"]),
-                    call["answers_stream"],
+                    call["asks_stream"] or call["answers_stream"],
                 )
                 for calls in self.calls.values()
                 for call in calls["pending"]
