@@ -7,7 +7,7 @@ from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, ServiceCall
 from snapline.adapters.grpc.stamps import CallStamp
 
 
-class Ending(Protocol):
+class FencedCall(Protocol):
     """A call that waits for its answer."""
 
     def fence(self) -> None:
@@ -34,9 +34,9 @@ class OwnMember(Protocol):
 
     def start(self, work: Any) -> "asyncio.Task[Any]": ...
 
-    def made(self, call: Ending) -> None: ...
+    def made(self, call: FencedCall) -> None: ...
 
-    def ended(self, call: Ending) -> None: ...
+    def ended(self, call: FencedCall) -> None: ...
 
     def handler_began(self, task: "asyncio.Task[Any]") -> None: ...
 

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.embedded_host import EmbeddedHost
-from snapline.adapters.grpc.faces import Ending
+from snapline.adapters.grpc.faces import FencedCall
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.ledger import LOST_ANSWER, CallAnswer, CallLedger, ServiceCall
 from snapline.adapters.grpc.member_channel import MemberChannel
@@ -96,7 +96,7 @@ class Member:
         self._channels: dict[str, MemberChannel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
-        self._calls: set[Ending] = set()
+        self._calls: set[FencedCall] = set()
         self._unrouted: dict[str, list[ServiceCall]] = {}
         self._waiters: dict[str, asyncio.Future[None]] = {}
         options = HostOptions(
@@ -244,11 +244,11 @@ class Member:
             self._went_on.clear()
             await self._went_on.wait()
 
-    def made(self, call: Ending) -> None:
+    def made(self, call: FencedCall) -> None:
         """A call waits for its answer: it ends when the fleet goes back."""
         self._calls.add(call)
 
-    def ended(self, call: Ending) -> None:
+    def ended(self, call: FencedCall) -> None:
         """It does not any more."""
         self._calls.discard(call)
 

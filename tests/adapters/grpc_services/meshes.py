@@ -67,7 +67,7 @@ class KilledMesh:
             "--store",
             str(self.store),
             "--hosts",
-            str(len(self.addresses)),
+            str(len(self.addresses) + len(self._hosts)),
         ]
         arguments = ["-m", "snapline", "coordinator", "run", "--listen", self.coordinator, *where]
         if name in self._hosts:
