@@ -92,7 +92,7 @@ class Member:
         self.interceptor = MemberInterceptor(self)
         self._service = service
         self._initial = service.capture()
-        self._went_on = asyncio.Event()
+        self._moved = asyncio.Event()  # of the next change of plan
         self._channels: dict[str, MemberChannel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
@@ -210,7 +210,7 @@ class Member:
             if stamp is None:
                 if self.plan:
                     return True
-                await self._went_on.wait()
+                await self._moved.wait()
                 continue
             match judge(stamp, plan=self._desk.plan, is_loaded=self.plan > 0, recorded=self.seen):
                 case "take":
@@ -218,14 +218,9 @@ class Member:
                 case "refuse":
                     return False
                 case "wait":
-                    await self._waited(stamp.plan)
+                    await self._moved.wait()
                 case "record":
                     await self.record(stamp.epoch)
-
-    async def _waited(self, plan: int) -> None:
-        if self.plan < plan and self.plan:
-            self._went_on.clear()
-        await self._went_on.wait()
 
     async def record(self, epoch: int) -> None:
         """Be in this epoch's cut before anything else happens; returns when it is so, or when the plan or the epoch has ended."""
@@ -241,8 +236,7 @@ class Member:
     async def left(self, plan: int) -> None:
         """Return when the service is under another plan than this."""
         while self.plan == plan:
-            self._went_on.clear()
-            await self._went_on.wait()
+            await self._moved.wait()
 
     def made(self, call: FencedCall) -> None:
         """A call waits for its answer: it ends when the fleet goes back."""
@@ -285,7 +279,8 @@ class Member:
 
     def going_back(self) -> None:
         """What runs here has no effect any more."""
-        self.plan, self._local = 0, None
+        self._local = None
+        self._move_to(0)
         for task in [*self._tasks, *self._handlers]:
             task.cancel()
         for call in list(self._calls):
@@ -313,7 +308,7 @@ class Member:
         self._local = self._desk.agents[self.agent]
         assert isinstance(made, ServiceAgent)
         made.service = self._service
-        self.plan = plan
+        self._move_to(plan)
         self.ledger.restore(made.state.calls)
         self._service.restore(self._initial if made.state.service is None else made.state.service)
         for call in self.ledger.pending.values():
@@ -322,7 +317,12 @@ class Member:
                 self._unrouted.setdefault(call.target, []).append(call)
             else:
                 channel.again(call)
-        self._went_on.set()
+
+    def _move_to(self, plan: int) -> None:
+        """Whoever waits looks again, once: an event that stayed set would have them look without end, and the loop stand still."""
+        self.plan = plan
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     def begin_later(self, epoch: int) -> bool:
         if self.plan and not self._service.ready():

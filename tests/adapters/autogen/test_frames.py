@@ -11,9 +11,10 @@ from snapline.adapters.autogen.frames import FRAME_BYTES_MAX, FrameTooLargeError
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
 )
-FRAMES = st.lists(st.dictionaries(st.text(), PLAIN), max_size=4)
+FRAMES = st.lists(st.dictionaries(st.text(max_size=3), PLAIN, max_size=3), max_size=4)
 
 
 async def read_all(given_bytes: bytes) -> list[dict[str, Any]]:

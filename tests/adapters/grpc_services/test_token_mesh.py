@@ -10,9 +10,10 @@ from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, TILLS, TOKENS
 from tests.adapters.grpc_services.meshes import CutOfBanks, KilledMesh, cuts_of
 from tests.integration.processes import nothing_left_running
 
-ROUNDS = 4
+ROUNDS = [2, pytest.param(12, marks=pytest.mark.slow)]
+"""In each some processes are killed, and ten snapshots complete before and after."""
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio, pytest.mark.parametrize("rounds", ROUNDS)]
 
 
 def check(cuts: dict[int, CutOfBanks], total: int) -> None:
@@ -39,22 +40,22 @@ async def killed(mesh: KilledMesh, names: Sequence[str], rounds: int) -> dict[in
     return seen
 
 
-async def test_every_cut_has_every_token_while_services_are_killed(tmp_path: Path) -> None:
+async def test_every_cut_has_every_token_while_services_are_killed(tmp_path: Path, rounds: int) -> None:
     names = ("a", "b", "c")
     with nothing_left_running():
         async with KilledMesh(tmp_path, names) as mesh:
-            cuts = await killed(mesh, names, ROUNDS)
+            cuts = await killed(mesh, names, rounds)
     check(cuts, TOKENS * len(names))
-    assert len(cuts) >= 50
+    assert len(cuts) >= 10 * (rounds + 1)
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
 
 
-async def test_services_and_native_agents_are_in_one_cut(tmp_path: Path) -> None:
+async def test_services_and_native_agents_are_in_one_cut(tmp_path: Path, rounds: int) -> None:
     """Tokens go round: by calls between the services, by messages to the native agents and back."""
     names, hosts = BESIDE_TILLS, tuple(TILLS.values())
     with nothing_left_running():
         async with KilledMesh(tmp_path, names, hosts) as mesh:
-            cuts = await killed(mesh, (*names, *hosts), ROUNDS)
+            cuts = await killed(mesh, (*names, *hosts), rounds)
     check(cuts, TOKENS * len(names))
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
     assert any(cut.told for cut in cuts.values()), "no cut has fallen between a service and an agent"
