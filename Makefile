@@ -20,7 +20,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,8 +138,10 @@ test-torch: $(STAMP)  ## models in agents' states, sharded checkpoints of jobs w
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/capture/test_torch.py tests/storage/capture/test_torch_values.py \
 	  tests/integration/test_torch_fleet.py tests/adapters/torch_checkpoint $(ARGS)
 
-test-langgraph: $(STAMP)  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
+with-langgraph: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)
+
+test-langgraph: with-langgraph  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/shelf tests/adapters/langgraph $(ARGS)
 
 test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store: installs OpenAI's, Microsoft's and LlamaIndex's
@@ -151,17 +153,21 @@ test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: ins
 	@$(VENV)/crewai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[crewai]' $(CREWAI_TESTS)
 	@$(VENV)/crewai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores $(ARGS)
 
-test-autogen: $(STAMP)  ## unchanged agents of AutoGen core on our hosts, its own tests against our runtime: installs AutoGen in an environment of its own
+with-autogen: $(STAMP)
 	@test -x $(VENV)/autogen/bin/python || $(PYTHON) -m venv $(VENV)/autogen
 	@$(VENV)/autogen/bin/python -m pip install --quiet --disable-pip-version-check $(AUTOGEN) $(AUTOGEN_TESTS)
+
+test-autogen: with-autogen  ## unchanged agents of AutoGen core on our hosts, its own tests against our runtime: installs AutoGen in an environment of its own
 	@test -d $(VENV)/autogen/sdist || ($(VENV)/autogen/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 	  --no-binary :all: --dest $(VENV)/autogen $(AUTOGEN) && mkdir $(VENV)/autogen/sdist && \
 	  tar -xzf $(VENV)/autogen/autogen_core-*.tar.gz -C $(VENV)/autogen/sdist --strip-components 1)
 	@SNAPLINE_AUTOGEN_PYTHON=$(CURDIR)/$(VENV)/autogen/bin/python SNAPLINE_AUTOGEN_SDIST=$(CURDIR)/$(VENV)/autogen/sdist \
 	  $(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/autogen $(ARGS)
 
-bench-langgraph: $(STAMP)  ## what saving costs a step of a graph, beside LangGraph's own savers: installs LangGraph
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)
+test-one-cut: with-langgraph with-autogen  ## one cut across frameworks: LangGraph, AutoGen, gRPC services and agents of ours, killed while tokens go round
+	@SNAPLINE_AUTOGEN_PYTHON=$(CURDIR)/$(VENV)/autogen/bin/python $(BIN)/python -m pytest -q -s tests/adapters/one_cut $(ARGS)
+
+bench-langgraph: with-langgraph  ## what saving costs a step of a graph, beside LangGraph's own savers: installs LangGraph
 	@$(BIN)/python benchmarks/adapters.py $(ARGS)
 
 test-llm: $(STAMP)  ## the research team with a small language model on the CPU (127 MB) and Debian's dict-foldoc

@@ -37,8 +37,11 @@ class Purse(RoutedAgent):
         given = min(self.held, random.randint(1, 5))
         if given and not Purse.silent:
             self.held -= given
-            other = AgentId("purse", str(random.randrange(AGENTS)))
-            asyncio.create_task(self.send_message(Tokens(given), other))  # noqa: RUF006  as in AutoGen's examples
+            asyncio.create_task(self.send_message(Tokens(given), self.other()))  # noqa: RUF006  as in AutoGen's examples
+
+    def other(self) -> AgentId:
+        """Who gets them."""
+        return AgentId("purse", str(random.randrange(AGENTS)))
 
 
 class SavingPurse(Purse):

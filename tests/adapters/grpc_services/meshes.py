@@ -20,6 +20,7 @@ from snapline.conversation.status import FleetStatus
 from snapline.errors import SnaplineError
 
 BANK = "tests.adapters.grpc_services.token_bank"
+MIXED = "tests.adapters.grpc_services.bank_fleets:mixed"
 
 
 def free_ports(count: int) -> list[int]:
@@ -34,13 +35,23 @@ def free_ports(count: int) -> list[int]:
 class KilledMesh:
     """A coordinator and services, each a process; those that are killed are started again."""
 
-    def __init__(self, folder: Path, names: tuple[str, ...], hosts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: tuple[str, ...],
+        hosts: tuple[str, ...] = (),
+        *,
+        service: str = BANK,
+        fleet: str = MIXED,
+    ) -> None:
+        """Services run the module `service`, hosts have `fleet`."""
         self.store, self.stop, self._logs = folder / "store", folder / "stop", folder / "logs"
         self._logs.mkdir()
         first, *ports = free_ports(len(names) + 1)
         self.coordinator = f"127.0.0.1:{first}"
         self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
         self._data, self._hosts = folder / "coordinator", hosts
+        self._service, self._fleet = service, fleet
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def __aenter__(self) -> Self:
@@ -75,14 +86,14 @@ class KilledMesh:
                 "--id",
                 name,
                 "--fleet",
-                "tests.adapters.grpc_services.bank_fleets:mixed",
+                self._fleet,
                 "--store",
                 str(self.store),
             ]
             arguments = ["-m", "snapline", "host", "run", "--coordinator", self.coordinator, *where]
         elif name != "coordinator":
             places = [f"{each}={address}" for each, address in self.addresses.items()]
-            arguments = ["-m", BANK, name, self.coordinator, str(self.store), str(self.stop), *places]
+            arguments = ["-m", self._service, name, self.coordinator, str(self.store), str(self.stop), *places]
         with (self._logs / f"{name}.log").open("ab") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log

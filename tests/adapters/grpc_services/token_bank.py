@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -18,13 +19,14 @@ from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, PROTO, TILLS,
 from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
 from snapline.adapters.grpc.member import Member
 from snapline.adapters.grpc.streams import unpack
+from snapline.agent_runtime.fleet import Fleet
 
 
 class Bank:
-    """The servicer, and what the member asks of it."""
+    """The servicer, and what the member asks of it. Of all that it hands on a share of `told` goes to agents, if there are `tills`."""
 
-    def __init__(self, name: str, stop: str, tills: list[str]) -> None:
-        self.name, self.stop, self.tills = name, stop, tills
+    def __init__(self, name: str, stop: str, tills: list[str], told: float = 0.4) -> None:
+        self.name, self.stop, self.tills, self.told = name, stop, tills, told
         self.kept = Kept()
         self.protos: Any = grpc.protos(PROTO)
         self.stubs: list[Any] = []
@@ -61,7 +63,7 @@ class Bank:
                 continue
             amount = random.randint(2, 5)
             self.kept.tokens -= amount
-            if self.tills and random.random() < 0.4:
+            if self.tills and random.random() < self.told:
                 self.member.tell(random.choice(self.tills), Coins(amount))
                 continue
             if random.random() < 0.3:
@@ -127,6 +129,12 @@ async def main(name: str, coordinator: str, store: str, stop: str, *places: str)
     addresses = dict(place.split("=") for place in places)
     fleet = mixed() if tuple(addresses) == BESIDE_TILLS else mesh(*addresses)
     bank = Bank(name, stop, [agent for agent in fleet.agents if agent in TILLS])
+    return await serve(bank, fleet, coordinator, store, addresses)
+
+
+async def serve(bank: Bank, fleet: Fleet, coordinator: str, store: str, addresses: Mapping[str, str]) -> int:
+    """Be this bank until the fleet ends. `addresses`: of all banks."""
+    name = bank.name
     bank.member = member = Member(bank, agent=name, fleet=fleet, coordinator=coordinator, store=store)
     services: Any = grpc.services(PROTO)
     others = [each for each in addresses if each > name] + [each for each in addresses if each < name]
