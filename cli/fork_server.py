@@ -6,6 +6,7 @@ DESCRIPTOR is its end of the socket pair; ROOM, blanks, is where the command lin
 for a process by it. A child leaves `serve` with its words and runs them as `python -m snapline WORDS` would.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -146,7 +147,10 @@ def become(wanted: StartFork, log: int, server: int) -> None:
         os._exit(ORPHANED)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # few; a limit may be a thousand million
+        if descriptor > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(descriptor)
     for name, value in {**os.environ, **wanted.changes}.items():
         if value is None:
             os.environ.pop(name, None)
