@@ -59,11 +59,12 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # else a child's first collection would copy every page
     words = serve(socket.socket(fileno=int(sys.argv[1])))
-    if words is not None:
-        from snapline.__main__ import main as run
+    if words is None:
+        os._exit(0)  # nothing was opened, and whoever closed the door waits
+    from snapline.__main__ import main as run
 
-        sys.argv = [sys.argv[0], *words]
-        run()
+    sys.argv = [sys.argv[0], *words]
+    run()
 
 
 def serve(door: socket.socket) -> list[str] | None:

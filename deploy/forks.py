@@ -31,6 +31,9 @@ READ_AT_EXEC = ("LD_", "PYTHON", "GRPC_", "MALLOC_", "GLIBC_")
 REPLY_S = 10.0
 """A fork takes milliseconds. Who has not answered by then does not fork any more."""
 
+CLOSE_S = 2.0
+"""To read what was said last, and go: milliseconds, unless it imports still, or stands."""
+
 READY_S = 20.0
 """For all imports, on a busy machine."""
 
@@ -252,8 +255,11 @@ class ForkServer:
             self._children.clear()
 
     def close(self) -> None:
-        """End it, and all that it has started."""
+        """End it, and all that it has started. It has reaped what has ended when this returns."""
         self._lose()
         self._door.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -98,6 +98,14 @@ async def test_its_end_is_told_while_others_are_started(server: ForkServer, tmp_
     assert len({child.pid for child in children}) == 12
 
 
+async def test_who_has_ended_is_reaped_when_the_server_has_gone(server: ForkServer, tmp_path: Path) -> None:
+    children = [start(server, tmp_path / str(n), host()) for n in range(4)]
+    for child in children:
+        await child.wait()
+    server.close()
+    assert not [child.pid for child in children if Path(f"/proc/{child.pid}").exists()]
+
+
 async def test_a_server_that_is_killed_takes_its_children_along(server: ForkServer, tmp_path: Path) -> None:
     children = [start(server, tmp_path / str(n), host(), SLEEP_S="60") for n in range(2)]
     for child in children:
