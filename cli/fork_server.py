@@ -12,7 +12,6 @@ import gc
 import importlib
 import os
 import select
-import signal
 import socket
 import sys
 
@@ -30,7 +29,7 @@ from snapline.deploy.forks import (
     StartFork,
     Word,
 )
-from snapline.deploy.leash import ORPHANED, PR_SET_PDEATHSIG
+from snapline.deploy.leash import ORPHANED, tie_to
 
 IMPORTED = (
     "importlib.metadata",
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def serve(door: socket.socket) -> list[str] | None:
-    """StartFork as asked, until the launcher goes: then None. In each child the words that it is to run."""
+    """Fork as asked, until the launcher goes: then None. In each child the words that it is to run."""
     ours = os.getpid()
     door.setblocking(True)
     files = stamps()
@@ -142,10 +141,7 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
 def become(wanted: StartFork, log: int, server: int) -> None:
     """All that distinguishes a child from the server: what `leash.py` and a start of Python would do."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:  # it died in between: no signal will come any more
-        os._exit(ORPHANED)
+    tie_to(server)
     os.dup2(log, 1)
     os.dup2(log, 2)
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # few; a limit may be a thousand million

@@ -32,7 +32,7 @@ REPLY_S = 10.0
 """A fork takes milliseconds. Who has not answered by then does not fork any more."""
 
 CLOSE_S = 2.0
-"""To read what was said last, and go: milliseconds, unless it imports still, or stands."""
+"""To read what was said last, and go: milliseconds, unless it stands."""
 
 READY_S = 20.0
 """For all imports, on a busy machine."""
@@ -112,13 +112,13 @@ class ForkedProcess:
             then()
 
     def end(self, code: int) -> None:
-        if self.returncode is None:
-            self.returncode = code
-            os.close(self._pidfd)
-            self._on_end()
+        """It has ended so."""
+        self.returncode = code
+        os.close(self._pidfd)
+        self._on_end()
 
-    def is_orphaned(self) -> None:
-        """Its server is gone, and the kernel kills it: wait for that."""
+    def await_kill(self) -> None:
+        """Its server is gone, and the kernel kills it: end when that is done."""
         loop = asyncio.get_running_loop()
 
         def killed() -> None:
@@ -208,15 +208,18 @@ class ForkServer:
         return None if any(name.startswith(READ_AT_EXEC) for name in changes) else changes
 
     def _await_answer(self) -> Word | None:
-        """None: there will be none. Then no child may be left of which we do not know."""
-        while True:
+        """None: there will be none, and no child is left of which we do not know."""
+        while self.is_open:
             readable, _, _ = select.select([self._door], [], [], REPLY_S)
             if not readable:
-                self._process.kill()
+                self._process.kill()  # and read what it had said, to its end
+                continue
             word = self._receive()
-            if word is None or not isinstance(word, Ended):
+            if isinstance(word, Ended):
+                self._note_end(word)
+            elif word is not None:
                 return word
-            self._note_end(word)
+        return None
 
     def _listen(self) -> None:
         word = self._receive()
@@ -224,11 +227,11 @@ class ForkServer:
             self._note_end(word)
 
     def _receive(self) -> Word | None:
-        """The next word; None, and all is over, if the server is gone."""
+        """The next word. None: the server is gone, or has said no more than was read while a child was started."""
         try:
             said = self._door.recv(MESSAGE_BYTES)
-        except BlockingIOError:  # killed, and not yet gone
-            said = b""
+        except BlockingIOError:
+            return None
         except OSError:
             said = b""
         if said:
@@ -251,15 +254,16 @@ class ForkServer:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._door)
             for child in self._children.values():
-                child.is_orphaned()
+                child.await_kill()
             self._children.clear()
 
     def close(self) -> None:
         """End it, and all that it has started. It has reaped what has ended when this returns."""
+        limit_s = CLOSE_S if self.is_open else 0.0
         self._lose()
         self._door.close()
         try:
-            self._process.wait(CLOSE_S)
+            self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -22,12 +22,17 @@ ORPHANED = 70
 
 def main() -> None:
     """Tie this process to the launcher and become the command."""
-    launcher, command = int(sys.argv[1]), sys.argv[2:]
+    command = sys.argv[2:]
+    tie_to(int(sys.argv[1]))
+    os.execv(command[0], command)
+
+
+def tie_to(parent: int) -> None:
+    """End with this process, which is the parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:  # it died in between: no signal will come any more
-        sys.exit(ORPHANED)
-    os.execv(command[0], command)
+    if os.getppid() != parent:  # it died in between: no signal will come any more
+        os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest_asyncio
 from tests.deploy.test_child import GONE_S, is_alive, wait_until_dead
 
 from snapline.cli.fork_server import reason_against, stamps
+from snapline.deploy import forks
 from snapline.deploy.child import Child, environment_of, leash
 from snapline.deploy.forks import ForkedProcess, ForkServer, StartFork
 
@@ -104,6 +106,30 @@ async def test_who_has_ended_is_reaped_when_the_server_has_gone(server: ForkServ
         await child.wait()
     server.close()
     assert not [child.pid for child in children if Path(f"/proc/{child.pid}").exists()]
+
+
+async def test_a_word_that_was_read_while_another_was_started_is_not_missed(server: ForkServer, tmp_path: Path) -> None:
+    """The loop has seen the word, and a start in the same round of it reads it first. The server was taken for gone, and all that it had started with it."""
+    lasting = start(server, tmp_path / "lasting", host(), SLEEP_S="60")
+    first = start(server, tmp_path / "first", host(), CODE="5")
+    while not (select.select([server._door], [], [], 0)[0]):
+        os.sched_yield()  # the loop stands: it has not read that the first one has ended
+    second = start(server, tmp_path / "second", host(), CODE="6")
+    assert first.exit_code == 5
+    server._listen()
+    assert server.is_open and lasting.exit_code is None
+    assert await second.wait() == 6
+    assert await lasting.kill() == -signal.SIGKILL
+
+
+async def test_a_server_that_does_not_answer_is_ended_and_a_program_started(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "REPLY_S", 0.1)
+    os.kill(server._process.pid, signal.SIGSTOP)
+    child = start(server, tmp_path, [*SNAPLINE, "--version"])
+    assert not is_forked(child) and not server.is_open
+    assert await child.wait() == 0
 
 
 async def test_a_server_that_is_killed_takes_its_children_along(server: ForkServer, tmp_path: Path) -> None:
