@@ -111,6 +111,21 @@ def run_on_terminal(command: str, folder: Path) -> tuple[int, list[str], str]:
     return process.returncode, b"".join(chunks).decode().splitlines(), err.decode()
 
 
+def run_as_shown(path: Path, folder: Path) -> int:
+    """Write a page's files into the folder, run its commands there, and compare what they print with what it shows; returns how many there were."""
+    page = path.read_text()
+    commands = [command for command in commands_of(page) if not command.text.startswith(NOT_RUN)]
+    for file, text in files_of(page).items():
+        (folder / file).write_text(text)
+    for command in commands:
+        code, out, err = run_on_terminal(command.text, folder)
+        where = f"{path.name}:{command.line}: $ {command.text}"
+        assert code == command.code, f"{where}\nended with {code}\n" + "\n".join(out) + err
+        if command.output:
+            assert matches(command.output, out), f"{where}\nprinted\n" + "\n".join(out) + "\n" + err
+    return len(commands)
+
+
 SLOW = (pytest.mark.slow,)
 PAGES = (
     "README.md",
@@ -126,17 +141,7 @@ PAGES = (
 @pytest.mark.timeout(README_S + 10)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_commands_of_a_page_run_and_print_what_it_shows(root: Path, tmp_path: Path, name: str) -> None:
-    page = (root / name).read_text()
-    commands = [command for command in commands_of(page) if not command.text.startswith(NOT_RUN)]
-    assert commands, f"{name} shows no commands"
-    for file, text in files_of(page).items():
-        (tmp_path / file).write_text(text)
-    for command in commands:
-        code, out, err = run_on_terminal(command.text, tmp_path)
-        where = f"{name}:{command.line}: $ {command.text}"
-        assert code == command.code, f"{where}\nended with {code}\n" + "\n".join(out) + err
-        if command.output:
-            assert matches(command.output, out), f"{where}\nprinted\n" + "\n".join(out) + "\n" + err
+    assert run_as_shown(root / name, tmp_path), f"{name} shows no commands"
 
 
 def test_a_newcomer_sees_install_and_code_in_the_first_thirty_lines(root: Path) -> None:
