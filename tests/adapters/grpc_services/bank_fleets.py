@@ -20,16 +20,21 @@ class Coins(snapline.Message):
     amount: int
 
 
+TILL_KEEPS = 5
+
+
 class Till(snapline.Agent):
-    """A native agent, which sends half of what it gets to the one bank and half to the other."""
+    """A native agent, which keeps a few tokens, and of the others sends half to the one bank and half to the other: so banks never run dry."""
 
     state: Kept
 
     @snapline.handler
     async def on_coins(self, message: Coins, ctx: snapline.Context) -> None:
-        self.state.tokens += message.amount % 2
+        self.state.tokens += message.amount
+        half = max(0, self.state.tokens - TILL_KEEPS) // 2
+        self.state.tokens -= half * len(BESIDE_TILLS)
         for bank in BESIDE_TILLS:
-            ctx.send(bank, Coins(message.amount // 2))
+            ctx.send(bank, Coins(half))
 
 
 class BankAgent(ServiceAgent):

@@ -46,9 +46,8 @@ class Bank:
         pass
 
     def ready(self) -> bool:
-        return (
-            time.monotonic() % 0.0437 > 0.009
-        )  # no part of a trigger's period, or all epochs might fall into one of these
+        """Not for a while now and then; at no part of a trigger's period, or all epochs might fall into these."""
+        return time.monotonic() % 0.0437 > 0.009
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
         if not answer.code:
