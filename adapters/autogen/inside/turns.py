@@ -96,11 +96,6 @@ class TurnRunner:
             turn.close()
             self._spoil(AgentId.from_str(begun["agent"]), held)
 
-    def drop_all(self) -> None:
-        """Their host is gone."""
-        for key in list(self._live):
-            self.drop({"turn": key})
-
     # -- agents --------------------------------------------------------------------------------------------------------
 
     def add_object(self, agent: AgentId, made: Any) -> None:
