@@ -1,4 +1,4 @@
-"""What a program registers: factories of agents, subscriptions, serializers, intervention handlers. As AutoGen's runtime has it, word by word where users see it."""
+"""What a program registers: factories of agents, subscriptions, serializers, intervention handlers. As AutoGen's runtime has it; errors are of the same classes."""
 
 import inspect
 import logging
@@ -33,14 +33,14 @@ class ProgramRegistry:
     def add_factory(self, kind: str, factory: Factory, expected: type[Any] | None) -> None:
         """Raises ValueError if there is one."""
         if kind in self._factories:
-            raise ValueError(f"Agent with type {kind} already exists.")
+            raise ValueError(f"agent type {kind!r} is registered already: choose another name")
 
         async def checked(*arguments: Any) -> Any:
             made = factory(*arguments)
             made = await made if inspect.isawaitable(made) else made
             if expected is not None and not issubclass(type(made), expected):
                 raise ValueError(
-                    f"Factory registered using the wrong type: expected {expected.__name__}, got {type(made).__name__}"
+                    f"the factory of agent type {kind!r} has made a {type(made).__name__}, and was registered for {expected.__name__}"
                 )
             return made
 
@@ -53,9 +53,11 @@ class ProgramRegistry:
             self._factories[kind] = _no_factory
             self._instance_types[kind] = type(made)
         elif kind not in self._instance_types:
-            raise ValueError("Agent factories and agent instances cannot be registered to the same type.")
+            raise ValueError(f"agent type {kind!r} has a factory: register this object under another type")
         elif self._instance_types[kind] is not type(made):
-            raise ValueError("Agent instances must be the same object type.")
+            raise ValueError(
+                f"objects of agent type {kind!r} are of class {self._instance_types[kind].__name__}, and this one is a {type(made).__name__}"
+            )
 
     def knows(self, agent: AgentId) -> bool:
         """Is its type registered?"""
@@ -64,15 +66,20 @@ class ProgramRegistry:
     async def make(self, agent: AgentId, runtime: Any) -> Any:
         """A new object of this agent. Raises LookupError if its type is not registered, and what its factory raises."""
         if agent.type not in self._factories:
-            raise LookupError(f"Agent with name {agent.type} not found.")
+            raise LookupError(f"no agent type {agent.type!r} is registered")
         factory = self._factories[agent.type]
         takes = len(inspect.signature(factory).parameters)
         with AgentInstantiationContext.populate_context((runtime, agent)):
             try:
                 if takes not in (0, 2):
-                    raise ValueError("Agent factory must take 0 or 2 arguments.")
+                    raise ValueError(
+                        f"the factory of agent type {agent.type!r} takes {takes} arguments: let it take none"
+                    )
                 if takes == 2:
-                    warnings.warn("Agent factories that take two arguments are deprecated.", stacklevel=2)
+                    warnings.warn(
+                        f"the factory of agent type {agent.type!r} takes two arguments: let it take none, AutoGen will not give them much longer",
+                        stacklevel=2,
+                    )
                 return await factory(*((runtime, agent) if takes else ()))
             except BaseException:
                 logger.exception("Error constructing agent %s", agent)
@@ -107,8 +114,7 @@ class ProgramRegistry:
 def _passed(message: Any, name: str) -> Any:
     if message is None:
         warnings.warn(
-            f"Intervention handler {name} returned None. This might be unintentional. "
-            "Consider returning the original message or DropMessage explicitly.",
+            f"an intervention handler's {name} has returned None, which goes on as the message: return what is to go on, or DropMessage",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -119,7 +125,6 @@ def _passed(message: Any, name: str) -> Any:
 
 def _no_factory() -> Any:
     raise RuntimeError(
-        "Agent factory was invoked for an agent instance that was not registered. This is likely due to the agent type being "
-        "incorrectly subscribed to a topic. If this exception occurs when publishing a message to the DefaultTopicId, then it is "
-        "likely that `skip_class_subscriptions` needs to be turned off when registering the agent."
+        "a message has come for an agent whose type has objects and no factory, and this one was never given: register it, or keep its type "
+        "out of the topic's subscriptions (skip_class_subscriptions)"
     )

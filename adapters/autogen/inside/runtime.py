@@ -83,7 +83,7 @@ class SnaplineRuntime(AgentRuntime):
     def start(self) -> None:
         """Let turns begin."""
         if self._is_started:
-            raise RuntimeError("Runtime is already started")
+            raise RuntimeError("the runtime runs already")
         self._is_started = True
         self._home().gate.open()
 
@@ -130,7 +130,7 @@ class SnaplineRuntime(AgentRuntime):
 
     def _check_started(self) -> None:
         if not self._is_started:
-            raise RuntimeError("Runtime is not started")
+            raise RuntimeError("the runtime does not run: start() it first")
 
     def _raise_unhandled(self) -> None:
         error, self.runner.unhandled = self.runner.unhandled, None
@@ -155,7 +155,7 @@ class SnaplineRuntime(AgentRuntime):
     ) -> Any:
         """Send a message, and wait for what its handler returns; raises what that raises."""
         if not self.registry.knows(recipient):
-            raise Exception("Recipient not found")  # noqa: TRY002  AutoGen's words, and its class
+            raise Exception(f"no agent type {recipient.type!r} is registered")  # noqa: TRY002  AutoGen's class
         token = cancellation_token or CancellationToken()
         context = _context(sender, None, token, message_id)
         message = await self.registry.sent(message, context, recipient)
@@ -225,7 +225,7 @@ class SnaplineRuntime(AgentRuntime):
     async def register_agent_instance(self, agent_instance: Any, agent_id: AgentId) -> AgentId:
         """As AutoGen's."""
         if agent_id in self.runner.objects():
-            raise ValueError(f"Agent with id {agent_id} already exists.")
+            raise ValueError(f"agent {agent_id} is registered already")
         self.registry.add_instance(agent_id.type, agent_instance)
         await agent_instance.bind_id_and_runtime(id=agent_id, runtime=self)
         self.runner.add_object(agent_id, agent_instance)
@@ -254,10 +254,10 @@ class SnaplineRuntime(AgentRuntime):
     async def try_get_underlying_agent_instance(self, id: AgentId, type: type[Any] = object) -> Any:
         """The object that stands for the agent in this process: as of its last turn that went on here."""
         if not self.registry.knows(id):
-            raise LookupError(f"Agent with name {id.type} not found.")
+            raise LookupError(f"no agent type {id.type!r} is registered")
         made = await self._object(id)
         if not isinstance(made, type):
-            raise TypeError(f"Agent with name {id.type} is not of type {type.__name__}. It is of type {_class(made)}")
+            raise TypeError(f"agent {id} is a {_class(made)}, and no {type.__name__}")
         return made
 
     async def agent_metadata(self, agent: AgentId) -> AgentMetadata:
