@@ -178,14 +178,16 @@ def simulated(sizes: Sequence[int], rounds: int) -> None:
     sys.path.insert(0, str(ROOT))
     from benchmarks.scale_leader import LargeLeader
 
-    rows = []
-    for hosts in sizes:
-        figures: Figures = {}
-        for _ in range(rounds):
-            for key, value in LargeLeader(hosts, AGENTS_EACH).measure().items():
-                figures.setdefault(key, []).append(value)
-        rows.append(((hosts, hosts * AGENTS_EACH), {key: statistics.median(values) for key, values in figures.items()}))
-    show(f"the coordinator alone, hosts of {AGENTS_EACH} agents", rows, 0)
+    for one_in, talking in ((1, "all"), (10, "every tenth")):
+        rows = []
+        for hosts in sizes:
+            figures: Figures = {}
+            for _ in range(rounds):
+                for key, value in LargeLeader(hosts, AGENTS_EACH, one_in).measure().items():
+                    figures.setdefault(key, []).append(value)
+            medians = {key: statistics.median(values) for key, values in figures.items()}
+            rows.append(((hosts, hosts * AGENTS_EACH), medians))
+        show(f"the coordinator alone, hosts of {AGENTS_EACH} agents, {talking} talking", rows, 0)
 
 
 def main() -> None:

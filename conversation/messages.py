@@ -117,6 +117,7 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     """A host's part of an epoch is durable. Columns; indices point into `names`.
 
     `slowest`, `start_delay_ns` … `store_ns`: the agent here that recorded last, and its way, in `PartTimes`'s words; `new_bytes`: written.
+    `since`: channels that are left out are as in this host's report of that epoch; 0: none is left out.
     """
 
     epoch: int
@@ -149,6 +150,7 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     alignment_ns: int = 0
     store_ns: int = 0
     new_bytes: int = 0
+    since: int = 0
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):
@@ -367,12 +369,18 @@ class Plan(Directive, frozen=True, gc=False):
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
-    """`base`: the newest complete epoch. A host that refers to a newer one refers to one that was condemned since."""
+    """`base`: the newest complete epoch. A host that refers to a newer one refers to one that was condemned since.
+
+    `told`: an epoch whose reports this leader has all: channels that have not changed since may be left out; 0: none. `again`: what the
+    host has reported of this epoch does not suffice.
+    """
 
     epoch: int
     plan: int
     hosts: tuple[str, ...] = ()
     base: int = 0
+    told: int = 0
+    again: bool = False
 
 
 class EndEpoch(Directive, frozen=True, gc=False):

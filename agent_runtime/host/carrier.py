@@ -19,6 +19,7 @@ from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.part_times import timed
@@ -35,7 +36,6 @@ from snapline.conversation.messages import (
     CheckpointsKnown,
     Directive,
     EndEpoch,
-    EpochReport,
     EvaluateStop,
     Finish,
     Heartbeat,
@@ -121,7 +121,7 @@ class HostCarrier:
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
-        self._reports: dict[int, EpochReport] = {}
+        self._reports = EpochReports()
         self._frame: Frame | None = None
         self._steps_loaded = 0
         self._is_over = False
@@ -302,6 +302,7 @@ class HostCarrier:
                 self._around.finish(0 if directive.outcome == "stopped" else 1)
             case BeginEpoch():
                 self._tables.begun(directive.base)
+                self._reports.begun(directive)
             case EndEpoch():
                 self._tables.ended(directive.epoch, is_complete=directive.is_complete)
             case CheckpointsKnown():
@@ -323,6 +324,7 @@ class HostCarrier:
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.turns.welcomed(welcome.cluster)
+        self._reports.welcomed()
         self.checkpoints.repeat()
         if welcome.wants_definition:
             self._around.send(definition_of(self.fleet))
@@ -383,11 +385,12 @@ class HostCarrier:
         self._around.part_closed(command.epoch)
         writer = f"{self.host}-{self.core.start}"
         captures = self._captures.pop(command.epoch, {})
+        earlier = self._reports.earlier(command.epoch)
         closed_ns = self._now_ns()
 
         def store() -> StoredEpoch | str:
             try:
-                return write_epoch(self._around.open_store(), writer, self.core.start, command, captures)
+                return write_epoch(self._around.open_store(), writer, self.core.start, command, captures, earlier)
             except (SnaplineError, OSError) as error:
                 return str(error)
 
@@ -403,18 +406,18 @@ class HostCarrier:
             return
         if command.plan == self.core.plan:
             times = {"heard_ns": command.heard_ns, "closed_ns": closed_ns, "durable_ns": self._now_ns()}
-            self._reports[command.epoch] = timed(outcome.report, captures, **times)
+            self._reports.written(timed(outcome.report, captures, **times), outcome.numbers)
             self._tables.written(command.epoch, outcome.tables)
             self.feed(ev.EpochStored(command.epoch, command.plan))
 
     def _report_epoch(self, command: ev.ReportEpoch) -> None:
-        report = self._reports.get(command.epoch)
+        report = self._reports.report_of(command.epoch)
         if report is not None:
             self._around.send(report)
 
     def _drop_epoch(self, command: ev.DropEpoch) -> None:
         _release(self._captures.pop(command.epoch, {}))
-        self._reports.pop(command.epoch, None)
+        self._reports.dropped(command.epoch)
 
     def _cancel_turns(self, _command: ev.CancelTurns) -> None:
         self.checkpoints.begin(f"{self.host}-{self.core.start}", self.core.start, self.core.plan)
@@ -468,6 +471,7 @@ class HostCarrier:
             self.turns.add(agent, made)
         self.turns.use_store(takes_outputs=not outcome.logged.why_none)
         self._tables.loaded(command.line_epoch, outcome.tables)
+        self._reports.plan_began()
         if outcome.buffers:
             self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), _nothing)
         if self.tracing.is_on:

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.epoch_reports import NOTHING_TOLD, ChannelNumbers, numbers_of, with_channels
 from snapline.agent_runtime.host.log_files import LogContents
 from snapline.agent_runtime.host.reviving import revive
 from snapline.agent_runtime.kinds import plan_line
@@ -68,14 +69,24 @@ Captures = dict[str, Capture]
 
 
 class StoredEpoch(msgspec.Struct):
-    """This host's part of an epoch is durable: the report for the coordinator, and what later epochs may refer to."""
+    """This host's part of an epoch is durable: the report for the coordinator, all numbers of channels, and what later epochs may refer to."""
 
     report: EpochReport
+    numbers: ChannelNumbers
     tables: dict[str, ChunkTable]
 
 
-def write_epoch(store: Store, writer: str, host_start: int, command: ev.StoreEpoch, captures: Captures) -> StoredEpoch:
+def write_epoch(
+    store: Store,
+    writer: str,
+    host_start: int,
+    command: ev.StoreEpoch,
+    captures: Captures,
+    earlier: tuple[int, ChannelNumbers] = NOTHING_TOLD,
+) -> StoredEpoch:
     """Write this host's part of an epoch: one pack, and packs of chunks beside it where there is much.
+
+    Its report tells of channels what has changed since `earlier`.
 
     Raises:
         EncodingError: a state would not come back from its image.
@@ -97,7 +108,9 @@ def write_epoch(store: Store, writer: str, host_start: int, command: ev.StoreEpo
     pack = reported(reference)
     report = _report_of(command, captures, host_start=host_start, pack=pack, state_bytes=state_bytes)
     report = msgspec.structs.replace(report, new_bytes=sum([x.size_bytes for x in (reference, *others)]))
-    return StoredEpoch(report, {agent: found.table for agent, found in chunked.items()})
+    numbers, (since, told) = numbers_of(command), earlier
+    report = with_channels(report, numbers.since(told), since=since)
+    return StoredEpoch(report, numbers, {agent: found.table for agent, found in chunked.items()})
 
 
 def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
@@ -184,53 +197,24 @@ def image_of(
 def _report_of(
     command: ev.StoreEpoch, captures: Captures, *, host_start: int, pack: ReportedPack, state_bytes: int
 ) -> EpochReport:
-    """What the coordinator is told: the numbers of all channels as parallel columns; names are listed once."""
-    places = Places()
-    sent_from: list[int] = []
-    sent_to: list[int] = []
-    sent_number: list[int] = []
-    received_from: list[int] = []
-    received_to: list[int] = []
-    received_number: list[int] = []
-    recorded_count: list[int] = []
-    members = [(places[agent], record) for agent, record in command.records.items()]
-    departed = [(places[agent], sent) for agent, sent in command.departed.items()]
-    for me, sent in [*((me, record.sent) for me, record in members), *departed]:
-        sent_from += [me] * len(sent)
-        sent_to += [places[receiver] for receiver in sent]
-        sent_number += sent.values()
-    for me, record in members:
-        received, in_transit = record.received, record.in_transit
-        senders = received if in_transit.keys() <= received.keys() else dict.fromkeys([*received, *in_transit])
-        received_from += [places[sender] for sender in senders]
-        received_to += [me] * len(senders)
-        received_number += [received.get(sender, 0) for sender in senders]
-        recorded_count += [len(in_transit.get(sender, ())) for sender in senders]
+    """What the coordinator is told, but for channels: agents as parallel columns; names are listed once."""
+    places = {agent: place for place, agent in enumerate(command.records)}
+    records = command.records.values()
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
     inputs = {agent: number for agent, control in controls.items() if (number := control.inputs.settled)}
     outputs = {agent: number for agent, control in controls.items() if (number := control.outputs.number)}
     durable = {agent: number for agent, control in controls.items() if (number := control.ended_turns)}
-    payloads = [x.payload for _, record in members for messages in record.in_transit.values() for x in messages]
+    payloads = [x.payload for record in records for messages in record.in_transit.values() for x in messages]
     pauses = [x.capture_ns for x in captures.values()]
     return EpochReport(
         epoch=command.epoch, host_start=host_start, pack=pack, names=tuple(places),
-        agents=tuple([me for me, _ in members]), unborn=tuple([agent not in captures for agent in command.records]),
-        sent_from=tuple(sent_from), sent_to=tuple(sent_to), sent_number=tuple(sent_number),
-        received_from=tuple(received_from), received_to=tuple(received_to), received_number=tuple(received_number),
-        recorded_count=tuple(recorded_count), capture_ns=max(pauses, default=0), captures_ns=sum(pauses),
+        agents=tuple(places.values()), unborn=tuple([agent not in captures for agent in places]),
+        capture_ns=max(pauses, default=0), captures_ns=sum(pauses),
         input_of=tuple([places[agent] for agent in inputs]), input_number=tuple(inputs.values()),
         output_of=tuple([places[agent] for agent in outputs]), output_number=tuple(outputs.values()),
         durable_of=tuple([places[agent] for agent in durable]), durable_number=tuple(durable.values()),
         state_bytes=state_bytes, channel_state_bytes=sum(map(len, payloads)), channel_state_messages=len(payloads),
     )  # fmt: skip
-
-
-class Places(dict[str, int]):
-    """Name → its place in the list of names, in order of first use."""
-
-    def __missing__(self, name: str) -> int:
-        place = self[name] = len(self)
-        return place
 
 
 class LoadedLine(msgspec.Struct):

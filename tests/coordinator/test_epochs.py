@@ -335,7 +335,7 @@ def test_a_damaged_base_is_condemned_and_hosts_hear_of_an_older_one() -> None:
         bench.snapshot("h1", "h2")
     bench.held = (ev.WriteManifest,)
     bench.feed(ev.SnapshotRequested(7))
-    assert bench.last("h1") == msg.BeginEpoch(3, 1, ("h1", "h2"), 2)
+    assert bench.last("h1") == msg.BeginEpoch(3, 1, ("h1", "h2"), 2, 2)
     for host in ("h1", "h2"):
         bench.report(host, 3)
     bench.feed(ev.ManifestWritten(3, "", "flipped", 2, "manifests/two"))
@@ -343,6 +343,107 @@ def test_a_damaged_base_is_condemned_and_hosts_hear_of_an_older_one() -> None:
     assert [(x.epoch, x.is_complete) for x in bench.answers[-1:]] == [(3, False)]
     assert bench.state.phase == "running" and bench.state.newest_complete() == 1
     bench.feed(ev.SnapshotRequested(8))
-    assert bench.last("h1") == msg.BeginEpoch(4, 1, ("h1", "h2"), 1)
+    assert bench.last("h1") == msg.BeginEpoch(4, 1, ("h1", "h2"), 1, 3)
     bench.attach("h2", "h2-1", plan=1)
-    assert msg.BeginEpoch(4, 1, ("h1", "h2"), 1) in bench.directives("h2")
+    assert msg.BeginEpoch(4, 1, ("h1", "h2"), 1, 3) in bench.directives("h2")
+
+
+# ---- reports of what has changed ------------------------------------------------------------------------------------
+
+CHANNEL: dict[str, object] = {"names": ("a0", "a2", "a1"), "sent_from": (0,), "sent_to": (2,), "sent_number": (3,)}
+OTHER_END: dict[str, object] = {
+    "names": ("a1", "a3", "a0"),
+    "received_from": (2,),
+    "received_to": (0,),
+    "received_number": (3,),
+    "recorded_count": (0,),
+}
+
+
+def with_a_channel() -> Bench:
+    """Epoch 1 is complete, and holds the channel from a0, on h1, to a1, on h2; epoch 2 has begun."""
+    bench = running()
+    assert [agent for agent, record in bench.state.image.agents.items() if record.host == "h1"] == ["a0", "a2"]
+    bench.snapshot()
+    bench.report("h1", 1, **CHANNEL)
+    bench.report("h2", 1, **OTHER_END)
+    bench.feed(ev.SnapshotRequested(2))
+    begin = bench.last("h1")
+    assert isinstance(begin, msg.BeginEpoch) and begin.told == 1 and not begin.again
+    return bench
+
+
+def test_what_has_not_changed_is_not_told_and_is_in_the_manifest() -> None:
+    bench = with_a_channel()
+    bench.report("h1", 2, since=1)
+    bench.report("h2", 2, **OTHER_END)  # who has not heard what may be left out tells all
+    assert bench.state.newest_complete() == 2
+    manifests = [command for command in bench.commands if isinstance(command, ev.WriteManifest)]
+    assert [manifest.channels for manifest in manifests] == [(("a0", "a1"),)] * 2
+
+
+def test_reports_that_do_not_suffice_are_asked_for_again_of_those_who_left_something_out() -> None:
+    bench = with_a_channel()
+    bench.report("h1", 2, since=1)
+    bench.report("h2", 2, **{**OTHER_END, "received_number": (4,)})
+    again = bench.last("h1")
+    assert isinstance(again, msg.BeginEpoch) and again.epoch == 2 and again.again and again.told == 0
+    assert not any(isinstance(x, msg.BeginEpoch) and x.again for x in bench.directives("h2"))
+    bench.report("h1", 2, since=1)  # it was on its way
+    assert bench.state.outcome_of(2) is None
+    bench.report("h1", 2, **CHANNEL)
+    outcome = bench.state.outcome_of(2)
+    assert outcome is not None and "a0→a1: 3 sent, 4 received" in outcome.reason
+
+
+def test_a_host_that_was_asked_again_is_one_report_in_the_account() -> None:
+    bench = with_a_channel()
+    bench.report("h2", 2, **{**OTHER_END, "received_number": (4,)})
+    bench.report("h1", 2, since=1)
+    bench.report("h1", 2, **{**CHANNEL, "sent_number": (4,)})
+    assert bench.state.newest_complete() == 2
+    completed = [kind for kind in bench.log if isinstance(kind, op.CompleteEpoch)]
+    assert [kind.account.reports for kind in completed if kind.account is not None] == [2, 2]
+
+
+def test_a_new_leader_has_been_told_nothing() -> None:
+    bench = with_a_channel()
+    bench.start_leader("second")
+    for host in ("h1", "h2"):
+        bench.attach(host, plan=1)
+        assert [(x.epoch, x.told) for x in bench.directives(host) if isinstance(x, msg.BeginEpoch)] == [(2, 0)]
+    bench.report("h1", 2, since=1)  # to the leader before
+    bench.report("h2", 2, **OTHER_END)
+    assert bench.given(ev.WriteManifest) == 1, "of an epoch before it, it knows nothing"
+    bench.report("h1", 2, **CHANNEL)
+    assert bench.state.newest_complete() == 2
+
+
+def test_after_an_agent_has_left_all_is_told_again() -> None:
+    """Its channels are in the epoch before; that they are left out does not say that they are there still."""
+    bench = with_a_channel()
+    bench.report("h1", 2, since=1)
+    bench.report("h2", 2, since=1)
+    bench.say("h1", msg.RetireAgent(1, 1, "a2"))
+    bench.feed(ev.SnapshotRequested(3))
+    for host in ("h1", "h2"):
+        bench.report(host, 3, since=2)
+    again = bench.last("h1")
+    assert isinstance(again, msg.BeginEpoch) and again.again
+    bench.report("h1", 3, **{**CHANNEL, "agents": (0,), "unborn": (False,)})
+    bench.report("h2", 3, **OTHER_END)
+    assert bench.state.newest_complete() == 3
+
+
+def test_under_another_plan_all_is_told() -> None:
+    bench = with_a_channel()
+    bench.report("h1", 2, since=1)
+    bench.report("h2", 2, since=1)
+    record = bench.state.image.hosts["h2"]
+    bench.feed(ev.HostExitReported("h2", record.instance, "killed"))
+    bench.attach("h2", "h2-2")
+    bench.pass_time(3)
+    bench.apply_plan(*bench.current)
+    bench.feed(ev.SnapshotRequested(3))
+    begin = next(x for x in reversed(bench.directives("h1")) if isinstance(x, msg.BeginEpoch))
+    assert bench.state.plan_number == 2 and begin.plan == 2 and begin.told == 0

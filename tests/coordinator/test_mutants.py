@@ -12,6 +12,7 @@ from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.epochs.underway import EpochUnderway
 from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
+from snapline.coordinator.leader.modes.epoch_reports import ToldChannels
 from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.state import fleet_state, going_back
@@ -61,12 +62,12 @@ def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
         move_on(self, entry)
 
     def careless(
-        state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport]
+        state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport], *told: ToldChannels | None
     ) -> epoch_reports.Verdict:
         here = [x for x in state.members_of(epoch) if state.image.agents[x].host in reports]
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(state, "members_of", lambda epoch: here)
-            return epoch_reports.judge(state, plan, epoch, reports)
+            return epoch_reports.judge(state, plan, epoch, reports, *told)
 
     patch.setattr(Epochs, "_move_on", one_host)
     patch.setattr(coordinated, "judge", careless)

@@ -4,12 +4,14 @@ they go by what hosts really did.
 """
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
 from tests.coordinator.world_outputs import WorldOutputs
 from tests.kit.virtual_time import VirtualTime
 
+from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, Consumed, EpochReports, with_channels
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
@@ -54,6 +56,7 @@ class FakeHost:
         """Open epoch → agents whose ids were asked for, and not reserved yet, when this host recorded: unborn in it."""
         self.requests: dict[int, msg.HostMessage] = {}
         self.asked = 0
+        self.reports = EpochReports()
         self.is_finished = False
 
     # ---- hearing ----------------------------------------------------------------------------------------------------
@@ -63,6 +66,7 @@ class FakeHost:
         match directive:
             case msg.Welcome():
                 self.start = directive.host_start
+                self.reports.welcomed()
                 if directive.wants_definition:
                     self.say(world.fleet_definition())
                 if (self.name, self.start, self.plan) in world.applied:
@@ -77,9 +81,13 @@ class FakeHost:
             case msg.Plan():
                 self._on_plan(directive)
             case msg.BeginEpoch():
+                self.reports.begun(directive)
                 self._on_begun(directive)
+                if directive.again and self.begun.get(directive.epoch):
+                    self.report(directive.epoch)
             case msg.EndEpoch():
                 world.note_outcome(directive)
+                self.reports.dropped(directive.epoch)
                 self.begun.pop(directive.epoch, None)
                 self.pending.pop(directive.epoch, None)
                 self.ended[directive.epoch] = None
@@ -120,6 +128,7 @@ class FakeHost:
             return
         for epoch in list(self.begun):
             del self.begun[epoch]
+        self.reports.plan_began()
         self.requests.clear()
         self.plan, self.line = plan.number, plan.line_epoch
         mine = [x for x in plan.agents if plan.hosts[x.host] == self.name]
@@ -177,7 +186,7 @@ class FakeHost:
         self.say(self.requests[self.asked])
 
     def report(self, epoch: int) -> None:
-        """Everything of this epoch is durable: each agent has sent two messages to its neighbour, one is in transit.
+        """Everything of this epoch is durable: each agent has sent some messages to its neighbour, one is in transit.
 
         As long as an answer is due that may make agents of this epoch, there is no report.
         """
@@ -200,23 +209,20 @@ class FakeHost:
             if parent and child in members and self.agents[child] < epoch:
                 self.world.spawns_pending.setdefault(epoch, {})[parent] = child
         born = [n for n, is_unborn in enumerate(unborn) if not is_unborn]
-        self.say(
-            msg.EpochReport(
-                epoch,
-                self.start,
-                msg.ReportedPack(f"packs/{self.name}/{epoch}", 1, b"i"),
-                names=tuple(members),
-                agents=tuple(range(len(members))),
-                unborn=tuple(unborn),
-                sent_from=tuple(born[:-1]),
-                sent_to=tuple(born[1:]),
-                sent_number=(2,) * len(born[1:]),
-                received_from=tuple(born[:-1]),
-                received_to=tuple(born[1:]),
-                received_number=(1,) * len(born[1:]),
-                recorded_count=(1,) * len(born[1:]),
-            )
+        pairs = [(members[sender], members[receiver]) for sender, receiver in itertools.pairwise(born)]
+        sent = 2 + epoch // 3  # in some epochs nothing has changed
+        numbers = ChannelNumbers(dict.fromkeys(pairs, sent), dict.fromkeys(pairs, Consumed(sent - 1, 1)))
+        since, earlier = self.reports.earlier(epoch)
+        report = msg.EpochReport(
+            epoch,
+            self.start,
+            msg.ReportedPack(f"packs/{self.name}/{epoch}", 1, b"i"),
+            names=tuple(members),
+            agents=tuple(range(len(members))),
+            unborn=tuple(unborn),
         )
+        self.say(with_channels(report, numbers.since(earlier), since=since))
+        self.reports.written(report, numbers)
 
 
 class World(VirtualTime):

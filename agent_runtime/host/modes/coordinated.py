@@ -183,8 +183,13 @@ class CoordinatedMode:
     # ---- epochs: beginning ----------------------------------------------------------------------------------------
 
     def _on_begin_epoch(self, event: msg.BeginEpoch) -> None:
-        if event.plan == self._desk.plan and self._desk.is_loaded and event.epoch > self._desk.begun_epoch:
+        if event.plan != self._desk.plan or not self._desk.is_loaded:
+            return
+        known = self.epochs.get(event.epoch)
+        if event.epoch > self._desk.begun_epoch:
             self._begin(event.epoch)
+        elif event.again and known is not None and known.is_reported:
+            self._desk.out.append(ev.ReportEpoch(event.epoch))
 
     def _begin(self, epoch: int) -> None:
         """The first news of an epoch, from whom ever: all agents here owe it, idle ones record at once."""

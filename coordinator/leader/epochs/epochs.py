@@ -61,11 +61,13 @@ class Epochs:
             outcome = self._desk.state.outcome_of(report.epoch)
             if outcome is not None and report.epoch not in self._refs.owed:
                 self._desk.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
-        elif isinstance(entry.stage, Collecting) and session.host in entry.hosts:
-            if session.host not in entry.stage.reports:  # said again on a new stream, it is no later than it was
-                after_ns = self._desk.now - entry.opened_ns
-                entry.account = with_report(entry.account, session.host, report, after_ns=after_ns)
-            entry.stage.reports[session.host] = report
+        elif (
+            isinstance(entry.stage, Collecting)
+            and session.host in entry.hosts
+            and entry.stage.take(session.host, report)
+        ):
+            after_ns = self._desk.now - entry.opened_ns
+            entry.account = with_report(entry.account, session.host, report, after_ns=after_ns)
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
         """A host cannot take part in an epoch."""

@@ -18,6 +18,7 @@ from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import WriteManifest
+from snapline.coordinator.leader.modes.epoch_reports import ToldChannels
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import EpochAccount
 
@@ -26,9 +27,20 @@ UNBORN_BYTES_MAX = 48 * 1024
 
 
 class Collecting(msgspec.Struct):
-    """`reports` by host."""
+    """`reports` by host. `told`: what they may be told against. `asked_again`: hosts whose reports did not suffice."""
 
     reports: dict[str, EpochReport] = {}
+    told: ToldChannels | None = None
+    asked_again: set[str] = set()
+
+    def take(self, host: str, report: EpochReport) -> bool:
+        """A report has come: whether it is the first of this host. What it leaves out must be known here: else it was told to another leader, or asked for again since."""
+        if report.since and (self.told is None or report.since != self.told.epoch):
+            return False
+        is_first = host not in self.reports  # said again on a new stream, it is no later than it was
+        self.reports[host] = report
+        self.asked_again.discard(host)
+        return is_first
 
 
 class Asking(msgspec.Struct, frozen=True):

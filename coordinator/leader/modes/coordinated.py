@@ -12,7 +12,7 @@ from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.underway import Collecting, EpochUnderway, Stage, StoringManifest, Underway
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.modes.epoch_reports import judge
+from snapline.coordinator.leader.modes.epoch_reports import ToldChannels, judge
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, OperationResult, PlanRecord
@@ -25,6 +25,7 @@ class Coordinated:
         self._desk = desk
         self._attendance = attendance
         self._underway = underway
+        self._told: ToldChannels | None = None
 
     def evaluate(self) -> None:
         """Nothing is done between epochs."""
@@ -48,31 +49,37 @@ class Coordinated:
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Tell the hosts."""
-        self._desk.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts))
-        return Collecting()
+        told = self._told if self._told is not None and self._told.plan == plan.number else None
+        self._desk.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
+        return Collecting(told=told)
 
-    def _begin(self, epoch: int, hosts: Sequence[str]) -> BeginEpoch:
+    def _begin(self, epoch: int, hosts: Sequence[str], told: ToldChannels | None) -> BeginEpoch:
         state = self._desk.state
-        return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete())
+        told_epoch = told.epoch if told is not None else 0
+        return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), told_epoch)
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
         """The epochs that are open."""
         known = [self._underway.get(epoch) for epoch in self._desk.state.open_epochs()]
         mine = [entry for entry in known if entry is not None and host in entry.hosts]
-        return [self._begin(entry.epoch, entry.hosts) for entry in mine]
+        return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in mine]
 
     # ---- on the way -----------------------------------------------------------------------------------------------
 
     def collect(self, entry: EpochUnderway) -> None:
-        """Judge it once every host has reported."""
-        if isinstance(entry.stage, Collecting) and len(entry.stage.reports) == len(entry.hosts):
-            self._judge(entry, entry.stage)
+        """Judge it once every host has reported, and those that were asked again once more."""
+        stage = entry.stage
+        if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
+            self._judge(entry, stage)
 
     def _judge(self, entry: EpochUnderway, stage: Collecting) -> None:
         plan = self._desk.state.plan
         assert plan is not None, "an epoch is open without a plan"
         reports = {host: stage.reports[host] for host in entry.hosts}
-        verdict = judge(self._desk.state, plan, entry.epoch, reports)
+        verdict = judge(self._desk.state, plan, entry.epoch, reports, stage.told)
+        if verdict.is_open:
+            self._ask_again(entry, stage)
+            return
         if verdict.manifest is None:
             level = "error" if verdict.is_alarm else "warning"
             self._desk.note(level, f"epoch {entry.epoch} is NOT consistent and is aborted: {verdict.problem}")
@@ -80,7 +87,15 @@ class Coordinated:
             return
         manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
         entry.stage = StoringManifest(manifest)
+        self._told = verdict.told
         self._desk.out.append(manifest)
+
+    def _ask_again(self, entry: EpochUnderway, stage: Collecting) -> None:
+        """Who has left channels out tells them all."""
+        stage.told = None
+        stage.asked_again = {host for host, report in stage.reports.items() if report.since}
+        begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
+        self._desk.send(self._attendance.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
         """The epochs whose chunks a new one may reuse."""
@@ -123,3 +138,7 @@ class Coordinated:
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
         """It leaves at once: epochs that are open have it still."""
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)
+
+
+def _told_in(stage: Stage) -> ToldChannels | None:
+    return stage.told if isinstance(stage, Collecting) else None

@@ -2,6 +2,10 @@
 
 Rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. What this lets pass is complete in the sense of G1 and
 G2; whether it is durable and whole (G4) is the store's part.
+
+Reports may leave out channels that are as they were in an earlier epoch, if all of its channels were between its members, and these are the
+same. In that epoch each channel's ends told the same number; so an end that has changed since and one that has not differ, and what both leave
+out is covered. Wherever this does not suffice for a yes, the reports are asked for again, whole: there is one judgement.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,17 +23,40 @@ SHOWN_MAX = 5
 """Channels or agents named in a reason; the rest are counted."""
 
 
+Channels = Mapping[tuple[str, str], int]
+"""(sender, receiver) → the last number sent inside the cut."""
+
+
+class ToldChannels(msgspec.Struct, frozen=True, gc=False):
+    """All channels of an epoch, each covered and between two of its members, who are all there: later reports may be told against it."""
+
+    epoch: int
+    plan: int
+    members: frozenset[str]
+    channels: Channels
+
+
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """`manifest` is what to store, or `problem` says why the epoch must be aborted. `is_alarm`: somebody broke the
-    protocol, which no crash or timeout explains."""
+    protocol, which no crash or timeout explains. `is_open`: the reports that leave something out are needed whole.
+
+    `told`: what later reports may be told against."""
 
     manifest: WriteManifest | None = None
     problem: str = ""
     is_alarm: bool = False
+    is_open: bool = False
+    told: ToldChannels | None = None
 
 
-def judge(state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport]) -> Verdict:
-    """Judge an epoch of which every host has reported; `reports` by host."""
+def judge(
+    state: FleetView,
+    plan: PlanRecord,
+    epoch: int,
+    reports: Mapping[str, EpochReport],
+    earlier: ToldChannels | None = None,
+) -> Verdict:
+    """Judge an epoch of which every host has reported; `reports` by host. They are whole, or told against `earlier`."""
     packs: list[ReportedPack] = []
     lines: dict[str, ManifestAgent] = {}
     members = dict.fromkeys(state.members_of(epoch))
@@ -46,8 +73,12 @@ def judge(state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, 
     if absent:
         # Not an alarm: a host whose stream broke may not have heard yet that its creation was committed.
         return Verdict(problem=f"no report on {_some(absent)}")
-    channels = _covered_channels(reports, lines) if len(lines) == len(members) else None
-    if channels is None:
+    told = _told_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
+    if told is not None:
+        channels = list(told.channels)
+    elif any(report.since for report in reports.values()):
+        return Verdict(is_open=True)
+    else:
         columns: dict[str, AgentReport] = {}
         for report in reports.values():
             _take_channels(report, columns)
@@ -56,13 +87,33 @@ def judge(state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, 
             return verdict
         lines = _without_unnamed(members, lines, columns)
         channels = [(sender, receiver) for sender, entry in columns.items() for receiver in entry.sent]
-    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels))
+    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels), told=told)
+
+
+def _told_channels(
+    plan: int,
+    epoch: int,
+    reports: Mapping[str, EpochReport],
+    lines: Mapping[str, ManifestAgent],
+    earlier: ToldChannels | None,
+) -> ToldChannels | None:
+    """The channels, if every one is covered exactly and both its ends are members; None: look closer."""
+    against = {report.since for report in reports.values()}
+    if against == {0}:
+        earlier = None
+    elif earlier is None or not against <= {0, earlier.epoch} or earlier.members != lines.keys():
+        return None
+    channels = _covered_channels(reports, lines, earlier.channels if earlier is not None else {})
+    if channels is None:
+        return None
+    members = earlier.members if earlier is not None else frozenset(lines)
+    return ToldChannels(epoch, plan, members, channels)
 
 
 def _covered_channels(
-    reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent]
-) -> list[tuple[str, str]] | None:
-    """The channels, if every one is covered exactly and both its ends have reported; None: look closer.
+    reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent], known: Channels
+) -> Channels | None:
+    """`known` with what is told against it, if every channel is covered exactly and both its ends have reported; None: look closer.
 
     This is the usual case, ten times a second and some thousand channels, so the loops are in C: two dictionaries of
     (sender, receiver) → number, and their comparison.
@@ -75,10 +126,18 @@ def _covered_channels(
             return None
         name = names.__getitem__
         ends = zip(map(name, report.sent_from), map(name, report.sent_to), strict=True)
-        sent.update(zip(ends, report.sent_number, strict=True))
+        here = zip(ends, report.sent_number, strict=True)
         ends = zip(map(name, report.received_from), map(name, report.received_to), strict=True)
-        received.update(zip(ends, map(add, report.received_number, report.recorded_count), strict=True))
-    return list(sent) if sent == received else None
+        there = zip(ends, map(add, report.received_number, report.recorded_count), strict=True)
+        if known and not report.since:
+            sent.update([(channel, number) for channel, number in here if known.get(channel) != number])
+            received.update([(channel, number) for channel, number in there if known.get(channel) != number])
+        else:
+            sent.update(here)
+            received.update(there)
+    if sent != received:
+        return None
+    return {**known, **sent} if known and sent else known or sent
 
 
 def _cover(
