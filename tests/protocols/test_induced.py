@@ -392,7 +392,12 @@ def test_damaged_piggybacks_are_refused_or_harmless(name: str) -> None:
         ("bcs", b""),
         ("bcs", b"\x01\x02"),
         *((name, b"\x05\x80") for name in INDUCED),  # ends within a number
-        ("fdas", b"\x02\x01\x01"),  # an unknown form
+        ("fdas", b"\x03\x01\x01"),  # an unknown form
+        ("fdas", b"\x02\x01"),  # a value that nobody has
+        ("fdas", b"\x02\x01\x06\x02\x04"),  # an agent with two values
+        ("fdi", b"\x02" + encode((1, 1 << ORDINALS_MAX))),
+        ("hmnr", b"\x02\x02\x08\x01"),  # agent 0 has taken one checkpoint, not two
+        ("hmnr", b"\x02\x02\x03\x02"),  # agent 1 without a checkpoint
         ("fdas", b"\x00\x01"),  # a pair without its value
         ("fdi", b"\x00" + encode((ORDINALS_MAX, 1))),
         ("fdi", b"\x00\x00\x02"),  # agent 0 has taken one checkpoint, not two
