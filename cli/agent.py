@@ -12,11 +12,7 @@ from snapline.cli.output import Document, DocumentTables, count, document, last_
 from snapline.cli.snapshot import Source, show_message
 from snapline.errors import MisuseError, NotFoundError
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Agents: where they live, what they hold, inputs for them, and what they could not take.",
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 letters = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
 )

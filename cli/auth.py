@@ -24,9 +24,7 @@ TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
 DELIVER_S = 120.0
 """Ray starts a process for the keeper that brings them: a minute on a busy machine."""
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Certificates and tokens: who may do what in a fleet."
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(auth_token.app, name="token")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority and what it signs.")]

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Carry the simulator's faults out on real processes, and judge them by their store.",
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.command("run")

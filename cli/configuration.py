@@ -9,9 +9,7 @@ from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import UserSettings
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Settings: what they are, and where they come from."
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 contexts = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named places, such as test and prod.")
 app.add_typer(contexts, name="context")
 

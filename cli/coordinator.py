@@ -13,7 +13,7 @@ from snapline.cli.processes import NODE, Node, Peers, Store, coordinator_run
 from snapline.errors import MisuseError, WorldError
 from snapline.ids import check_id
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The process that decides, and its replicas.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
 

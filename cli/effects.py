@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.effect_ledger import Effect
     from snapline.client.client import Client
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="What agents have done outside.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.command("list")

@@ -7,7 +7,7 @@ from snapline.cli.fleets import check_reference, load, make_agents
 from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of, size
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Fleets as they are written.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @command

@@ -10,7 +10,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, check_address, token_in
 from snapline.errors import MisuseError
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A fleet behind HTTP.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()

@@ -18,7 +18,7 @@ from snapline.ids import check_id
 if TYPE_CHECKING:
     from snapline.conversation.coordinator_client import CoordinatorClient
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The processes that run agents.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
 
 MOVE_S = 60.0

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 PUBLIC_SUFFIX = ".pub"
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Make key files; rotate and show the keys of a store."
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 _STORE = typer.Option("--store", metavar="STORE", help="The store, as path or URL.")
 

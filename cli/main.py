@@ -1,20 +1,32 @@
 """The command line: `snapline NOUN VERB`. Its pages are docs/cli.md.
 
-Heavy libraries (gRPC, NumPy, the store) are imported inside commands: `snapline --help` must not wait for them.
+Heavy libraries (gRPC, NumPy, the store) are imported inside commands, and a command when it is asked for: `snapline --help` waits for none.
 """
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from snapline.cli.beside_view import BesideView
-from snapline.cli.command import command
-from snapline.cli.nouns import NOUNS, WORDS, add_noun, add_word
-from snapline.cli.options import Display
-from snapline.cli.output import document
+from snapline.cli.nouns import NOUNS, WORDS, AllCommands
+
+
+class Words(TyperGroup):
+    """All first words."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = AllCommands()  # type: ignore[assignment]  # it is only read
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """As in any group, but of the words' own table."""
+        shown = {name: word.says for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden}
+        with formatter.section("Commands"):
+            formatter.write_dl(list(shown.items()))
+
 
 app = typer.Typer(
+    cls=Words,
     rich_markup_mode=None,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,59 +50,3 @@ def _say_version(is_wanted: bool) -> None:
     if is_wanted:
         typer.echo(f"snapline {snapline.__version__}")
         raise typer.Exit
-
-
-@app.command("demo")
-@command
-def demo(
-    display: Display,
-    view: BesideView,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--source", metavar="DIR", help="Python source to rank.", show_default="the standard library's own"
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="Keep everything there.", show_default="a temporary folder"),
-    ] = None,
-    hosts: Annotated[int, typer.Option("--hosts", min=2, metavar="N", help="Number of host processes.")] = 4,
-    protocol: Annotated[
-        str, typer.Option("--protocol", metavar="NAME", help="Checkpointing protocol (docs/protocols.md).")
-    ] = "chandy-lamport",
-) -> None:
-    """Rank modules on several hosts, kill one, and kill the coordinator's leader.
-
-    The ranks are compared with those of an undisturbed run.
-    """
-    from snapline.cli.demo import run_demo
-
-    raise typer.Exit(
-        run_demo(
-            source=source,
-            data_dir=data_dir,
-            hosts=hosts,
-            protocol=protocol,
-            output=display.printer().format.value,
-            ui_port=view.port(),
-        )
-    )
-
-
-for word in WORDS:
-    add_word(app, word)
-for noun in NOUNS:
-    add_noun(app, noun)
-
-
-@app.command("version")
-@command
-def version(display: Display) -> None:
-    """Print the version."""
-    import platform
-
-    import snapline
-
-    result = document("Version", version=snapline.__version__, python=platform.python_version())
-    display.printer().result(result, lambda shown, tables: tables.line(f"snapline {shown['version']}"))

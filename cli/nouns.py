@@ -1,71 +1,93 @@
 """The first words of the command line, each in a module of its own. A fleet starts many processes: none waits for what others import."""
 
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from typing import Any, NamedTuple
 
 import typer
 
-NOUNS = {
-    "snapshot": "snapshot",
-    "recovery": "recovery",
-    "keys": "keys",
-    "fleet": "fleet",
-    "agent": "agent",
-    "auth": "auth",
-    "config": "configuration",
-    "coordinator": "coordinator",
-    "host": "hosts",
-    "output": "outputs",
-    "effect": "effects",
-    "gateway": "gateway",
-    "ui": "ui",
-    "health": "health",
-    "sim": "sim",
-    "chaos": "chaos",
-}
-"""The first word of a command → the module whose `app` has its verbs."""
+
+class FirstWord(NamedTuple):
+    """`module`: of `snapline.cli`. `says`: in the list of all; of a command of one word it is how its docstring begins."""
+
+    module: str
+    says: str
+    is_hidden: bool = False
+
 
 WORDS = {
-    "run": "run",
-    "up": "up",
-    "down": "up",
-    "doctor": "doctor",
-    "scale": "scale",
-    "restart": "scale",
-    "keep": "up_kept",
-    "unit": "unit",
-    "status": "status",
-    "top": "top",
-    "logs": "logs",
-    "audit": "audit",
-    "advise": "advise",
-    "analyze": "analyze",
+    "demo": FirstWord("demo", "Rank modules on several hosts, kill one, and kill the coordinator's leader."),
+    "run": FirstWord("run", "Run a whole fleet on this machine."),
+    "up": FirstWord("up", "Take a fleet up, and leave it running."),
+    "down": FirstWord("up", "Take a fleet down that `snapline up` has taken up."),
+    "doctor": FirstWord("doctor", "Look whether this machine, a store and a fleet are as they should be."),
+    "scale": FirstWord("scale", "Give a fleet that runs more hosts, or fewer."),
+    "restart": FirstWord("scale", "Start every process of a fleet anew, one after the other, while it runs."),
+    "keep": FirstWord("up_kept", "Keep the fleet of this folder: what `snapline up` starts in the background.", True),
+    "unit": FirstWord("unit", "Print a unit for systemd that starts a coordinator or a host."),
+    "status": FirstWord("status", "Show phase, hosts and epochs of the fleet."),
+    "top": FirstWord("top", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
+    "logs": FirstWord("logs", "Print what all processes of a fleet have printed, by time, oldest first."),
+    "audit": FirstWord(
+        "audit", "Show what operators and admins have asked of the fleet to change it, and what they were refused."
+    ),
+    "advise": FirstWord("advise", "Say which protocol and interval suit the fleet, and why."),
+    "analyze": FirstWord("analyze", "Analyse a trace: recovery line, domino effect, useless checkpoints."),
+    "version": FirstWord("version", "Print the version."),
 }
-"""A command of one word → the module that has it as a function of that name. Two more are in `main.py`, which has all."""
+"""A command of one word: a function of that name in its module."""
 
-HIDDEN = {"keep"}
-"""What people do not type: `up` starts it."""
-
-
-def add_noun(app: typer.Typer, noun: str) -> None:
-    """Import the noun's module, and make its verbs known."""
-    app.add_typer(import_module(f"snapline.cli.{NOUNS[noun]}").app, name=noun)
-
-
-def add_word(app: typer.Typer, word: str) -> None:
-    """Import the word's module, and make its command known."""
-    app.command(word, hidden=word in HIDDEN)(getattr(import_module(f"snapline.cli.{WORDS[word]}"), word))
+NOUNS = {
+    "snapshot": FirstWord("snapshot", "Take, list, show, verify, compare, fork, move, keep and prune snapshots."),
+    "recovery": FirstWord("recovery", "Where the fleet would, or did, go back to."),
+    "keys": FirstWord("keys", "Make key files; rotate and show the keys of a store."),
+    "fleet": FirstWord("fleet", "Fleets as they are written."),
+    "agent": FirstWord(
+        "agent", "Agents: where they live, what they hold, inputs for them, letters they could not take."
+    ),
+    "auth": FirstWord("auth", "Certificates and tokens: who may do what in a fleet."),
+    "config": FirstWord("configuration", "Settings: what they are, and where they come from."),
+    "coordinator": FirstWord("coordinator", "The process that decides, and its replicas."),
+    "host": FirstWord("hosts", "The processes that run agents."),
+    "output": FirstWord("outputs", "What agents have given to the outside."),
+    "effect": FirstWord("effects", "What agents have done outside."),
+    "gateway": FirstWord("gateway", "A fleet behind HTTP."),
+    "ui": FirstWord("ui", "The fleet in a browser."),
+    "health": FirstWord("health", "Ask a host or a coordinator that was started with --health."),
+    "sim": FirstWord("sim", "Run fleets in virtual time, with faults from a seed, and judge every guarantee."),
+    "chaos": FirstWord("chaos", "Carry the simulator's faults out on real processes, and judge them by their store."),
+}
+"""The first word of a command: its module's `app` has the verbs."""
 
 
 def app_of(first: str) -> typer.Typer:
     """The command line of this noun, or of this command of one word, alone."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_nothing)  # so that one command alone is still called by its name
+    word = NOUNS.get(first) or WORDS[first]
+    module = import_module(f"snapline.cli.{word.module}")
     if first in NOUNS:
-        add_noun(app, first)
+        app.add_typer(module.app, name=first, help=word.says)
     else:
-        add_word(app, first)
+        app.command(first, hidden=word.is_hidden)(getattr(module, first))
     return app
 
 
 def _nothing() -> None:
     """Options that stand before the first word are for `main.py`."""
+
+
+class AllCommands(Mapping[str, Any]):
+    """By first word, the command as Typer's library has it; imported when it is asked for."""
+
+    def __getitem__(self, first: str) -> Any:
+        if first not in WORDS and first not in NOUNS:
+            raise KeyError(first)
+        group: Any = typer.main.get_command(app_of(first))
+        return group.commands[first]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*WORDS, *NOUNS])
+
+    def __len__(self) -> int:
+        return len(WORDS) + len(NOUNS)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ACKNOWLEDGE_S = 1.0
 """How often a consumer's place is moved on while outputs come: what was printed since may come again after a crash."""
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="What agents have given to the outside.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 consumers = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named readers of outputs.")
 app.add_typer(consumers, name="consumers")
 

@@ -16,7 +16,7 @@ from snapline.view.undoing import named
 ROWS_MAX = 20
 """Agents named in a table: a fleet may have thousands, and who asks wants to see the sum."""
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Where the fleet would, or did, go back to.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.command("line")

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 VIOLATION, UNDECIDED = 6, 3
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Run fleets in virtual time, with faults from a seed, and judge every guarantee.",
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(sim_runs.run)
 app.command("sweep")(sim_sweeps.sweep)
 app.command("replay")(sim_runs.replay)

@@ -17,11 +17,7 @@ from snapline.errors import CoordinatorUnavailableError, DamagedDataError, Misus
 if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Take, list, show, verify, compare, fork, move, keep and prune snapshots.",
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 _SNAPSHOT = typer.Argument(
     metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.", show_default=False

@@ -14,7 +14,7 @@ from snapline.errors import MisuseError
 RUNS = Path("runs")
 """Where `snapline sim` writes reports, unless it is told otherwise."""
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The fleet in a browser.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()

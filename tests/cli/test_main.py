@@ -17,6 +17,7 @@ from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleets import check_reference, load
 from snapline.cli.main import app
+from snapline.cli.nouns import NOUNS, WORDS
 from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
@@ -45,11 +46,12 @@ def test_a_first_word_alone_is_as_among_all_and_imports_no_other() -> None:
 import sys
 from snapline.__main__ import main
 from snapline.cli.nouns import NOUNS, WORDS
+modules = {word.module for word in {**NOUNS, **WORDS}.values()}
 sys.argv = ["snapline", *sys.argv[1:], "--help"]
 try:
     main()
 finally:
-    print([name for name in sorted({"main", *NOUNS.values(), *WORDS.values()}) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
+    print([name for name in sorted({"main", *modules}) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
 """
     for words, imported in ((["host", "run"], ["hosts"]), (["coordinator"], ["coordinator"]), (["status"], ["status"])):
         done = subprocess.run(
@@ -58,6 +60,28 @@ finally:
         whole = CliRunner().invoke(app, [*words, "--help"], prog_name="snapline")
         assert done.stdout.split() == whole.stdout.split()
         assert done.stderr.strip() == str(imported)
+
+
+def test_the_list_of_all_commands_imports_none() -> None:
+    code = """
+import sys
+from snapline.__main__ import main
+sys.argv = ["snapline", "--help"]
+try:
+    main()
+finally:
+    print(sorted(name for name in sys.modules if name == "asyncio" or name.startswith("snapline.cli.")), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.strip() == "['snapline.cli.main', 'snapline.cli.nouns']"
+    assert all(f"\n  {name} " in done.stdout for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden)
+
+
+def test_a_command_of_one_word_says_what_the_list_says_of_it() -> None:
+    group = typer.main.get_command(app)
+    for name, word in WORDS.items():
+        shown = group.commands[name]  # type: ignore[attr-defined]
+        assert shown.help.startswith(word.says) and shown.hidden == word.is_hidden, name
 
 
 def test_every_command_explains_itself(run: Run) -> None:

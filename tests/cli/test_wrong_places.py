@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.kit.command_line import Run
 
-from snapline.cli.demo import _meanwhile
+from snapline.cli.demo_run import _meanwhile
 from snapline.deploy.local import Ending
 from snapline.errors import MisuseError
 
