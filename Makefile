@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
+COMMIT ?= HEAD
 FOLDOC := /usr/share/dictd/foldoc.dict.dz
 PODMAN := podman buildah runc catatonit debootstrap netavark aardvark-dns iptables
 LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langgraph-checkpoint-conformance==0.0.2
@@ -20,7 +21,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback guard test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +86,10 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/scale.py --simulated 30 100 300 1000
 	@$(BIN)/python benchmarks/sim.py
 	@$(BIN)/python benchmarks/state.py
+	@$(BIN)/python benchmarks/startup.py
+
+guard: $(STAMP)  ## is a hot path slower than at a commit? some minutes: COMMIT=main
+	@$(BIN)/python -m benchmarks.guard $(COMMIT) $(ARGS)
 
 bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
 	@$(BIN)/python benchmarks/piggyback.py
