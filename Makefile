@@ -12,6 +12,7 @@ LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langg
 # What tests need that run beside CrewAI: not all of [dev], whose pins are others.
 CREWAI_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'numpy>=1.26'
 AUTOGEN := autogen-core==0.7.5
+PEERS := ray==2.60.0 $(AUTOGEN) bytewax==0.21.1 dbos==3.4.0
 # What its own tests need, which run in its environment.
 AUTOGEN_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'pytest-mock>=3.14' opentelemetry-sdk
 # Tests that run beside each other, in so many processes.
@@ -21,7 +22,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback guard test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback with-peers report guard test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +88,14 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/sim.py
 	@$(BIN)/python benchmarks/state.py
 	@$(BIN)/python benchmarks/startup.py
+
+with-peers: $(STAMP)
+	@test -x $(VENV)/peers/bin/python || $(PYTHON) -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check $(PEERS)
+
+report: with-peers with-langgraph  ## all benchmarks beside peers, as docs/performance.md; forty minutes of a quiet machine: installs Ray, AutoGen, Bytewax, DBOS, LangGraph, torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
+	@$(BIN)/python -m benchmarks.report $(ARGS)
 
 guard: $(STAMP)  ## is a hot path slower than at a commit? some minutes: COMMIT=main
 	@$(BIN)/python -m benchmarks.guard $(COMMIT) $(ARGS)

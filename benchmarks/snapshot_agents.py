@@ -78,8 +78,13 @@ class Passer(snapline.Agent):
         ctx.send(place.neighbours[place.handled % len(place.neighbours)], Token(token.hops + 1, token.padding))
 
 
-def fleet(folder: str, agents: str = "100", degree: str = "8", tokens: str = "4", rests: str = "0") -> snapline.Fleet:
-    """`agents` that send to `degree` random others each; `tokens` per agent are under way. Each `rests`th turn of a host may keep its token for a moment."""
+def fleet(
+    folder: str, agents: str = "100", degree: str = "8", tokens: str = "4", rests: str = "0", period: str = "0"
+) -> snapline.Fleet:
+    """`agents` that send to `degree` random others each; `tokens` per agent are under way. Each `rests`th turn of a host may keep its token for a moment.
+
+    A snapshot each `period` seconds; 0: none.
+    """
     chance = random.Random(1)
     names = [f"p{number}" for number in range(int(agents))]
     neighbours = {name: chance.sample([other for other in names if other != name], int(degree)) for name in names}
@@ -91,6 +96,7 @@ def fleet(folder: str, agents: str = "100", degree: str = "8", tokens: str = "4"
             )
             for name in names
         },
+        triggers=[snapline.Every(seconds=float(period))] if float(period) else [],
     )
 
 
