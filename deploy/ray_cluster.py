@@ -26,6 +26,18 @@ class SeatLostError(WorldError):
     """An actor, or its node, is gone or cannot be reached: by Ray's word."""
 
 
+def load_ray() -> Any:
+    """Ray's module.
+
+    Raises:
+        MisuseError: it is not installed.
+    """
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise MisuseError("Ray is not installed: pip install 'snapline[ray]'") from error
+
+
 class RayCluster:
     """A connection to a Ray cluster, in the namespace of one fleet."""
 
@@ -41,7 +53,7 @@ class RayCluster:
             MisuseError: Ray is not installed, or no cluster answers at `address`.
         """
         self.namespace = NAMESPACE_PREFIX + fleet
-        self._ray = self._import()
+        self._ray = load_ray()
         self._is_ours = not self._ray.is_initialized()
         self._group: Any = None
         if self._is_ours:
@@ -56,13 +68,6 @@ class RayCluster:
                 )
             except ConnectionError as error:
                 raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
-
-    @staticmethod
-    def _import() -> Any:
-        try:
-            return import_module("ray")
-        except ImportError as error:
-            raise MisuseError("Ray is not installed: pip install 'snapline[ray]'") from error
 
     async def spread(self, count: int, node: Mapping[str, float]) -> None:
         """Take `count` places on as many nodes, each with what `node` says; those of before, if they are still there.

@@ -1,0 +1,21 @@
+"""Plain Ray actors in the cuts of a fleet (docs/ray-actors.md). What it holds is loaded when it is asked for: gRPC takes a while, and Ray more."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapline.adapters.ray.decorator import actor_fleet as actor_fleet
+    from snapline.adapters.ray.decorator import in_fleet as in_fleet
+    from snapline.adapters.ray.member_actor import changed as changed
+
+_PLACES = {"actor_fleet": "decorator", "changed": "member_actor", "in_fleet": "decorator"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+__all__ = ["actor_fleet", "changed", "in_fleet"]

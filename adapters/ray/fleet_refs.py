@@ -1,0 +1,176 @@
+"""What a member's call of another member returns: to be awaited, given to `ray.get`, or dropped, as Ray's own references."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from snapline.adapters.grpc.ledger import DivergedCallError
+from snapline.adapters.ray.payloads import Unkeepable
+from snapline.errors import MisuseError, WorldError
+
+if TYPE_CHECKING:
+    from snapline.adapters.grpc.member_call import MemberCall
+
+
+class ActorCallError(WorldError):
+    """A call between actors of a fleet that has no answer: the fleet has gone back, or has ended."""
+
+
+class RefMember(Protocol):
+    """What references see of the actor that they are made in."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def start(self, work: Any) -> object:
+        """Run this until the fleet goes back."""
+
+    def opened(self, response: bytes) -> Any:
+        """What the method has returned. Raises what it has raised."""
+
+
+class WaitingLife(Protocol):
+    """Of `ActorLife`, which says what this is."""
+
+    async def wait(self, references: "Sequence[FleetRef]", timeout_s: float | None) -> list[Any]: ...
+
+
+class MethodRun:
+    """A method that runs in this process.
+
+    Attributes:
+        life: of whose object.
+        method: its name.
+        is_over: it has ended; tasks that it has started may still call.
+    """
+
+    def __init__(self, life: WaitingLife, method: str) -> None:
+        self.life, self.method = life, method
+        self.is_over = False
+        self._made: list[FleetRef] = []
+
+    def add(self, reference: "FleetRef") -> None:
+        """A call of this method's."""
+        if not self.is_over:
+            self._made.append(reference)
+
+    def end(self) -> None:
+        """What nobody awaits is left to the member. Raises DivergedCallError: a call was none, for that reason."""
+        self.is_over = True
+        made, self._made = self._made, []
+        for each in made:
+            each.leave()
+        for each in made:
+            if isinstance(each.error, DivergedCallError):
+                raise each.error
+
+
+METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
+
+
+class FleetRef(Unkeepable):
+    """See the module. It can be awaited once, by the method that has made the call, or by its tasks.
+
+    Attributes:
+        error: why the call was not made.
+    """
+
+    unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
+
+    def __init__(self, member: RefMember, make: Callable[[], "MemberCall"], what: str) -> None:
+        """`make`: makes the call, in the member's loop. `what`: for people."""
+        self.error: Exception | None = None
+        self._member, self._what = member, what
+        self._call: MemberCall | None = None
+        self._is_awaited = self._is_left = False
+        if is_in(member.loop):
+            self._make(make)
+        else:
+            member.loop.call_soon_threadsafe(self._make, make)
+
+    def _make(self, make: Callable[[], "MemberCall"]) -> None:
+        try:
+            self._call = make()
+        except DivergedCallError as error:
+            self.error = error
+        except grpc.aio.AioRpcError as error:
+            self.error = ActorCallError(str(error.details()))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._response().__await__()
+
+    async def _response(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        if self._is_awaited or self._is_left:
+            raise MisuseError(
+                f"the answer to {self._what} was taken already: a call is awaited once, and by the method that made it"
+            )
+        self._is_awaited = True
+        assert self._call is not None, "made before anything else that its thread asks of the loop"
+        try:
+            response: bytes = await self._call
+        except grpc.aio.AioRpcError as error:
+            raise ActorCallError(f"{self._what}: {error.details()}") from None
+        return self._member.opened(response)
+
+    def leave(self) -> None:
+        """Nobody awaits it: the member takes its answer."""
+        if self._call is not None and not self._is_awaited and not self._is_left:
+            self._is_left = True
+            self._member.start(_taken(self._call))
+
+    def __del__(self) -> None:
+        """A task that has outlived its method has dropped it."""
+        if self._call is not None and not self._is_awaited and not self._is_left and not self._member.loop.is_closed():
+            self._member.loop.call_soon_threadsafe(_take, self._member, self._call)
+
+
+def _take(member: RefMember, call: "MemberCall") -> None:
+    member.start(_taken(call))
+
+
+async def _taken(call: "MemberCall") -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError):  # the fleet has gone back: nobody asks
+        await call.answer()
+
+
+def is_in(loop: asyncio.AbstractEventLoop) -> bool:
+    """Does this run in the loop?"""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def ray_get(
+    plain: Callable[..., Any], loop: asyncio.AbstractEventLoop, waits: Callable[[str], None]
+) -> Callable[..., Any]:
+    """`ray.get` of a member's process: it also takes calls of members. `waits` hears which method does that."""
+
+    def get(object_refs: Any, *, timeout: float | None = None, **options: Any) -> Any:
+        if isinstance(object_refs, FleetRef):
+            return got([object_refs], timeout)[0]
+        if not isinstance(object_refs, list) or not any(isinstance(each, FleetRef) for each in object_refs):
+            return plain(object_refs, timeout=timeout, **options)
+        ours = iter(got([each for each in object_refs if isinstance(each, FleetRef)], timeout))
+        return [
+            next(ours) if isinstance(each, FleetRef) else plain(each, timeout=timeout, **options)
+            for each in object_refs
+        ]
+
+    def got(references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
+        run = METHOD.get()
+        if run is None or is_in(loop):
+            raise MisuseError(
+                "ray.get of a call within the fleet is for methods of classes without async ones: await it here"
+            )
+        waits(run.method)
+        return asyncio.run_coroutine_threadsafe(run.life.wait(references, timeout_s), loop).result()
+
+    get.__doc__ = plain.__doc__
+    return get
