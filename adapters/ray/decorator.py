@@ -58,7 +58,6 @@ def _joined(kind: type, terms: FleetTerms) -> type:
 
     constructor: Any = kind.__init__  # type: ignore[misc]  # of this very class
 
-    @functools.wraps(constructor)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         self._snapline = MemberActor(terms, lambda: kind(*args, **kwargs))
 
@@ -69,7 +68,7 @@ def _joined(kind: type, terms: FleetTerms) -> type:
         served: Served = await self._snapline.serve(stamp, method, request)
         return served
 
-    inside = {"__init__": __init__, "_snapline_begin": _snapline_begin, "_snapline_serve": _snapline_serve}
+    inside = {"__init__": _as(constructor, __init__), "_snapline_begin": _snapline_begin, "_snapline_serve": _snapline_serve}
     methods = {name: _entered(name, function) for name, function in _methods_of(kind)}
     about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (), {**methods, **inside, **about})
@@ -97,9 +96,16 @@ def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
 
 
 def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     async def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._snapline.serve_stranger(name, args, kwargs)
 
     entered.__ray_invocation_decorator__ = through_fleet  # type: ignore[attr-defined]  # Ray's hook
-    return entered
+    return _as(function, entered)
+
+
+def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    """Look as the user's function does; without a link to it, which Ray would follow, and change the function itself."""
+    functools.update_wrapper(made, function)
+    made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says
+    del made.__wrapped__  # type: ignore[attr-defined]  # of update_wrapper
+    return made
