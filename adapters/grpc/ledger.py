@@ -33,6 +33,9 @@ from snapline.errors import DivergenceError
 DIGEST_BYTES = 8
 """Of a request, for telling that a handler that runs again makes another one: by accident, one time in 2**64 unseen."""
 
+PARENT_LENGTH_MAX = 192
+"""Of an id that its nested calls begin with, as it is: longer ones by a digest, of 128 bits."""
+
 OVER_TOLD_MAX = 64
 """Ids of finished calls that one request carries along, some 20 bytes each."""
 
@@ -52,7 +55,7 @@ class ServiceCall(msgspec.Struct, frozen=True):
     """A call that waits for its answer.
 
     Attributes:
-        id: agent:ordinal, and for each handler that it was made in /ordinal.
+        id: agent:ordinal, and for each handler that it was made in /ordinal (`nested_id`).
         target: the channel's name.
         method: full name, such as /greeter.Greeter/SayHello.
         request: serialized; of a stream all messages (`streams.pack`).
@@ -174,12 +177,11 @@ class CallLedger:
             self.pending[made.id] = made
             return made
         handling.made += 1
-        call_id = f"{handling.id}/{handling.made}"
+        call_id = nested_id(handling.id, handling.made)
         if handling.is_changed:
             made = self.pending[call_id] = _made(wanted, request, call_id)
             return made
         digest = digest_of(wanted.method, request)
-        made = handling.open[call_id] = _made(wanted, request, call_id, digest)
         if handling.made > len(handling.journal):
             handling.journal.append(JournaledCall(digest, wanted.target))
         elif handling.journal[handling.made - 1] != JournaledCall(digest, wanted.target):
@@ -187,6 +189,7 @@ class CallLedger:
                 f"the handler of call {handling.id} was run again and makes another call than before: {wanted.method}, as {call_id}. "
                 "What it asks of others may depend on its request and their answers only, or else comes behind changed()"
             )
+        made = handling.open[call_id] = _made(wanted, request, call_id, digest)
         return made
 
     def answered(self, call: ServiceCall, handling: Handling | None = None) -> None:
@@ -285,6 +288,10 @@ class CallLedger:
         if self.running.pop(handling.id, None) is handling and handling.is_forgotten:
             self._end_journal(handling.id, {})
 
+    def begun(self) -> Sequence[str]:
+        """Requests whose handlers have made calls, and have not ended: after a recovery these are run again."""
+        return [call_id for call_id, journal in self._journals.items() if journal]
+
     def forget(self, ids: Iterable[str]) -> None:
         """The callers of these need no answer any more."""
         for call_id in ids:
@@ -307,7 +314,7 @@ class CallLedger:
     def _end_journal(self, call_id: str, still_open: dict[str, ServiceCall]) -> None:
         """The handler is not run again: of its calls, who waits for an answer is pending, and the others are over."""
         for ordinal, made in enumerate(self._journals.pop(call_id, ()), 1):
-            nested = f"{call_id}/{ordinal}"
+            nested = nested_id(call_id, ordinal)
             if nested in still_open:
                 self.pending[nested] = still_open[nested]
             else:
@@ -360,6 +367,13 @@ def _made(wanted: ServiceCall, request: bytes, call_id: str, digest: bytes = b""
         wanted.asks_stream,
         wanted.answers_stream,
     )
+
+
+def nested_id(parent: str, ordinal: int) -> str:
+    """Of a call that the handler of this call makes. Where handlers hand work on from one to the other for ever, ids stay short."""
+    if len(parent) > PARENT_LENGTH_MAX:
+        parent = f"{parent.partition(':')[0]}:{hashlib.blake2b(parent.encode(), digest_size=16).hexdigest()}"
+    return f"{parent}/{ordinal}"
 
 
 def digest_of(method: str, request: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 A class with async methods runs as Ray's async actors do: all methods in the event loop, each between two awaits alone. Any other class runs one method at a
 time, in a thread, so that a method may wait in `ray.get`. While it waits for another member the cut has the object as it was when the method began: the
-method is run again from there after a recovery, with the same calls and answers.
+method is run again from there after a recovery, before any other, with the same calls and answers.
 """
 
 import asyncio
@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from snapline.adapters.grpc.handler_runs import RUN
+from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.ledger import DivergedCallError
 from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, FleetRef, MethodRun
 from snapline.adapters.ray.payloads import packed_state, unpacked
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError
+
+
+FIRST_LOOK_S = 0.005
+"""After a recovery, between two looks at whether the interrupted method has come: its caller needs milliseconds to call it again."""
 
 
 class NotCapturableError(SnaplineError):
@@ -44,10 +48,11 @@ class ActorLife:
         is_computing: such a method runs in its thread.
         waits_unkept: a method waits for another member, and is run again after a recovery, and `before` is not known.
         before: the object's state when the method began, which is run again.
+        first: the request whose method waited in the cut that this life begins with: it finds the object as it was then, or would call something else.
     """
 
-    def __init__(self, made: object) -> None:
-        self.made = made
+    def __init__(self, made: object, first: str = "") -> None:
+        self.made, self.first = made, first
         self.turn = asyncio.Lock()
         self.is_computing = self.waits_unkept = False
         self.before: bytes | None = None
@@ -96,12 +101,14 @@ class KeptActor:
     Attributes:
         life: the object of now.
         is_threaded: its class has no async methods.
+        begun: of the ledger (`CallLedger.begun`), as soon as there is one.
     """
 
     def __init__(self, made: object, agent: str, names: ActorNames) -> None:
         self.is_threaded = not inspect.getmembers(type(made), inspect.iscoroutinefunction)
         self.life = ActorLife(made)
         self._agent, self._names = agent, names
+        self.begun: Callable[[], Sequence[str]] = list
         self._waiting: set[str] = (
             set()
         )  # methods that have waited in ray.get: of these the state is kept when they begin
@@ -123,7 +130,8 @@ class KeptActor:
         kind = type(self.life.made)
         made = kind.__new__(kind)
         _fill(made, unpacked(state, self._names))
-        self.life = ActorLife(made)
+        first = self.begun() if self.is_threaded else ()
+        self.life = ActorLife(made, first[0] if first else "")
 
     def on_cut(self, epoch: int) -> None:
         """Nothing of an actor's."""
@@ -162,6 +170,7 @@ class KeptActor:
 
     async def _in_turn(self, life: ActorLife, method: str, function: Callable[[], Any]) -> Any:
         run = RUN.get()
+        await self._others_first(life, run)
         async with life.turn:
             if run is not None and run.handling is not None and method in self._waiting:
                 life.before = self._image()
@@ -169,6 +178,13 @@ class KeptActor:
                 return await life.in_thread(function)
             finally:
                 life.before = None
+
+    async def _others_first(self, life: ActorLife, run: HandlerRun | None) -> None:
+        """Wait for the method that was interrupted. It comes, or its caller has given it up."""
+        if run is not None and run.handling is not None and run.handling.id == life.first:
+            life.first = ""
+        while life.first and life.first in self.begun():
+            await asyncio.sleep(FIRST_LOOK_S)
 
     def waits(self, method: str) -> None:
         """This method has waited in `ray.get`."""

@@ -95,6 +95,7 @@ class MemberActor:
             listen=f"{where}:0",
             security=terms.security,
         )
+        self._kept.begun = self._member.ledger.begun
         for name in terms.fleet.agents:
             if name in self._names:
                 channel: Any = ActorChannel(name, self._names)  # all of grpc.aio.Channel that is asked of it

@@ -93,7 +93,7 @@ class Keeper:
         return {"kept": kept}
 
     async def back(self, amount: int) -> dict[str, int]:
-        amount = min(self.balance, amount)
+        amount = max(0, min(self.balance, amount))
         self.balance -= amount
         return {"back": amount}
 

@@ -17,6 +17,7 @@ from tests.integration.processes import LIMIT_S
 
 import snapline
 from snapline import open_store
+from snapline.adapters.grpc.ledger import nested_id
 from snapline.adapters.ray import actor_fleet, in_fleet
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
@@ -148,7 +149,7 @@ class CutOfActors:
         owed = 0
         for call, made in calls["journals"].items():
             for ordinal, nested in enumerate(made, 1):
-                answer = self.calls[nested["target"]]["answers"].get(f"{call}/{ordinal}")
+                answer = self.calls[nested["target"]]["answers"].get(nested_id(call, ordinal))
                 if answer is not None:
                     is_well, value = json.loads(answer["response"])
                     assert is_well
