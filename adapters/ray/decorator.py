@@ -68,7 +68,11 @@ def _joined(kind: type, terms: FleetTerms) -> type:
         served: Served = await self._snapline.serve(stamp, method, request)
         return served
 
-    inside = {"__init__": _as(constructor, __init__), "_snapline_begin": _snapline_begin, "_snapline_serve": _snapline_serve}
+    inside = {
+        "__init__": _as(constructor, __init__),
+        "_snapline_begin": _snapline_begin,
+        "_snapline_serve": _snapline_serve,
+    }
     methods = {name: _entered(name, function) for name, function in _methods_of(kind)}
     about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (), {**methods, **inside, **about})

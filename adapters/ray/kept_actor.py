@@ -21,7 +21,6 @@ from snapline.adapters.ray.payloads import packed_state, unpacked
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError
 
-
 FIRST_LOOK_S = 0.005
 """After a recovery, between two looks at whether the interrupted method has come: its caller needs milliseconds to call it again."""
 

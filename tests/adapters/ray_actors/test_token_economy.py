@@ -1,20 +1,16 @@
 """The token economy of plain Ray actors: saved as Ray documents it no checkpoint adds up; in a fleet all do, while the actors' processes are killed (G1, G2, G3)."""
 
 import asyncio
-import importlib.util
 import random
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import pytest
-from tests.integration.processes import ROOT, nothing_left_running
 
-from snapline.deploy.conformance.raylets import Raylets, raylets
+from snapline.deploy.conformance.raylets import Raylets
 
-if importlib.util.find_spec("ray") is None:
-    pytest.skip("Ray is not installed: pip install 'snapline[ray]'", allow_module_level=True)
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'snapline[ray]'")
 
-import ray
 from tests.adapters.ray_actors.banks import TOKENS, Asker, Bank, Keeper
 from tests.adapters.ray_actors.economy import ActorEconomy, CutOfActors, connected, cuts_of
 
@@ -23,12 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 NAMES = "abcd"
 KICKS = 4
 CHECKPOINTS = 40
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Raylets]:
-    with nothing_left_running(), raylets(1, [str(ROOT)]) as made:
-        yield made
 
 
 def test_rays_own_way_of_saving_loses_tokens(cluster: Raylets) -> None:
@@ -41,8 +31,6 @@ def test_rays_own_way_of_saving_loses_tokens(cluster: Raylets) -> None:
             ray.get([actor.kick.remote() for actor in actors])
         for _ in range(CHECKPOINTS):
             ray.get([actor.pid.remote() for actor in actors])
-            import time
-
             time.sleep(chance.uniform(0.02, 0.08))
             totals.append(sum(balance for balance, *_ in ray.get([actor.save.remote() for actor in actors])))
         ray.get([actor.silence.remote() for actor in actors])
