@@ -33,7 +33,7 @@ from snapline.errors import DivergenceError
 DIGEST_BYTES = 8
 """Of a request, for telling that a handler that runs again makes another one: by accident, one time in 2**64 unseen."""
 
-PARENT_LENGTH_MAX = 192
+PARENT_LENGTH_MAX = 64
 """Of an id that its nested calls begin with, as it is: longer ones by a digest, of 128 bits."""
 
 OVER_TOLD_MAX = 64

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -45,35 +46,31 @@ class MethodRun:
     Attributes:
         life: of whose object.
         method: its name.
-        is_over: it has ended; tasks that it has started may still call.
+        error: a call was not made, since the method is run again and calls something else than before.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:
         self.life, self.method = life, method
-        self.is_over = False
-        self._made: list[FleetRef] = []
+        self.error: DivergedCallError | None = None
+        self._held: WeakSet[FleetRef] = WeakSet()
 
     def add(self, reference: "FleetRef") -> None:
         """A call of this method's."""
-        if not self.is_over:
-            self._made.append(reference)
+        self._held.add(reference)
 
     def end(self) -> None:
-        """What nobody awaits is left to the member. Raises DivergedCallError: a call was none, for that reason."""
-        self.is_over = True
-        made, self._made = self._made, []
-        for each in made:
+        """Calls that it still holds and nobody awaits are left to the member. Raises DivergedCallError: see `error`."""
+        for each in list(self._held):
             each.leave()
-        for each in made:
-            if isinstance(each.error, DivergedCallError):
-                raise each.error
+        if self.error is not None:
+            raise self.error
 
 
 METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 
 
 class FleetRef(Unkeepable):
-    """See the module. It can be awaited once, by the method that has made the call, or by its tasks.
+    """See the module. It can be awaited once, by the method that has made the call, or by its tasks. Of one that is dropped the member takes the answer.
 
     Attributes:
         error: why the call was not made.
@@ -81,12 +78,13 @@ class FleetRef(Unkeepable):
 
     unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
 
-    def __init__(self, member: RefMember, make: Callable[[], "MemberCall"], what: str) -> None:
+    def __init__(self, member: RefMember, run: MethodRun, make: Callable[[], "MemberCall"], what: str) -> None:
         """`make`: makes the call, in the member's loop. `what`: for people."""
         self.error: Exception | None = None
-        self._member, self._what = member, what
+        self._member, self._run, self._what = member, run, what
         self._call: MemberCall | None = None
         self._is_awaited = self._is_left = False
+        run.add(self)
         if is_in(member.loop):
             self._make(make)
         else:
@@ -96,7 +94,7 @@ class FleetRef(Unkeepable):
         try:
             self._call = make()
         except DivergedCallError as error:
-            self.error = error
+            self.error = self._run.error = error
         except grpc.aio.AioRpcError as error:
             self.error = ActorCallError(str(error.details()))
 
@@ -125,7 +123,6 @@ class FleetRef(Unkeepable):
             self._member.start(_taken(self._call))
 
     def __del__(self) -> None:
-        """A task that has outlived its method has dropped it."""
         if self._call is not None and not self._is_awaited and not self._is_left and not self._member.loop.is_closed():
             self._member.loop.call_soon_threadsafe(_take, self._member, self._call)
 

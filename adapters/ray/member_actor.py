@@ -227,9 +227,7 @@ class MemberActor:
             made: MemberCall = known(request)
             return made
 
-        reference = FleetRef(self, make, f"{method} of actor {target!r}")
-        run.add(reference)
-        return reference
+        return FleetRef(self, run, make, f"{method} of actor {target!r}")
 
     def opened(self, response: bytes) -> Any:
         """See `RefMember`."""

@@ -1,4 +1,4 @@
-"""Plain Ray actors that hand tokens to each other. Nothing here is of snapline: the same classes run beside Ray's own way of saving, and in a fleet."""
+"""Plain Ray actors that hand tokens to each other. `Bank` runs beside Ray's own way of saving as well as in a fleet, and knows nothing of it."""
 
 import asyncio
 import os
@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import ray
+
+from snapline.adapters.ray import changed
 
 TOKENS = 100
 
@@ -79,7 +81,7 @@ class Asker:
 
 
 class Keeper:
-    """An async actor: it changes when it has all answers."""
+    """An async actor: it changes when it has all answers, and says so where it calls after that."""
 
     def __init__(self, name: str, other: str) -> None:
         self.name, self.other = name, other
@@ -107,9 +109,14 @@ class Keeper:
         other: Any = ray.get_actor(self.other)
         first = other.back.remote(3)
         kept, back = await asyncio.gather(other.keep.remote(4), first)
-        self.balance += back["back"] - kept["kept"]
+        self.balance += back["back"] - kept["kept"] - 2
+        changed()
         if not self.is_silent:
             await self.kick()
+        await other.take.remote(2)
+
+    async def take(self, amount: int) -> None:
+        self.balance += amount
 
     async def silence(self) -> None:
         self.is_silent = True

@@ -124,9 +124,9 @@ class CutOfActors:
         """Who gives whom how much, by calls that the receiver has not had."""
         for giver, calls in self.calls.items():
             for call in calls["pending"]:
-                if call["method"] == "tok" and call["id"] not in self.calls[call["target"]]["answers"]:
-                    [amount, said], _ = json.loads(call["request"])
-                    assert said == giver
+                if call["method"] in ("tok", "take") and call["id"] not in self.calls[call["target"]]["answers"]:
+                    [amount, *said], _ = json.loads(call["request"])
+                    assert said in ([giver], [])
                     yield giver, call["target"], amount
 
     def is_exact(self, names: str) -> bool:
