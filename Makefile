@@ -103,9 +103,9 @@ guard: $(STAMP)  ## is a hot path slower than at a commit? some minutes: COMMIT=
 bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
 	@$(BIN)/python benchmarks/piggyback.py
 
-test-ray: $(STAMP)  ## fleets and sweeps on Ray, with raylets that are killed; ten minutes: installs ray
+test-ray: $(STAMP)  ## fleets and sweeps on Ray, with raylets that are killed, and plain actors; 15 minutes: installs ray
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
-	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py tests/deploy/test_ray_launcher.py $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py tests/deploy/test_ray_launcher.py tests/adapters/ray_actors $(ARGS)
 
 test-ssh: $(STAMP)  ## fleets over ssh, on an sshd of their own: installs openssh-server
 	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); command -v ssh >/dev/null && test -x /usr/sbin/sshd || \

@@ -34,6 +34,10 @@ class ActorNames:
         """It has ended for good: there may be another one of its name later."""
         self._handles.pop(name, None)
 
+    def renew(self) -> None:
+        """After a recovery: look all handles up again. Whoever had a handle of an actor that was made anew is known by its name still."""
+        self._handles.clear()
+
     def name_of(self, handle: Any) -> str | None:
         """Its name in the fleet; None: it is not of the fleet."""
         actor_id = handle._actor_id

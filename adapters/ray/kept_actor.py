@@ -126,6 +126,7 @@ class KeptActor:
     def restore(self, state: bytes) -> None:
         """A new object, made without `__init__`."""
         self.life.end()
+        self._names.renew()
         kind = type(self.life.made)
         made = kind.__new__(kind)
         _fill(made, unpacked(state, self._names))
