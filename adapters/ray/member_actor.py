@@ -1,11 +1,13 @@
 """The actor of this process as a member of its fleet: `in_fleet` makes it, Ray's calls reach it, and its own calls go through it.
 
-Everything of the member runs in the event loop in which Ray runs async methods. It is begun by a call that the constructor makes to its own actor: one that
+Everything of the member runs in the event loop in which Ray runs async methods. It is begun by a call that the actor's process makes to its own actor: one that
 Ray has restarted is called by nobody before its fleet has recovered.
 """
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +34,10 @@ log = logging.getLogger("snapline.ray")
 
 REFUSED_OPTIONS = {"num_returns": 1, "retry_exceptions": None, "tensor_transport": None}
 """Of a method: what Ray would do with other values than these is not done for calls within a fleet."""
+
+
+BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
+"""A call that a process makes to its own actor is answered in milliseconds when that is ready, or is lost; and then it is made again."""
 
 
 class FleetTerms(msgspec.Struct, frozen=True):
@@ -75,7 +81,7 @@ class MemberActor:
         _here.append(self)
         self._kept = KeptActor(make(), self.name, self._names)
         self._kept.capture()  # what cannot be kept is said to who makes the actor, and not first when a cut is taken
-        context.current_actor._snapline_begin.remote()
+        threading.Thread(target=_begun, args=(context.current_actor,), daemon=True).start()
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -300,6 +306,17 @@ def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
         return invocation(args, kwargs) if actor is None else actor.called(invocation, args, kwargs)
 
     return invoked
+
+
+def _begun(actor: Any) -> None:
+    """Call until it is answered: while Ray restarts an actor calls of its own process are lost, too."""
+    ray = load_ray()
+    while True:
+        try:
+            ray.get(actor._snapline_begin.remote(), timeout=BEGIN_S)
+            return
+        except ray.exceptions.RayError:
+            time.sleep(BEGIN_AGAIN_S)
 
 
 def _variables(invocation: Callable[[Any, Any], Any]) -> dict[str, Any]:

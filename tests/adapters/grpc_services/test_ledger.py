@@ -8,12 +8,14 @@ from tests.adapters.grpc_services.played_mesh import Rules, play
 
 from snapline.adapters.grpc.ledger import (
     LOST_ANSWER,
+    PARENT_LENGTH_MAX,
     CallAnswer,
     CallLedger,
     DivergedCallError,
     Handling,
     LedgerImage,
     ServiceCall,
+    nested_id,
 )
 
 WORLDS = 60
@@ -154,3 +156,14 @@ def test_listed_calls_are_never_made_again_but_shown() -> None:
     assert list(third.unsettled) == ["a:1"], "it stays until the service has settled it"
     third.settle("a:1")
     assert not third.image().unsettled
+
+
+def test_ids_of_chains_without_an_end_stay_short_and_differ() -> None:
+    """Handlers that hand work on for ever: each call is made within the handler of the one before."""
+    chains = [f"{agent}:{ordinal}" for agent in ("a", "bank-of-the-north") for ordinal in range(1, 4)]
+    ids: set[str] = set()
+    for _ in range(500):
+        chains = [nested_id(parent, ordinal) for parent in chains for ordinal in (1, 2)][:12]
+        assert not ids & set(chains) and len(set(chains)) == len(chains)
+        assert all(len(each) <= 2 * PARENT_LENGTH_MAX for each in chains)
+        ids |= set(chains)

@@ -75,6 +75,17 @@ class ActorEconomy:
         self.actors[name] = made.options(name=name).remote(*arguments)
         return self.actors[name]
 
+    async def make_anew(self, kinds: Mapping[str, type]) -> None:
+        """End actors for good, as when their driver ends, and make others in their place."""
+        for name in kinds:
+            ray.kill(self.actors.pop(name))
+        async with asyncio.timeout(LIMIT_S):
+            while missing := [name for name in kinds if name not in self.actors]:
+                for name in missing:
+                    with contextlib.suppress(ValueError):  # Ray has not given its name back
+                        self.make(kinds[name], name)
+                await asyncio.sleep(0.1)
+
     async def kill(self, name: str) -> None:
         """SIGKILL to the process that the actor is in."""
         os.kill(await self.asked(name, "pid"), signal.SIGKILL)
