@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapline.adapters.ray.decorator import actor_fleet as actor_fleet
     from snapline.adapters.ray.decorator import in_fleet as in_fleet
+    from snapline.adapters.ray.fleet_refs import ActorCallError as ActorCallError
     from snapline.adapters.ray.member_actor import changed as changed
 
-_PLACES = {"actor_fleet": "decorator", "changed": "member_actor", "in_fleet": "decorator"}
+_PLACES = {
+    "ActorCallError": "fleet_refs",
+    "actor_fleet": "decorator",
+    "changed": "member_actor",
+    "in_fleet": "decorator",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -18,4 +24,4 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
-__all__ = ["actor_fleet", "changed", "in_fleet"]
+__all__ = ["ActorCallError", "actor_fleet", "changed", "in_fleet"]

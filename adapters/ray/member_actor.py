@@ -315,6 +315,8 @@ def _begun(actor: Any) -> None:
         try:
             ray.get(actor._snapline_begin.remote(), timeout=BEGIN_S)
             return
+        except ray.exceptions.RayTaskError:  # it cannot begin: who calls it is told so
+            return
         except ray.exceptions.RayError:
             time.sleep(BEGIN_AGAIN_S)
 
