@@ -68,9 +68,13 @@ def _joined(kind: type, terms: FleetTerms) -> type:
         served: Served = await self._snapline.serve(stamp, method, request)
         return served
 
+    async def _snapline_forget(self: Any, plan: int, ids: list[str]) -> None:
+        await self._snapline.forget(plan, ids)
+
     inside = {
         "__init__": _as(constructor, __init__),
         "_snapline_begin": _snapline_begin,
+        "_snapline_forget": _snapline_forget,
         "_snapline_serve": _snapline_serve,
     }
     methods = {name: _entered(name, function) for name, function in _methods_of(kind)}

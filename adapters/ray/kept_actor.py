@@ -101,6 +101,7 @@ class KeptActor:
         life: the object of now.
         is_threaded: its class has no async methods.
         begun: of the ledger (`CallLedger.begun`), as soon as there is one.
+        restored: hears that the object is one of a cut.
     """
 
     def __init__(self, made: object, agent: str, names: ActorNames) -> None:
@@ -108,6 +109,7 @@ class KeptActor:
         self.life = ActorLife(made)
         self._agent, self._names = agent, names
         self.begun: Callable[[], Sequence[str]] = list
+        self.restored: Callable[[], object] = list
         self._waiting: set[str] = (
             set()
         )  # methods that have waited in ray.get: of these the state is kept when they begin
@@ -132,6 +134,7 @@ class KeptActor:
         _fill(made, unpacked(state, self._names))
         first = self.begun() if self.is_threaded else ()
         self.life = ActorLife(made, first[0] if first else "")
+        self.restored()
 
     def on_cut(self, epoch: int) -> None:
         """Nothing of an actor's."""

@@ -19,7 +19,7 @@ from snapline.adapters.grpc.member_call import MemberCall
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import METADATA, AbortedHandlerError, UnaryHandler
 from snapline.adapters.grpc.service_agent import ServiceAgent
-from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY
+from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.ray.actor_channel import ActorChannel, Served
 from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, ActorCallError, FleetRef, MethodRun, ray_get
@@ -102,6 +102,7 @@ class MemberActor:
             security=terms.security,
         )
         self._kept.begun = self._member.ledger.begun
+        self._kept.restored = lambda: self.start(self._tell_over())
         for name in terms.fleet.agents:
             if name in self._names:
                 channel: Any = ActorChannel(name, self._names)  # all of grpc.aio.Channel that is asked of it
@@ -195,6 +196,24 @@ class MemberActor:
             return packed([False, outcome.lines, outcome.raised], self._names)
         except MisuseError as error:
             return packed([False, "", error], self._names)
+
+    async def forget(self, plan: int, ids: Sequence[str]) -> None:
+        """A member of this plan needs no answers to these."""
+        member = self.begin()
+        if await member.admit(CallStamp(plan, 0, "")):
+            member.ledger.forget(ids)
+
+    async def _tell_over(self) -> None:
+        """After a recovery say at once which calls were given up, and not first with the next call: a method that was interrupted for one is waited for."""
+        member = self.begin()
+        for name in self._channels:
+            while ids := member.ledger.over_for(name):
+                try:
+                    await self._names.handle(name)._snapline_forget.remote(member.plan, list(ids))
+                except (ValueError, load_ray().exceptions.RayError):
+                    member.ledger.over_again(name, ids)
+                    break
+                member.ledger.over_told(name, ids)
 
     # ---- calls that go -----------------------------------------------------------------------------------------------
 

@@ -70,6 +70,21 @@ class Teller:
         except ray.exceptions.GetTimeoutError as error:
             return type(error).__name__
 
+    def dawdles(self, seconds: float) -> None:
+        ray.get(self.peer.sleeps.remote(seconds))
+
+    def calls(self, method: str, *arguments: object) -> object:
+        return ray.get(getattr(self.peer, method).remote(*arguments))
+
+    def gives_up(self, name: str) -> str:
+        """Somebody's answer, which takes long."""
+        handle: Any = ray.get_actor(name)
+        try:
+            ray.get(handle.dawdles.remote(60.0), timeout=0.5)
+        except ray.exceptions.GetTimeoutError:
+            return "given up"
+        return "answered"
+
     def does(self, what: str) -> str:
         """What is an error, and what it says."""
         try:

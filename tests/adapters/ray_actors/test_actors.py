@@ -94,8 +94,27 @@ async def test_an_actor_that_ray_restarts_has_its_state(cluster: Raylets, tmp_pa
                 amount, made_by, _ = await fleet.asked(name, "looks")
                 assert (amount, made_by) == (111, "cut"), f"{gone} made anew by somebody, under these names"
                 assert await fleet.asked(name, "passes_on"), "who has a handle of the old one reaches the new one"
-        latest = cuts_of(fleet.store)[max(cuts_of(fleet.store))].actors
+        cuts = cuts_of(fleet.store)
+        latest = cuts[max(cuts)].actors
         assert latest["a"] == {"amount": 111, "peer": {"ray actor": "b"}, "kept": None}, "read without Ray"
+
+
+async def test_nobody_waits_for_a_method_whose_caller_has_given_up(cluster: Raylets, tmp_path: Path) -> None:
+    """It was interrupted in the cut, and would be run again before all others."""
+    with connected(cluster, tmp_path.name):
+        async with ActorEconomy(tmp_path, "abc") as fleet:
+            for name, kind in (("a", Teller), ("b", Teller), ("c", Desk)):
+                fleet.make(kind, name)
+            await fleet.asked("b", "meet", fleet.actors["c"])
+            await fleet.asked("a", "meet", fleet.actors["b"])
+            assert await fleet.asked("a", "calls", "dawdles", 0.01) is None, "from now on it is captured where it waits"
+            assert await fleet.asked("a", "gives_up", "b") == "given up"
+            status = await fleet.until((await fleet.until(0)).epochs_completed + 4)
+            cuts = cuts_of(fleet.store)
+            assert cuts[max(cuts)].calls["b"]["journals"], "it waits"
+            await fleet.kill("c")
+            await fleet.until(status.epochs_completed, status.plan + 1)
+            assert (await fleet.asked("b", "looks"))[0] == 100
 
 
 async def test_actors_that_cannot_be_members_say_why(cluster: Raylets, tmp_path: Path) -> None:
