@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -174,11 +174,3 @@ def cuts_of(store: Path, seen: Container[int] = ()) -> dict[int, CutOfActors]:
     found = {epoch: saved.snapshot(epoch) for epoch in saved.epochs if epoch not in seen}
     states = {epoch: {name: agent.state for name, agent in cut.agents.items()} for epoch, cut in found.items()}
     return {epoch: CutOfActors(each) for epoch, each in states.items() if all(s["service"] for s in each.values())}
-
-
-def looked(until: Callable[[], bool], period_s: float = 0.05) -> None:
-    """Wait in a program without a loop."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not until():
-        assert time.monotonic() < deadline_s
-        time.sleep(period_s)
