@@ -2,7 +2,8 @@
 
 `pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the least delay, no fault, program order. The
 key names the situation, such as a channel and a message's number, never a counter of picks: so that leaving one choice
-out does not reshuffle the others. Where choices come from: a seed (`RandomChoices`), a record of an earlier run
+out does not reshuffle the others. A situation may come again, such as a frame that is sent anew: each time is a choice of its own, and
+a record holds the first by the key, and later ones by the key and how many there were before. Where choices come from: a seed (`RandomChoices`), a record of an earlier run
 (`RecordedChoices`: what is missing is 0), or a test's own source.
 
 Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each. Only `Random.random()` is used, whose
@@ -19,12 +20,27 @@ Key = tuple[Hashable, ...]
 Record = dict[tuple[str, Key], int]
 """(stream, key) → choice, without the zeros."""
 
+AGAIN = "again"
+"""Stands in a record behind the key of a situation that was there before."""
+
 
 class Choices(Protocol):
     """Where choices come from."""
 
     def pick(self, stream: str, key: Key, n: int) -> int:
         """One of 0 … n - 1; 0 is benign."""
+
+
+class Times:
+    """How often each situation has been there."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, Key], int] = {}
+
+    def name_of(self, stream: str, key: Key) -> tuple[str, Key]:
+        """What this time is called in a record."""
+        before = self._seen[stream, key] = self._seen.get((stream, key), -1) + 1
+        return (stream, (*key, AGAIN, before)) if before else (stream, key)
 
 
 class RandomChoices:
@@ -38,14 +54,17 @@ class RandomChoices:
         self._seed = seed
         self._streams: dict[str, Random] = {}
         self.record: Record | None = {} if is_recording else None
+        self._times = Times()
 
     def pick(self, stream: str, key: Key, n: int) -> int:
         random = self._streams.get(stream)
         if random is None:
             random = self._streams[stream] = stream_of(self._seed, stream)
         chosen = int(random.random() * n)
-        if chosen and self.record is not None:
-            self.record[stream, key] = chosen
+        if self.record is not None:
+            name = self._times.name_of(stream, key)
+            if chosen:
+                self.record[name] = chosen
         return chosen
 
 
@@ -58,12 +77,14 @@ class RecordedChoices:
 
     def __init__(self, record: Mapping[tuple[str, Key], int]) -> None:
         self._record = record
+        self._times = Times()
         self.used: Record = {}
 
     def pick(self, stream: str, key: Key, n: int) -> int:
-        chosen = min(self._record.get((stream, key), 0), n - 1)
+        name = self._times.name_of(stream, key)
+        chosen = min(self._record.get(name, 0), n - 1)
         if chosen:
-            self.used[stream, key] = chosen
+            self.used[name] = chosen
         return chosen
 
 
