@@ -20,7 +20,10 @@ from snapline.conversation.wire import ATTEND, decode_directive, encode_host_mes
 from snapline.errors import DistrustError, ProtocolError
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
-"""Failing calls return within a millisecond; with jitter, hosts do not come back all at once."""
+"""Failing calls return within a millisecond; with jitter, hosts do not come back all at once.
+
+A host that was never attended to begins with the least: mostly it was started together with its coordinator, which comes up just now.
+"""
 
 OUTGOING_MAX = 10_000
 """Messages waiting for the stream's writer. Above this they are dropped: the coordinator has not read for long, its keepalive
@@ -50,6 +53,7 @@ class Session:
         self._warn = warn
         self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
+        self._retry_most_s = RETRY_LEAST_S
         self._distrust = Distrust(self._turns.given)
 
     def send(self, message: HostMessage) -> None:
@@ -83,7 +87,8 @@ class Session:
                     warned = True
             finally:
                 self._outgoing = None
-            await asyncio.sleep(random.uniform(RETRY_LEAST_S, RETRY_MOST_S))
+            await asyncio.sleep(random.uniform(RETRY_LEAST_S, self._retry_most_s))
+            self._retry_most_s = min(2 * self._retry_most_s, RETRY_MOST_S)
 
     def _turn_to_next(self, error: Exception) -> bool:
         """Try the leader that a replica named, or the next one in turn; returns whether a replica answered."""
@@ -129,6 +134,7 @@ class Session:
 
     def _take(self, data: bytes) -> None:
         self._distrust.answered()
+        self._retry_most_s = RETRY_MOST_S
         try:
             directive = decode_directive(data)
         except ProtocolError as error:  # of a later version
