@@ -6,8 +6,14 @@ if TYPE_CHECKING:
     from snapline.adapters.grpc.member import Member as Member
     from snapline.adapters.grpc.service_agent import CutService as CutService
     from snapline.adapters.grpc.service_agent import ServiceAgent as ServiceAgent
+    from snapline.adapters.grpc.threaded_member import ThreadedMember as ThreadedMember
 
-_PLACES = {"Member": "member", "CutService": "service_agent", "ServiceAgent": "service_agent"}
+_PLACES = {
+    "Member": "member",
+    "CutService": "service_agent",
+    "ServiceAgent": "service_agent",
+    "ThreadedMember": "threaded_member",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -18,4 +24,4 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
-__all__ = ["CutService", "Member", "ServiceAgent"]
+__all__ = ["CutService", "Member", "ServiceAgent", "ThreadedMember"]

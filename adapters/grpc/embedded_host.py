@@ -1,5 +1,6 @@
-"""A host of the fleet in the event loop of a service: the same host, that asks the service's member at five moments."""
+"""A host of the fleet in the event loop of a service: the same host, that asks the service's member at six moments."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from snapline.adapters.grpc.handler_runs import RUN
@@ -17,6 +18,9 @@ class Embedding(Protocol):
 
     def going_back(self) -> None:
         """A plan ends the service's history, now."""
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Do this when nothing of an older history runs any more."""
 
     def gone_back(self, made: object | None) -> None:
         """The plan's line is loaded: go on from this agent's state; None: it was placed elsewhere. The next event of this service comes after this."""
@@ -66,6 +70,11 @@ class EmbeddedHost(Host):
         if isinstance(directive, Plan) and directive.number > plan:
             self._inside.going_back()
         super()._directive_received(directive)
+
+    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
+        """A line is loaded, and so the plan confirmed, behind the end of what runs of before it; other work has nothing to wait for."""
+        submit = super().in_worker
+        self._inside.when_over(lambda: submit(function, *arguments, then=then))
 
     def send(self, message: HostMessage) -> None:
         if isinstance(message, PlanApplied):

@@ -13,7 +13,7 @@ import asyncio
 import contextvars
 import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -68,6 +68,7 @@ class Member:
         listen: str = "127.0.0.1:0",
         advertise: str = "",
         security: Security | None = None,
+        front: CutService | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -78,6 +79,7 @@ class Member:
             fleet: the same in every process.
             coordinator, store, listen, advertise: as of `snapline host run`. `listen` is the host's own door, not the service's.
             host: the name of the host; that of the agent if it is empty.
+            front: is asked in the service's place (`CutPieces`, of services with threads).
 
         Raises:
             MisuseError: the fleet has no such agent.
@@ -90,7 +92,7 @@ class Member:
         self.plan = 0
         self.ledger = CallLedger(agent)
         self.interceptor = MemberInterceptor(self)
-        self._service = service
+        self._service, self._front = service, front or service
         self._initial = service.capture()
         self._moved = asyncio.Event()  # of the next change of plan
         self._channels: dict[str, MemberChannel] = {}
@@ -226,7 +228,7 @@ class Member:
         """Be in this epoch's cut before anything else happens; returns when it is so, or when the plan or the epoch has ended."""
         plan, desk = self.plan, self._desk
         while plan and self.plan == plan and self.seen < epoch:
-            if self._service.ready() or epoch in desk.ended:
+            if self._front.ready() or epoch in desk.ended:
                 self._host.begin(epoch)
                 if self.seen < epoch:  # a turn of the bridge is queued, and comes first
                     await asyncio.sleep(0)
@@ -266,7 +268,7 @@ class Member:
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
         """The answer to a call that nobody awaits."""
-        take = getattr(self._service, "answered", None)
+        take = getattr(self._front, "answered", None)
         if take is not None:
             take(call, answer)
 
@@ -294,6 +296,14 @@ class Member:
         self._waiters.clear()
         self.ledger.running.clear()
 
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Tasks are cancelled, and have done nothing since; of a service with threads these end first (`CutPieces`)."""
+        when_over = getattr(self._front, "when_over", None)
+        if when_over is None:
+            then()
+        else:
+            when_over(then)
+
     def gone_back(self, made: object | None) -> None:
         plan = self._desk.plan
         if plan == self.plan:
@@ -310,7 +320,7 @@ class Member:
         made.service = self._service
         self._move_to(plan)
         self.ledger.restore(made.state.calls)
-        self._service.restore(self._initial if made.state.service is None else made.state.service)
+        self._front.restore(self._initial if made.state.service is None else made.state.service)
         for call in self.ledger.pending.values():
             channel = self._channels.get(call.target)
             if channel is None:
@@ -325,7 +335,7 @@ class Member:
         self._moved = asyncio.Event()
 
     def begin_later(self, epoch: int) -> bool:
-        if self.plan and not self._service.ready():
+        if self.plan and self.seen < epoch and not self._front.ready():
             self.start(self.record(epoch))
             return True
         return False
@@ -335,13 +345,13 @@ class Member:
         if not self.plan:
             return
         try:
-            if not self._service.ready():
+            if not self._front.ready():
                 raise NotReadyError(f"the service of agent {self.agent!r} is not ready for a cut")
-            made.state = ServiceState(self._service.capture(), self.ledger.image())
+            made.state = ServiceState(self._front.capture(), self.ledger.image())
         except SnaplineError:
             raise
         except Exception as error:
             raise NotReadyError(f"the service of agent {self.agent!r} could not be captured: {error!r}") from error
 
     def cut(self, epoch: int) -> None:
-        self._service.on_cut(epoch)
+        self._front.on_cut(epoch)

@@ -7,7 +7,7 @@ an answer, the caller's deadline has passed, or the fleet has gone back.
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -82,11 +82,13 @@ class MemberCall:
     async def _response(self) -> Any:
         answer = await self.answer()
         if answer.code:
-            raise _error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
+            raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         return self._deserialize(answer.response) if self._deserialize is not None else answer.response
 
-    async def answer(self) -> CallAnswer:
+    async def answer(self, come_in: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
         """Wait for it. When this returns, the call is out of the ledger, and the caller goes on in the same piece.
+
+        `come_in`: waits until its caller may go on; the call leaves the ledger in one piece with its end.
 
         Raises:
             grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED); the fleet has gone back (ABORTED).
@@ -100,11 +102,12 @@ class MemberCall:
                     await member.record(stamp.epoch)
                     self._check_plan()
                 if stamp is not None and stamp.is_refused:
-                    await self._within(member.left(self._plan))
+                    await self._within(member.left(self._plan), come_in)
                 elif stamp is None and not self._call.is_listed and self._is_open(error):
-                    await self._within(asyncio.sleep(wait_s))
+                    await self._within(asyncio.sleep(wait_s), come_in)
                     wait_s = min(2 * wait_s, AGAIN_MOST_S)
                 else:
+                    await self._enter(come_in)
                     return self._take(error, response, is_told=stamp is not None)
                 self._check_plan()
                 self._attempt = self._try()
@@ -137,7 +140,7 @@ class MemberCall:
         ledger.answered(call, self._handling)
         if error is None:
             if not is_told and not call.is_listed:
-                raise _error(
+                raise rpc_error(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"{call.target} has answered {call.method} and is no member of the fleet: give its server the member's interceptor, "
                     "or name the method in channel(listed=…)",
@@ -162,14 +165,26 @@ class MemberCall:
             self._tell_over(is_told=False)
             self._member.ledger.answered(self._call, self._handling)
 
-    async def _within(self, waiting: Any) -> None:
+    async def _enter(self, come_in: Callable[[], Awaitable[None]] | None) -> None:
+        if come_in is not None:
+            await come_in()
+            self._check_plan()
+
+    def give_up(self) -> None:
+        """Its caller wants no answer, and nobody waits for it."""
+        self._give_up()
+        self._member.ended(self)
+        self._attempt.cancel()
+
+    async def _within(self, waiting: Any, come_in: Callable[[], Awaitable[None]] | None) -> None:
         """Wait, but no longer than the deadline."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
             await asyncio.wait_for(waiting, left_s)
         except TimeoutError:
+            await self._enter(come_in)
             self._give_up()
-            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer to call {self._call.id} in time") from None
+            raise rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer to call {self._call.id} in time") from None
         except asyncio.CancelledError:
             self._give_up()
             raise
@@ -185,8 +200,11 @@ class MemberCall:
 
 def fenced(call: str) -> NoReturn:
     """Raises what a call of an older history ends with."""
-    raise _error(grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it")
+    raise rpc_error(
+        grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it"
+    )
 
 
-def _error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
+def rpc_error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
+    """As gRPC raises it."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -1,0 +1,75 @@
+"""Whether a cut may be taken of a service whose handlers run in threads, and whether its fleet may go back. No I/O, no threads.
+
+A thread is *inside* from its beginning to its end, except while it waits in a call of the member's: what it does inside, between two of these waits, is
+one piece. A cut, and a recovery, find no half of a piece. For that they need nobody inside, not that nobody runs: a readers-writer gate (Courtois, Heymans
+and Parnas 1971), with threads as readers, who run beside each other as they ever did, and cuts as writers.
+
+- A cut that wants in shuts the gate: nobody comes in, and it is taken when the last one inside has ended or waits. Between two cuts whoever waited comes in.
+- Who waits for a thread that stands at the gate, for its lock perhaps, never comes out. So a cut that has wanted in for PATIENCE_NS leaves the gate ajar for as
+  long, for those who had begun, and then shuts it again; and so on, until the cut is taken or its epoch has timed out.
+- A cut is wanted as long as it is asked for. Nobody says when it is not any more: that is so when it has not been asked for LAPSE_NS.
+- Threads cannot be killed. Those of before a recovery may be inside behind it: the fleet has gone back here when all of them have ended.
+
+Everything is said to the gate in one thread, the loop's; it is the caller's duty to say `leave` and `end` in one piece with what the thread has done: with the
+call's place in the ledger, and the handler's answer.
+"""
+
+PATIENCE_NS = 50_000_000
+"""Long beside a piece, which is computing, and short beside an epoch's time-out."""
+
+LAPSE_NS = 25_000_000
+"""Five times as long as from one question to the next (`member.READY_LOOK_S`)."""
+
+
+class PieceGate:
+    """See the module.
+
+    Attributes:
+        inside: numbers of threads that are inside; of those that have begun.
+        begun: number of each thread that has begun and not ended → the plan of which it is.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[int] = set()
+        self.begun: dict[int, int] = {}
+        self._wanted_since_ns = 0
+        self._asked_ns: int | None = None
+
+    def ask(self, now_ns: int) -> bool:
+        """A cut wants in; returns whether it may be taken now."""
+        if not self._is_wanted(now_ns):
+            self._wanted_since_ns = now_ns
+        self._asked_ns = now_ns
+        return not self.inside
+
+    def open(self) -> None:
+        """The cut is taken, or wanted no more."""
+        self._asked_ns = None
+
+    def may_enter(self, thread: int, now_ns: int) -> bool:
+        """May this thread come in, or in again? If so, it is in when `enter` has been said in the same piece."""
+        if not self._is_wanted(now_ns):
+            return True
+        is_ajar = (now_ns - self._wanted_since_ns) // PATIENCE_NS % 2 == 1
+        return is_ajar and thread in self.begun
+
+    def enter(self, thread: int, plan: int) -> None:
+        """It is inside. Of which plan it is stays as it was when it began."""
+        self.begun.setdefault(thread, plan)
+        self.inside.add(thread)
+
+    def leave(self, thread: int) -> None:
+        """It waits in a call. Says nothing new of one that is out."""
+        self.inside.discard(thread)
+
+    def end(self, thread: int) -> None:
+        """It has ended, and comes in no more."""
+        self.inside.discard(thread)
+        self.begun.pop(thread, None)
+
+    def are_over(self, plan: int) -> bool:
+        """Have all threads ended that are not of this plan?"""
+        return all(each == plan for each in self.begun.values())
+
+    def _is_wanted(self, now_ns: int) -> bool:
+        return self._asked_ns is not None and now_ns - self._asked_ns < LAPSE_NS

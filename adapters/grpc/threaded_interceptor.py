@@ -1,0 +1,229 @@
+"""The server's side for `grpc.server`: what `member_interceptor.py` decides in the loop, and the handler in the thread that gRPC has given to its request.
+
+That thread waits for the loop, which admits the request, and gives it the handler to run when the gate lets it in; and again for what is to be sent.
+"""
+
+import asyncio
+import contextvars
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NoReturn
+
+import grpc
+
+from snapline.adapters.grpc.faces import OwnMember
+from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
+from snapline.adapters.grpc.member_call import CODES
+from snapline.adapters.grpc.member_interceptor import METADATA, UNKNOWN, AbortedHandlerError, UnaryHandler
+from snapline.adapters.grpc.member_threads import HistoryOverError, MemberThreads, PieceThread, Work
+from snapline.adapters.grpc.stamps import call_stamp
+from snapline.adapters.grpc.streams import pack, unpack
+
+Behavior = Callable[[Any, Any], Any]
+
+GOES_BACK = grpc.StatusCode.UNAVAILABLE, "the fleet goes back to a cut, or ends"
+"""For a member's call no answer: it is made again, or is of before as well."""
+
+
+class ThreadedInterceptor(grpc.ServerInterceptor):
+    """See the module; of `ThreadedMember.interceptor`."""
+
+    def __init__(self, member: OwnMember, threads: MemberThreads) -> None:
+        self._member, self._threads = member, threads
+        self._made: dict[str, tuple[Any, Any]] = {}
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        known = self._made.get(method)
+        if known is None or known[0] is not handler:
+            known = self._made[method] = (handler, self._wrapped(handler, method))
+        return known[1]
+
+    def _wrapped(self, handler: Any, method: str) -> Any:
+        served = ServedMethod(self._member, self._threads, handler, method)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(served.one_for_one, handler.request_deserializer, None)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(served.one, handler.request_deserializer, None)
+        made = grpc.unary_stream_rpc_method_handler if handler.unary_stream else grpc.stream_stream_rpc_method_handler
+        return made(served.many, handler.request_deserializer, None)
+
+
+class ServedMethod:
+    """One method of the service. Its own methods are called by gRPC, in threads."""
+
+    def __init__(self, member: OwnMember, threads: MemberThreads, handler: Any, method: str) -> None:
+        self._member, self._threads = member, threads
+        self._asks_stream = handler.stream_unary is not None or handler.stream_stream is not None
+        self._serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
+        self._function: Behavior = next(
+            filter(None, (handler.unary_unary, handler.stream_unary, handler.unary_stream, handler.stream_stream))
+        )
+        answers_stream = handler.unary_stream is not None or handler.stream_stream is not None
+        whole = collected_here(self._function, self._serialize, method) if answers_stream else self._function
+        self._handler = UnaryHandler(member, self._in_thread(whole), None if answers_stream else self._serialize)
+
+    def one_for_one(self, request: Any, context: Any) -> bytes:
+        """One response for one request."""
+        return self._whole(request, context)
+
+    def one(self, requests: Iterator[Any], context: Any) -> bytes:
+        """One response for a stream: all of it is there before anything is done."""
+        if call_stamp(context.invocation_metadata()) is None:
+            [response] = self._strange(requests, context, lambda given: [self._function(given, context)])
+            return response
+        return self._whole(list(requests), context)
+
+    def many(self, request: Any, context: Any) -> Iterator[bytes]:
+        """A stream of responses, which are there when the handler has ended."""
+        if call_stamp(context.invocation_metadata()) is None:
+            yield from self._strange(request, context, lambda given: self._function(given, context))
+            return
+        yield from unpack(self._whole(list(request) if self._asks_stream else request, context))
+
+    def _whole(self, request: Any, context: Any) -> bytes:
+        """In the thread of the request."""
+        asking = AskingThread(context)
+        try:
+            sent: bytes = self._threads.served(asking, partial(self._handler.serve, request, asking))
+            return sent
+        except AbortedHandlerError as error:
+            context.abort(CODES.get(error.code, grpc.StatusCode.UNKNOWN), error.details)
+        except HistoryOverError:
+            context.abort(*GOES_BACK)
+        raise AssertionError("abort raises")
+
+    def _in_thread(self, function: Behavior) -> Behavior:
+        """As a coroutine, in which a thread that waits for the loop runs it."""
+
+        async def served(request: Any, context: Any) -> Any:
+            run = RUN.get()
+            assert run is not None
+            given = iter(request) if self._asks_stream else request
+            work = partial(function, given, HandlersContext(context))
+            return await self._threads.run(PieceThread(run.plan), work, context.carry)
+
+        return served
+
+    def _strange(self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]) -> Iterator[bytes]:
+        """A stream of who is no member: as ever, but no cut falls between two of its messages while the handler is at work."""
+        visit = StrangersVisit(self._member, self._threads, self._serialize)
+        try:
+            visit.begin()
+            for response in function(visit.each(request) if self._asks_stream else request):
+                message = self._serialize(response)
+                visit.end()
+                yield message
+                visit.begin()
+        except HistoryOverError:
+            context.abort(*GOES_BACK)
+        finally:
+            visit.end()
+
+
+def collected_here(function: Behavior, serialize: Callable[[Any], bytes], method: str) -> Behavior:
+    """A handler that yields as one that returns all as one payload."""
+    return lambda request, context: pack([serialize(response) for response in function(request, context)], method)
+
+
+class AskingThread:
+    """A thread of gRPC's that waits for the loop, as the context of its request: what is asked of a context that is not here is asked of gRPC's."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._task: asyncio.Task[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def context(self) -> contextvars.Context:
+        """Of what the loop does for it."""
+        made = contextvars.Context()
+        made.run(METADATA.set, self._inner.invocation_metadata())
+        return made
+
+    def carry(self, work: Work) -> None:
+        """The thread does this."""
+        self._inbox.put(work)
+
+    def ended(self, task: "asyncio.Task[Any]") -> None:
+        """In the loop: nothing more is asked of it."""
+        self._task = task
+        self._inbox.put(None)
+
+    def cancel(self) -> None:
+        """The loop is closed."""
+        self._inbox.put(None)
+
+    def work(self) -> Any:
+        """In the thread: do what comes, until all is done; returns what the loop has made of it."""
+        while (work := self._inbox.get()) is not None:
+            work()
+        if self._task is None or self._task.cancelled():
+            raise HistoryOverError
+        return self._task.result()
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[Any, ...]) -> NoReturn:
+        """In the loop: the request ends so; gRPC hears of it from the thread."""
+        self._inner.set_trailing_metadata(trailing)
+        raise AbortedHandlerError(code.value[0], details)
+
+
+class HandlersContext:
+    """gRPC's context, as handlers see it."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """As gRPC's."""
+        raise AbortedHandlerError(code.value[0] or UNKNOWN, details)
+
+    def abort_with_status(self, status: Any) -> NoReturn:
+        """As gRPC's."""
+        self._inner.set_trailing_metadata(status.trailing_metadata or ())
+        self.abort(status.code, status.details)
+
+
+class StrangersVisit:
+    """A handler of a stream that nobody of the fleet asks for: each of its pieces is as a handler of its own."""
+
+    def __init__(self, member: OwnMember, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
+        self._member, self._threads, self._serialize = member, threads, serialize
+        self._thread: PieceThread | None = None
+
+    def begin(self) -> None:
+        """Wait until a piece may begin."""
+        self._thread = self._threads.visited(self._admitted)
+
+    async def _admitted(self) -> PieceThread:
+        await self._member.admit(None)
+        thread = PieceThread(self._member.plan)
+        thread.context.run(RUN.set, HandlerRun(None, thread.plan, self._serialize))
+        return thread
+
+    def end(self) -> None:
+        """It has ended, if one has begun."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._threads.left(thread)
+
+    def each(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """Whose messages are waited for between two pieces."""
+        while True:
+            self.end()
+            request = next(requests, self)
+            self.begin()
+            if request is self:
+                return
+            yield request
