@@ -63,9 +63,11 @@ class ServedMethod:
         self._function: Behavior = next(
             filter(None, (handler.unary_unary, handler.stream_unary, handler.unary_stream, handler.stream_stream))
         )
-        answers_stream = handler.unary_stream is not None or handler.stream_stream is not None
-        whole = collected_here(self._function, self._serialize, method) if answers_stream else self._function
-        self._handler = UnaryHandler(member, self._in_thread(whole), None if answers_stream else self._serialize)
+        if handler.unary_unary is not None:
+            self._handler = UnaryHandler(member, self._in_thread(self._function), self._serialize)
+            return
+        given = self._each if handler.stream_unary is None else self._only
+        self._handler = UnaryHandler(member, self._in_thread(lambda *asked: pack(given(*asked), method)), None)
 
     def one_for_one(self, request: Any, context: Any) -> bytes:
         """One response for one request."""
@@ -75,8 +77,9 @@ class ServedMethod:
         """One response for a stream: all of it is there before anything is done."""
         if call_stamp(context.invocation_metadata()) is None:
             [response] = self._strange(requests, context, lambda given: [self._function(given, context)])
-            return response
-        return self._whole(list(requests), context)
+        else:
+            [response] = unpack(self._whole(list(requests), context))
+        return response
 
     def many(self, request: Any, context: Any) -> Iterator[bytes]:
         """A stream of responses, which are there when the handler has ended."""
@@ -96,6 +99,12 @@ class ServedMethod:
         except HistoryOverError:
             context.abort(*GOES_BACK)
         raise AssertionError("abort raises")
+
+    def _only(self, request: Any, context: Any) -> list[bytes]:
+        return [self._serialize(self._function(request, context))]
+
+    def _each(self, request: Any, context: Any) -> list[bytes]:
+        return [self._serialize(response) for response in self._function(request, context)]
 
     def _in_thread(self, function: Behavior) -> Behavior:
         """As a coroutine, in which a thread that waits for the loop runs it."""
@@ -123,11 +132,6 @@ class ServedMethod:
             context.abort(*GOES_BACK)
         finally:
             visit.end()
-
-
-def collected_here(function: Behavior, serialize: Callable[[Any], bytes], method: str) -> Behavior:
-    """A handler that yields as one that returns all as one payload."""
-    return lambda request, context: pack([serialize(response) for response in function(request, context)], method)
 
 
 class AskingThread:

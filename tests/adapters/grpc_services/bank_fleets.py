@@ -40,7 +40,7 @@ class Till(snapline.Agent):
 class BankAgent(ServiceAgent):
     @snapline.handler
     async def on_coins(self, message: Coins, ctx: snapline.Context) -> None:
-        self.service.kept.tokens += message.amount
+        self.service.earn(message.amount)
 
 
 BESIDE_TILLS = ("a", "b")

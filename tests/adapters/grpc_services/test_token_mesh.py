@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, TILLS, TOKENS
-from tests.adapters.grpc_services.meshes import CutOfBanks, KilledMesh, cuts_of
+from tests.adapters.grpc_services.meshes import BANK, CutOfBanks, KilledMesh, cuts_of
 from tests.integration.processes import nothing_left_running
+
+THREADED = "tests.adapters.grpc_services.threaded_bank"
 
 ROUNDS = [2, pytest.param(12, marks=pytest.mark.slow)]
 """In each some processes are killed, and ten snapshots complete before and after."""
@@ -50,11 +52,23 @@ async def test_every_cut_has_every_token_while_services_are_killed(tmp_path: Pat
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
 
 
-async def test_services_and_native_agents_are_in_one_cut(tmp_path: Path, rounds: int) -> None:
+async def test_every_cut_has_every_token_where_services_have_threads(tmp_path: Path, rounds: int) -> None:
+    """Two of them have; the third is of grpc.aio."""
+    names = ("a", "b", "c")
+    with nothing_left_running():
+        async with KilledMesh(tmp_path, names, service=THREADED) as mesh:
+            cuts = await killed(mesh, names, rounds)
+    check(cuts, TOKENS * len(names))
+    assert len(cuts) >= 10 * (rounds + 1)
+    assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
+
+
+@pytest.mark.parametrize("service", [BANK, THREADED])
+async def test_services_and_native_agents_are_in_one_cut(tmp_path: Path, rounds: int, service: str) -> None:
     """Tokens go round: by calls between the services, by messages to the native agents and back."""
     names, hosts = BESIDE_TILLS, tuple(TILLS.values())
     with nothing_left_running():
-        async with KilledMesh(tmp_path, names, hosts) as mesh:
+        async with KilledMesh(tmp_path, names, hosts, service=service) as mesh:
             cuts = await killed(mesh, (*names, *hosts), rounds)
     check(cuts, TOKENS * len(names))
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)

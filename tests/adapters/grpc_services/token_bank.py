@@ -52,7 +52,10 @@ class Bank:
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
         if not answer.code:
             backs = unpack(answer.response) if call.answers_stream else [answer.response]
-            self.kept.tokens += sum(self.protos.Tokens.FromString(back).amount for back in backs)
+            self.earn(sum(self.protos.Tokens.FromString(back).amount for back in backs))
+
+    def earn(self, amount: int) -> None:
+        self.kept.tokens += amount
 
     # ---- what it does -----------------------------------------------------------------------------------------------
 
