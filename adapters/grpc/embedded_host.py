@@ -1,9 +1,10 @@
-"""A host of the fleet in the event loop of a service: the same host, that asks the service's member at six moments."""
+"""A host of the fleet in the event loop of a service: the same host, that asks the service's member at seven moments."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from snapline.adapters.grpc.handler_runs import RUN
+from snapline.adapters.grpc.held_frames import HeldFrames
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
@@ -28,6 +29,9 @@ class Embedding(Protocol):
     def begin_later(self, epoch: int) -> bool:
         """Is the service not ready? Then the member begins this epoch, when it is."""
 
+    def may_record(self) -> bool:
+        """Is the service ready, or is there none to record?"""
+
     def filling(self, made: object) -> None:
         """The agent is about to be captured. Raises SnaplineError: not now; the epoch is refused."""
 
@@ -41,6 +45,8 @@ class EmbeddedHost(Host):
     def __init__(self, options: HostOptions, agent: str, inside: Embedding) -> None:
         self._agent, self._inside = agent, inside
         super().__init__(options)
+        self._frames = HeldFrames(self._carrier.received, self._begun, inside.may_record)
+        self.received, self.opened, self.closed = self._frames.received, self._opened, self._closed
 
     @property
     def core(self) -> HostCore:
@@ -50,6 +56,17 @@ class EmbeddedHost(Host):
     def begin(self, epoch: int) -> None:
         """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
         self._feed(BeginEpoch(epoch, self._carrier.core.desk.plan))
+
+    def _begun(self) -> int:
+        return self._carrier.core.desk.begun_epoch
+
+    def _opened(self, peer: str, attempt: int) -> bool:
+        self._frames.drop(peer)
+        return self._carrier.opened(peer, attempt)
+
+    def _closed(self, peer: str, error: str | None) -> None:
+        self._frames.drop(peer)
+        self._carrier.closed(peer, error)
 
     def tell(self, told: MessagesTold) -> None:
         """The service says this to other agents, now."""
@@ -69,6 +86,7 @@ class EmbeddedHost(Host):
         plan = self._carrier.core.desk.plan
         if isinstance(directive, Plan) and directive.number > plan:
             self._inside.going_back()
+            self._frames.drop_all()
         super()._directive_received(directive)
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:

@@ -340,6 +340,9 @@ class Member:
             return True
         return False
 
+    def may_record(self) -> bool:
+        return not self.plan or self._front.ready()
+
     def filling(self, made: object) -> None:
         assert isinstance(made, ServiceAgent)
         if not self.plan:

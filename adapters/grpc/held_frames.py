@@ -1,0 +1,75 @@
+"""Frames of other hosts that bring news of an epoch wait until the service is ready for it, each link's in their order.
+
+The host records an epoch with the first news of it, at once, and refuses it if the service is not ready. The coordinator's word, and stamps of calls, can wait for that
+in the member. A frame waits here, as if it were under way still; so long at most that its link is not taken for silent.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
+
+HELD_S = 1.0
+"""Then it is delivered all the same. Links are suspected after 2 s of silence."""
+
+HELD_LOOK_S = 0.005
+"""As `member.READY_LOOK_S`."""
+
+
+class HeldFrames:
+    """See the module. `receive`: has the host take a frame; `may`: may the service record an epoch later than `begun()` now?"""
+
+    def __init__(
+        self, receive: Callable[[str, Frame], None], begun: Callable[[], int], may: Callable[[], bool]
+    ) -> None:
+        self._receive, self._begun, self._may = receive, begun, may
+        self._held: dict[str, deque[tuple[int, Frame]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def received(self, peer: str, frame: Frame) -> None:
+        """A frame has come. Raises ProtocolError: a control item in it is none."""
+        held, newest = self._held.get(peer), newest_epoch(frame)
+        if held is not None:
+            held.append((newest, frame))
+        elif newest <= self._begun() or self._may():
+            self._receive(peer, frame)
+        else:
+            held = self._held[peer] = deque([(newest, frame)])
+            task = asyncio.get_running_loop().create_task(self._release(peer, held))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, peer: str, held: "deque[tuple[int, Frame]]") -> None:
+        until_s = time.monotonic() + HELD_S
+        while held and self._held.get(peer) is held:
+            newest, frame = held[0]
+            if newest > self._begun() and time.monotonic() < until_s and not self._may():
+                await asyncio.sleep(HELD_LOOK_S)
+            else:
+                held.popleft()
+                self._receive(peer, frame)
+        if self._held.get(peer) is held:
+            del self._held[peer]
+
+    def drop(self, peer: str) -> None:
+        """The stream is gone: what the host has not had is sent again by the link."""
+        self._held.pop(peer, None)
+
+    def drop_all(self) -> None:
+        """Links end with their plan."""
+        self._held.clear()
+
+
+def newest_epoch(frame: Frame) -> int:
+    """That it brings news of; 0: none."""
+    match frame.body:
+        case LinkHello(floor=floor):
+            return floor
+        case Items(channel=channels, payload=payloads, epoch=epochs):
+            controls = [
+                decode_control(payload) for channel, payload in zip(channels, payloads, strict=True) if not channel
+            ]
+            return max([0, *epochs, *(each.epoch for each in controls if isinstance(each, Marker))])
+    return 0
