@@ -77,7 +77,7 @@ class ThreadsOfMember(Protocol):
     def start(self, work: Coroutine[object, None, Any]) -> "asyncio.Task[Any]": ...
 
 
-class Asking(Protocol):
+class ServedThread(Protocol):
     """Of `AskingThread`, which says what these are."""
 
     def context(self) -> contextvars.Context: ...
@@ -104,7 +104,7 @@ class MemberThreads:
         self.member: ThreadsOfMember
         self._here = threading.local()
         self._opened = asyncio.Event()
-        self._asked: set[Asking | Future[Any]] = set()
+        self._asked: set[ServedThread | Future[Any]] = set()
         self._deferred: list[Work] = []
 
     # ---- in threads ---------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class MemberThreads:
         finally:
             self._asked.discard(answer)
 
-    def served(self, asking: "Asking", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
+    def served(self, asking: "ServedThread", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
         """In a thread that is not known yet: have the loop serve a request, and do what it gives. Raises what `serve` does, or HistoryOverError."""
 
         def begin() -> None:
