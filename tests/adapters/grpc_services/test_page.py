@@ -20,7 +20,9 @@ DIARY = [
 
 
 @pytest.mark.timeout(120)
-async def test_the_services_of_the_page_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["", "threaded_"])
+async def test_the_services_of_the_page_run(tmp_path: Path, kind: str) -> None:
+    """With threads the greeter and who calls; the guide is of grpc.aio."""
     for name, text in files_of((ROOT / "docs" / "grpc.md").read_text()).items():
         (tmp_path / name).write_text(text)
     for proto in ("greeter.proto", "route_guide.proto"):
@@ -31,7 +33,11 @@ async def test_the_services_of_the_page_run(tmp_path: Path) -> None:
         processes = [await start("coordinator", "run", "--listen", coordinator, *where)]
         store = str(tmp_path / "s")
         try:
-            for program, *addresses in (("greeter", greeter), ("guide", guide), ("traveller", greeter, guide)):
+            for program, *addresses in (
+                (f"{kind}greeter", greeter),
+                ("guide", guide),
+                (f"{kind}traveller", greeter, guide),
+            ):
                 processes.append(
                     await asyncio.create_subprocess_exec(
                         *(sys.executable, f"{program}.py", coordinator, store, *addresses),
