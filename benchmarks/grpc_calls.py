@@ -1,4 +1,6 @@
-"""What a member's channel and interceptor cost a unary call of 1 KiB, beside plain grpc.aio: `python benchmarks/grpc_calls.py [ROUNDS]`.
+"""What a member's channel and interceptor cost a unary call of 1 KiB, beside plain gRPC: `python benchmarks/grpc_calls.py [ROUNDS] [--threads]`.
+
+With grpc.aio; with `--threads` server and stubs are those of threads.
 
 One server process serves the same method on two ports, plain and as a member of a fleet; this process calls both, in turns, over one connection each:
 one call after the other, and 16 at a time. The fleet takes a cut a second meanwhile. Ratios are of the processor time of both processes, which other
@@ -8,13 +10,16 @@ programs of the machine disturb less, and of the time that passes.
 import argparse
 import asyncio
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +29,7 @@ import grpc.aio
 import snapline
 from snapline.adapters.grpc.member import Member
 from snapline.adapters.grpc.service_agent import ServiceAgent
+from snapline.adapters.grpc.threaded_member import ThreadedMember
 
 METHOD = "/bench.Echo/Say"
 PAYLOAD = b"x" * 1024
@@ -81,8 +87,27 @@ def member_of(folder: str, agent: str) -> Member:
     return Member(Nothing(), agent=agent, fleet=FLEET, coordinator=address, store=f"{folder}/store")
 
 
+def threaded_member_of(folder: str, agent: str, service: Nothing) -> ThreadedMember:
+    address = Path(folder, "address").read_text()
+    return ThreadedMember(service, agent=agent, fleet=FLEET, coordinator=address, store=f"{folder}/store")
+
+
+def serve_threads(folder: str) -> None:
+    member = threaded_member_of(folder, "server", Nothing())
+    servers = []
+    given: dict[str, list[grpc.ServerInterceptor]] = {"plain": [], "member": [member.interceptor]}
+    for name, interceptors in given.items():
+        server = grpc.server(ThreadPoolExecutor(BESIDE), interceptors=interceptors)
+        handlers: dict[str, Any] = {"Say": grpc.unary_unary_rpc_method_handler(lambda request, context: request)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
+        server.add_insecure_port(f"unix:{folder}/{name}")
+        server.start()
+        servers.append(server)
+    member.run()
+
+
 @contextmanager
-def processes(folder: str) -> Iterator[int]:
+def processes(folder: str, *options: str) -> Iterator[int]:
     """The coordinator and the server; yields the id of the server's process."""
     address = f"127.0.0.1:{20000 + os.getpid() % 20000}"
     Path(folder, "address").write_text(address)
@@ -92,7 +117,7 @@ def processes(folder: str) -> Iterator[int]:
         return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     coordinator = start("-m", "snapline", "coordinator", "run", *where)
-    server = start(__file__, "--serve", folder)
+    server = start(__file__, "--serve", folder, *options)
     try:
         yield server.pid
     finally:
@@ -145,10 +170,56 @@ async def measure(folder: str, rounds: int, server: int) -> None:
             order = (plain, ours) if number % 2 else (ours, plain)
             took = {call: await measured(call, beside, pids) for call in order}
             pairs.append((took[plain], took[ours]))
-        for kind, field in (("processor", 0), ("time", 1)):
-            report(f"{name}, {kind}", [(one[field], other[field]) for one, other in pairs[2:]])
+        report_both(name, pairs[2:])
     running.cancel()
     await asyncio.wait([running])
+
+
+class CallingThreads(Nothing):
+    """Calls from its threads, once, and ends the process."""
+
+    def __init__(self, folder: str, rounds: int, server: int) -> None:
+        self._folder, self._rounds, self._pids = folder, rounds, [os.getpid(), server]
+        self.member = threaded_member_of(folder, "caller", self)
+        self._plain: Any = grpc.insecure_channel(f"unix:{folder}/plain").unary_unary(METHOD)
+        self._ours: Any = self.member.channel(f"unix:{folder}/member").unary_unary(METHOD)
+
+    def restore(self, state: bytes) -> None:
+        self.member.start(self._measure)
+
+    def _measure(self) -> None:
+        for name, beside in (("one after the other", 1), (f"{BESIDE} at a time", BESIDE)):
+            pairs = []
+            for number in range(self._rounds + 2):
+                order = (self._plain, self._ours) if number % 2 else (self._ours, self._plain)
+                took = {call: self._measured(call, beside) for call in order}
+                pairs.append((took[self._plain], took[self._ours]))
+            report_both(name, pairs[2:])
+        signal.raise_signal(signal.SIGTERM)
+
+    def _measured(self, call: Any, beside: int) -> Took:
+        """Threads of plain calls are outside all the time, so that they hold up no cut."""
+        ended = threading.Semaphore(0)
+
+        def some() -> None:
+            with nullcontext() if call is self._ours else self.member.outside():
+                for _ in range(CALLS // beside):
+                    call(PAYLOAD)
+            ended.release()
+
+        begun_s, used_s = time.perf_counter(), sum(map(processor_s, self._pids))
+        for _ in range(beside):
+            self.member.start(some)
+        with self.member.outside():
+            for _ in range(beside):
+                ended.acquire()
+        used_s = sum(map(processor_s, self._pids)) - used_s
+        return Took(used_s / CALLS, (time.perf_counter() - begun_s) / CALLS)
+
+
+def report_both(name: str, pairs: "list[tuple[Took, Took]]") -> None:
+    for kind, field in (("processor", 0), ("time", 1)):
+        report(f"{name}, {kind}", [(one[field], other[field]) for one, other in pairs])
 
 
 def report(name: str, pairs: list[tuple[float, float]]) -> None:
@@ -165,12 +236,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rounds", nargs="?", type=int, default=20)
     parser.add_argument("--serve")
+    parser.add_argument("--threads", action="store_true")
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.serve))
+        if options.threads:
+            serve_threads(options.serve)
+        else:
+            asyncio.run(serve(options.serve))
         return
-    with tempfile.TemporaryDirectory() as folder, processes(folder) as server:
-        asyncio.run(measure(folder, options.rounds, server))
+    how = ["--threads"] if options.threads else []
+    with tempfile.TemporaryDirectory() as folder, processes(folder, *how) as server:
+        if options.threads:
+            CallingThreads(folder, options.rounds, server).member.run()
+        else:
+            asyncio.run(measure(folder, options.rounds, server))
 
 
 if __name__ == "__main__":

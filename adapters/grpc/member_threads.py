@@ -96,11 +96,13 @@ class MemberThreads:
         gate: see `PieceGate`.
         member: whose they are.
         loop: in which it runs.
+        is_ending: the member takes part in nothing any more.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.gate = PieceGate()
         self.loop = loop
+        self.is_ending = False
         self.member: ThreadsOfMember
         self._here = threading.local()
         self._opened = asyncio.Event()
@@ -154,7 +156,10 @@ class MemberThreads:
         """In a thread that is not known yet: have the loop serve a request, and do what it gives. Raises what `serve` does, or HistoryOverError."""
 
         def begin() -> None:
-            self.loop.create_task(serve()).add_done_callback(asking.ended)
+            if self.is_ending:
+                asking.cancel()
+            else:
+                self.loop.create_task(serve()).add_done_callback(asking.ended)
 
         self._asked.add(asking)
         try:
@@ -175,6 +180,9 @@ class MemberThreads:
             return thread
 
         def begin(answer: "Future[Any]") -> None:
+            if self.is_ending:
+                answer.cancel()
+                return
             task = self.loop.create_task(enter())
             task.add_done_callback(lambda _: answer.cancel() if task.cancelled() else answer.set_result(task.result()))
 

@@ -78,9 +78,15 @@ class ThreadedMember:
         """
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                return runner.run(self._member.run())
+                return runner.run(self._run())
         finally:
             self._threads.close()
+
+    async def _run(self) -> int:
+        try:
+            return await self._member.run()
+        finally:
+            self._threads.is_ending = True
 
     def channel(
         self,
