@@ -1,6 +1,7 @@
 """What calls and handlers see of the member and the channel that they belong to."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, ServiceCall
@@ -20,6 +21,7 @@ class OwnMember(Protocol):
     agent: str
     plan: int
     ledger: CallLedger
+    come_in: Callable[[], Awaitable[None]] | None
 
     @property
     def seen(self) -> int: ...

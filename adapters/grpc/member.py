@@ -13,7 +13,7 @@ import asyncio
 import contextvars
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -53,6 +53,7 @@ class Member:
         agent: who stands for it.
         ledger: of its calls. To read.
         plan: under which the service runs; 0 while it goes back, or before the fleet has begun.
+        come_in: is waited for before an answer that nobody awaits leaves the ledger (`MemberThreads.passed`); None: nothing is.
         interceptor: for `grpc.aio.server(interceptors=[…])`, before all others that change anything.
     """
 
@@ -90,6 +91,7 @@ class Member:
             )
         self.agent = agent
         self.plan = 0
+        self.come_in: Callable[[], Awaitable[None]] | None = None
         self.ledger = CallLedger(agent)
         self.interceptor = MemberInterceptor(self)
         self._service, self._front = service, front or service

@@ -81,7 +81,7 @@ class MemberChannel(grpc.aio.Channel):
     async def _again(self, call: ServiceCall) -> None:
         made = MemberCall(self._member, self, call, None, None)
         try:
-            answer = await made.answer()
+            answer = await made.answer(self._member.come_in)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.ABORTED:
                 return

@@ -28,6 +28,9 @@ from snapline.errors import MisuseError
 LOOK_S = LAPSE_NS / 1e9
 """Who waits at the gate looks again so often, also if nothing is said."""
 
+NOBODY = 0
+"""No thread has this number."""
+
 SAID_S = 5.0
 """After so long a recovery that waits for threads says so: what computes, or waits in a call, is over long before."""
 
@@ -226,19 +229,25 @@ class MemberThreads:
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
     async def enter(self, thread: PieceThread) -> None:
-        """Wait until this thread may be inside, and have it in."""
-        while True:
+        """Wait until this thread may be inside, and have it in; nothing, if it is."""
+        while thread.number not in self.gate.inside:
             if thread.plan != self.member.plan:
                 raise asyncio.CancelledError
             if self.gate.may_enter(thread.number, time.monotonic_ns()):
                 self.gate.enter(thread.number, thread.plan)
-                return
-            opened = self._opened
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await opened.wait()
-            except TimeoutError:
-                continue
+            else:
+                await self._opening()
+
+    async def passed(self) -> None:
+        """Wait until a thread may begin; that may be done in the same step."""
+        while not self.gate.may_enter(NOBODY, time.monotonic_ns()):
+            await self._opening()
+
+    async def _opening(self) -> None:
+        opened = self._opened
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await opened.wait()
 
     async def run(self, thread: PieceThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
         """Have a thread run this; `carry` gives it what to do. When this returns the thread is outside: what follows is of its last piece still."""

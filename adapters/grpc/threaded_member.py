@@ -68,6 +68,7 @@ class ThreadedMember:
             security=security,
             front=CutPieces(service, self._threads),
         )
+        self._member.come_in = self._threads.passed
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 
     def run(self) -> int:
