@@ -56,18 +56,21 @@ class ThreadedMember:
         """
         self._loop = asyncio.new_event_loop()
         self._threads = MemberThreads(self._loop)
-        self._member = self._threads.member = Member(
-            service,
-            agent=agent,
-            fleet=fleet,
-            coordinator=coordinator,
-            store=store,
-            host=host,
-            listen=listen,
-            advertise=advertise,
-            security=security,
-            front=CutPieces(service, self._threads),
-        )
+        with contextlib.ExitStack() as unless_made:
+            unless_made.callback(self._loop.close)
+            self._member = self._threads.member = Member(
+                service,
+                agent=agent,
+                fleet=fleet,
+                coordinator=coordinator,
+                store=store,
+                host=host,
+                listen=listen,
+                advertise=advertise,
+                security=security,
+                front=CutPieces(service, self._threads),
+            )
+            unless_made.pop_all()
         self._member.come_in = self._threads.passed
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 

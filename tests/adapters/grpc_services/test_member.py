@@ -1,13 +1,15 @@
 """The member between two histories, without a fleet."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import snapline
-from snapline.adapters.grpc import Member, ServiceAgent
+from snapline.adapters.grpc import Member, ServiceAgent, ThreadedMember
 from snapline.adapters.grpc.stamps import CallStamp
+from snapline.errors import MisuseError
 
 
 class Silent:
@@ -22,6 +24,33 @@ class Silent:
 
     def ready(self) -> bool:
         return True
+
+
+class Slow(Silent):
+    """Something of before a recovery goes on in it until `over` is called."""
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        self.over = then
+
+
+@pytest.mark.timeout(20)
+async def test_a_line_is_loaded_when_nothing_of_before_goes_on(tmp_path: Path) -> None:
+    """The plan is confirmed behind the loading, and the service goes on behind that."""
+    fleet, service = snapline.Fleet("slow", agents={"a": ServiceAgent()}), Slow()
+    member = Member(service, agent="a", fleet=fleet, coordinator="127.0.0.1:1", store=str(tmp_path))
+    loaded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    member._host.in_worker("line {}".format, 7, then=loaded.set_result)
+    await asyncio.sleep(0.05)
+    assert not loaded.done()
+    service.over()
+    assert await loaded == "line 7"
+
+
+def test_an_agent_that_is_none_for_a_service_is_refused(tmp_path: Path) -> None:
+    fleet = snapline.Fleet("silent", agents={"a": ServiceAgent()})
+    for kind in (Member, ThreadedMember):
+        with pytest.raises(MisuseError, match="agent 'b' of fleet 'silent' is no ServiceAgent"):
+            kind(Silent(), agent="b", fleet=fleet, coordinator="127.0.0.1:1", store=str(tmp_path))
 
 
 @pytest.mark.timeout(20)
