@@ -28,9 +28,6 @@ from snapline.errors import MisuseError
 LOOK_S = LAPSE_NS / 1e9
 """Who waits at the gate looks again so often, also if nothing is said."""
 
-NOBODY = 0
-"""No thread has this number."""
-
 SAID_S = 5.0
 """After so long a recovery that waits for threads says so: what computes, or waits in a call, is over long before."""
 
@@ -229,18 +226,20 @@ class MemberThreads:
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
     async def enter(self, thread: PieceThread) -> None:
-        """Wait until this thread may be inside, and have it in; nothing, if it is."""
-        while thread.number not in self.gate.inside:
+        """Wait until this thread may be inside, and have it in; if it is, nothing."""
+        while True:
             if thread.plan != self.member.plan:
                 raise asyncio.CancelledError
-            if self.gate.may_enter(thread.number, time.monotonic_ns()):
+            if thread.number in self.gate.inside:
+                return
+            if self.gate.may_enter(time.monotonic_ns()):
                 self.gate.enter(thread.number, thread.plan)
-            else:
-                await self._opening()
+                return
+            await self._opening()
 
     async def passed(self) -> None:
-        """Wait until a thread may begin; that may be done in the same step."""
-        while not self.gate.may_enter(NOBODY, time.monotonic_ns()):
+        """Wait until a thread may come in; that may be done in the same step."""
+        while not self.gate.may_enter(time.monotonic_ns()):
             await self._opening()
 
     async def _opening(self) -> None:

@@ -5,8 +5,9 @@ one piece. A cut, and a recovery, find no half of a piece. For that they need no
 and Parnas 1971), with threads as readers, who run beside each other as they ever did, and cuts as writers.
 
 - A cut that wants in shuts the gate: nobody comes in, and it is taken when the last one inside has ended or waits. Between two cuts whoever waited comes in.
-- Who waits for a thread that stands at the gate, for its lock perhaps, never comes out. So a cut that has wanted in for PATIENCE_NS leaves the gate ajar for as
-  long, for those who had begun, and then shuts it again; and so on, until the cut is taken or its epoch has timed out.
+- It takes turns with threads. Who is inside may wait for one that stands at the gate, for its lock perhaps, and never come out; or be inside for long, and everybody
+  else would wait with the cut. So the gate is shut for PATIENCE_NS, then open for as long, then shut and open for twice as long each, and so on, until the cut is taken or its
+  epoch has timed out. A cut is taken at the latest when the gate is shut for longer than a piece takes; and threads have half of the time.
 - A cut is wanted as long as it is asked for. Nobody says when it is not any more: that is so when it has not been asked for LAPSE_NS.
 - Threads cannot be killed. Those of before a recovery may be inside behind it: the fleet has gone back here when all of them have ended.
 
@@ -46,12 +47,15 @@ class PieceGate:
         """The cut is taken, or wanted no more."""
         self._asked_ns = None
 
-    def may_enter(self, thread: int, now_ns: int) -> bool:
-        """May this thread come in, or in again? If so, it is in when `enter` has been said in the same piece."""
+    def may_enter(self, now_ns: int) -> bool:
+        """May a thread come in? If so, it is in when `enter` has been said in the same piece."""
         if not self._is_wanted(now_ns):
             return True
-        is_ajar = (now_ns - self._wanted_since_ns) // PATIENCE_NS % 2 == 1
-        return is_ajar and thread in self.begun
+        passed = (now_ns - self._wanted_since_ns) // PATIENCE_NS
+        round_ = (
+            1 << (passed // 2 + 1).bit_length() - 1
+        )  # 1, 2, 4 …: the gate is shut for so long, then open, counted in PATIENCE_NS
+        return passed - 2 * (round_ - 1) >= round_
 
     def enter(self, thread: int, plan: int) -> None:
         """It is inside. Of which plan it is stays as it was when it began."""

@@ -13,15 +13,23 @@ WORLDS, STEPS, STEP_NS, ASK_NS = 200, 400, 1_000_000, 5_000_000
 class NeverShut(PieceGate):
     """A cut waits for those inside, and more come in: it may wait for ever."""
 
-    def may_enter(self, thread: int, now_ns: int) -> bool:
+    def may_enter(self, now_ns: int) -> bool:
         return True
 
 
-class NeverAjar(PieceGate):
-    """Who stands at the gate with a lock that somebody inside wants is never let in."""
+class NeverOpen(PieceGate):
+    """Who stands at the gate with a lock that somebody inside wants is never let in, and nobody beside one who is inside for long."""
 
-    def may_enter(self, thread: int, now_ns: int) -> bool:
-        return super().may_enter(-1, now_ns)
+    def may_enter(self, now_ns: int) -> bool:
+        return not self._is_wanted(now_ns)
+
+
+class AlwaysAsLong(PieceGate):
+    """It is never shut for longer than pieces take."""
+
+    def may_enter(self, now_ns: int) -> bool:
+        passed = (now_ns - self._wanted_since_ns) // PATIENCE_NS
+        return not self._is_wanted(now_ns) or passed % 2 == 1
 
 
 class StaysShut(PieceGate):
@@ -108,7 +116,7 @@ class World:
     def go_on(self, number: int, thread: Thread) -> None:
         if thread.waits and thread.plan != self.plan and number not in self.gate.begun:
             del self.threads[number]  # it stood at the gate and had not begun
-        elif thread.waits and self.chance.random() < 0.7 and self.gate.may_enter(number, self.now_ns):
+        elif thread.waits and self.chance.random() < 0.7 and self.gate.may_enter(self.now_ns):
             self.gate.enter(number, thread.plan)
             thread.waits = False
         elif thread.half and self.chance.random() < 0.5:
@@ -146,24 +154,52 @@ def lock_across_a_call(gate: PieceGate) -> None:
     for now_ns in range(0, 2 * PATIENCE_NS, ASK_NS):
         if gate.ask(now_ns):
             return
-        assert not gate.may_enter(3, now_ns), "somebody new has come in before the cut"
-        if 1 not in gate.inside and gate.may_enter(1, now_ns):
+        if 1 in gate.begun and gate.may_enter(now_ns):
             gate.enter(1, 1)
             gate.end(1)
             gate.end(2)
     raise AssertionError("they wait for each other")
 
 
+def long_pieces(gate: PieceGate, piece_ns: int = 7 * PATIENCE_NS) -> None:
+    """Four threads, each inside for long and then outside for a moment, at times of their own."""
+    ends = {thread: thread * piece_ns // 4 for thread in range(1, 5)}
+    for thread in ends:
+        gate.enter(thread, 1)
+    for now_ns in range(0, 6 * piece_ns, ASK_NS):
+        for thread, end_ns in ends.items():
+            if thread in gate.inside and end_ns <= now_ns:
+                gate.leave(thread)
+            elif thread not in gate.inside and gate.may_enter(now_ns):
+                gate.enter(thread, 1)
+                ends[thread] = now_ns + piece_ns
+        if gate.ask(now_ns):
+            return
+    raise AssertionError("the cut is never taken")
+
+
+def beside_one_that_stays(gate: PieceGate, waits_ns: int = 100 * PATIENCE_NS) -> None:
+    """One is inside all the time: the others have a good part of it, since no cut would be taken anyway."""
+    gate.enter(1, 1)
+    open_ns = 0
+    for now_ns in range(0, waits_ns, ASK_NS):
+        assert not gate.ask(now_ns)
+        open_ns += ASK_NS * gate.may_enter(now_ns)
+    assert waits_ns / 3 < open_ns < 2 * waits_ns / 3, f"the gate was open for {open_ns / waits_ns:.0%}"
+
+
 def lapse(gate: PieceGate) -> None:
     """A cut is asked for once, and never again."""
     gate.enter(1, 1)
     assert not gate.ask(0)
-    assert gate.may_enter(2, LAPSE_NS), "it is shut for nobody"
+    assert gate.may_enter(LAPSE_NS), "it is shut for nobody"
 
 
 def check(gate: type[PieceGate]) -> int:
     lapse(gate())
     lock_across_a_call(gate())
+    long_pieces(gate())
+    beside_one_that_stays(gate())
     return sum(play(gate, seed) for seed in range(WORLDS))
 
 
@@ -172,7 +208,9 @@ def test_no_cut_falls_into_a_piece_and_nothing_old_is_left_behind_a_recovery() -
 
 
 @pytest.mark.parametrize(
-    "mutant", [NeverShut, NeverAjar, StaysShut, AsksNobody, CountsThoseInside, ForgetsThePlan], ids=lambda x: x.__name__
+    "mutant",
+    [NeverShut, NeverOpen, AlwaysAsLong, StaysShut, AsksNobody, CountsThoseInside, ForgetsThePlan],
+    ids=lambda x: x.__name__,
 )
 def test_mutants_fall(mutant: type[PieceGate]) -> None:
     with pytest.raises(AssertionError):
