@@ -300,3 +300,42 @@ def test_threads_of_before_end_and_the_fleet_waits_for_them(pair: Pair) -> None:
         assert said == ["slept", "asked", "computed", "restored"] or said == ["asked", "slept", "computed", "restored"]
 
     run(pair, work)
+
+
+def test_listed_calls_are_made_and_listed_streams_are_refused(pair: Pair) -> None:
+    protos: Any = grpc.protos(PROTO)
+
+    async def work() -> None:
+        stub = pair.services.BankStub(pair.threaded.channel(pair.addresses["b"], listed=["*"]))
+        assert (await in_thread(pair, lambda: stub.Swap(protos.Tokens(amount=3)))).amount == 1
+        with pytest.raises(MisuseError, match=r"Spread is listed and has streams.*member\.outside"):
+            await in_thread(pair, lambda: list(stub.Spread(protos.Tokens(amount=3))))
+        assert not pair.members["a"].ledger.pending and not await in_thread(pair, lambda: pair.threaded.unsettled)
+
+    run(pair, work)
+
+
+def test_who_waits_outside_holds_up_no_cut_and_ends_with_its_history(pair: Pair) -> None:
+    async def work() -> None:
+        may_end = threading.Event()
+        ended: list[str] = []
+
+        def waits() -> None:
+            try:
+                with pair.threaded.outside():
+                    may_end.wait()
+                ended.append("came in again")
+            except HistoryOverError:
+                ended.append("history is over")
+
+        pair.threaded.start(waits)
+        await asyncio.sleep(0.05)
+        await ready(pair)
+        going = asyncio.create_task(pair.go_back(None))
+        await asyncio.sleep(0.05)
+        assert not going.done(), "the fleet has gone back while it ran"
+        may_end.set()
+        await going
+        assert ended == ["history is over"]
+
+    run(pair, work)
