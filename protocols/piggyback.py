@@ -109,7 +109,7 @@ def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
     """By value, who has it; none if there are so many values that the other forms are shorter."""
-    values = {value for _, value in entries}
+    values = dict.fromkeys(value for _, value in entries)
     if len(values) * (size // 7 + 2) >= min(2 * len(entries), size):
         return {}
     digits = {value: bytearray(b"0" * size) for value in values}

@@ -99,9 +99,12 @@ class Running:
         finally:
             ending.cancel()
 
-    async def until_led(self, *, not_by: str = "") -> str:
-        """Wait until one of several replicas leads; returns its name."""
-        status = await self.until(lambda now: now.leader and now.leader != not_by)
+    async def until_led(self, *, not_by: str = "", after: int = 0) -> str:
+        """Wait until one of several replicas leads; returns its name.
+
+        Where the leader is killed and comes back, name the term that it led in: it may well be elected again.
+        """
+        status = await self.until(lambda now: now.leader and now.leader != not_by and now.term > after)
         return status.leader
 
     def pid(self, name: str) -> int:

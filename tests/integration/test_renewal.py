@@ -68,10 +68,10 @@ async def test_no_epoch_is_lost_while_certificates_are_renewed_three_times_and_p
         await renewing.until_all_have_theirs()
         await fleet.until_more_epochs()
 
-        leader = await fleet.until_led()
         await renewing.renew()
-        fleet.local.kill(leader)
-        await fleet.until_led(not_by=leader)
+        led = await fleet.until(lambda now: now.leader)
+        fleet.local.kill(led.leader)
+        await fleet.until_led(after=led.term)
         await renewing.until_all_have_theirs()
         await fleet.recovered_from("h3")
         await fleet.until_more_epochs(2)
