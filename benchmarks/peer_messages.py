@@ -68,9 +68,9 @@ def started(command: Sequence[str], folder: Path) -> Iterator[str]:
     try:
         yield mark
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(5)
         for found in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if found.name.isdigit() and f"{MARK}={mark}".encode() in (found / "environ").read_bytes().split(b"\0"):

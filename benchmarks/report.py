@@ -38,7 +38,7 @@ class Section(NamedTuple):
 SECTIONS = {
     "messages": Section(
         "A message, beside peers",
-        "-m benchmarks.peer_messages --rounds 5",
+        "-m benchmarks.peer_messages --rounds 3",
         "The processor's time for a message that another agent handles, of all processes of a fleet together.",
         "Peers' messages are in no checkpoint, and AutoGen's and Bytewax's leave no process. Bytewax is Rust with a Python function in it; "
         "its records go one way, and nobody answers them.",

@@ -5,8 +5,6 @@ in which it was covered: so it is covered now (`coordinator/leader/modes/epoch_r
 A new stream may lead to a new leader, which has been told nothing.
 """
 
-from typing import NamedTuple
-
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
@@ -19,11 +17,8 @@ Channel = tuple[str, str]
 """Sender, receiver."""
 
 
-class Consumed(NamedTuple):
-    """By a channel's receiver: the last number consumed inside the cut, and how many messages its channel state holds."""
-
-    number: int
-    recorded: int
+Consumed = tuple[int, int]
+"""By a channel's receiver: the last number consumed inside the cut, and how many messages its channel state holds."""
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
@@ -35,12 +30,14 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
     def since(self, earlier: "ChannelNumbers") -> "ChannelNumbers":
         """Those of which more or less is covered than there was."""
         sent, received = earlier.sent, earlier.received
+        if not sent and not received:
+            return self
         return ChannelNumbers(
             {channel: number for channel, number in self.sent.items() if sent.get(channel) != number},
             {
                 channel: consumed
                 for channel, consumed in self.received.items()
-                if channel not in received or sum(received[channel]) != sum(consumed)
+                if channel not in received or sum(received[channel]) != consumed[0] + consumed[1]
             },
         )
 
@@ -57,7 +54,7 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
         sent |= {(agent, receiver): number for receiver, number in record.sent.items()}
         consumed, waiting = record.received, record.in_transit
         for sender in consumed if waiting.keys() <= consumed.keys() else dict.fromkeys([*consumed, *waiting]):
-            received[sender, agent] = Consumed(consumed.get(sender, 0), len(waiting.get(sender, ())))
+            received[sender, agent] = consumed.get(sender, 0), len(waiting.get(sender, ()))
     for agent, numbers in command.departed.items():
         sent |= {(agent, receiver): number for receiver, number in numbers.items()}
     return ChannelNumbers(sent, received)
@@ -74,8 +71,8 @@ def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> E
         sent_number=tuple(told.sent.values()),
         received_from=tuple([places[sender] for sender, _ in told.received]),
         received_to=tuple([places[receiver] for _, receiver in told.received]),
-        received_number=tuple([consumed.number for consumed in told.received.values()]),
-        recorded_count=tuple([consumed.recorded for consumed in told.received.values()]),
+        received_number=tuple([number for number, _ in told.received.values()]),
+        recorded_count=tuple([recorded for _, recorded in told.received.values()]),
         names=tuple(places),  # the last one, when all have a place
     )
 

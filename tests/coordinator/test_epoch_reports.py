@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, Consumed, with_channels
+from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, with_channels
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader.events import ManifestAgent
 from snapline.coordinator.leader.modes import epoch_reports
@@ -78,7 +78,7 @@ def numbers_of(host: str, sent: Channels, received: Channels, recorded: Channels
     return ChannelNumbers(
         {(a, b): n for (a, b), n in sent.items() if HOST_OF[a] == host},
         {
-            (a, b): Consumed(n - (waiting := min(n, recorded.get((a, b), 0))), waiting)
+            (a, b): (n - (waiting := min(n, recorded.get((a, b), 0))), waiting)
             for (a, b), n in received.items()
             if HOST_OF[b] == host
         },

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from tests.coordinator.world_outputs import WorldOutputs
 from tests.kit.virtual_time import VirtualTime
 
-from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, Consumed, EpochReports, with_channels
+from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochReports, with_channels
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
@@ -211,7 +211,7 @@ class FakeHost:
         born = [n for n, is_unborn in enumerate(unborn) if not is_unborn]
         pairs = [(members[sender], members[receiver]) for sender, receiver in itertools.pairwise(born)]
         sent = 2 + epoch // 3  # in some epochs nothing has changed
-        numbers = ChannelNumbers(dict.fromkeys(pairs, sent), dict.fromkeys(pairs, Consumed(sent - 1, 1)))
+        numbers = ChannelNumbers(dict.fromkeys(pairs, sent), dict.fromkeys(pairs, (sent - 1, 1)))
         since, earlier = self.reports.earlier(epoch)
         report = msg.EpochReport(
             epoch,

@@ -51,7 +51,7 @@ async def until_told(http: httpx.AsyncClient, *kinds: str) -> str:
 
 async def test_what_a_fleet_does_is_seen_while_somebody_looks(data_dir: Path) -> None:
     stop = data_dir.with_name("stop")
-    arguments = {"stop": str(stop), "period": "0.5"}
+    arguments = {"stop": str(stop), "period": "0.1"}  # in each look there are markers
     async with running(data_dir, "paced_bank:fleet", arguments, hosts=2) as fleet:
         await fleet.until_epochs(1)
         async with serving("--data-dir", str(data_dir)) as http:
