@@ -125,7 +125,7 @@ def made(name: str, section: Section) -> str:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
     when = f"{time.strftime('%Y-%m-%d', time.gmtime())}, {commit.stdout.strip()}, load {load:.1f} at its start, {time.monotonic() - began_s:.0f} s"
-    output = "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    output = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
     return (
         f"## {section.title}\n\n{section.shows}\n\n`{' '.join(command)}` ({when})\n\n"
         f"```text\n{output}\n```\n\n**Not shown.** {section.hides}\n"

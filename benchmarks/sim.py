@@ -147,10 +147,10 @@ def measure_kernel() -> Figures:
 
 def measure_fleet() -> Figures:
     pattern = PatternPart(name="random", messages=300_000)
-    fleet = FleetPart(agents=10_000, hosts=4, pattern=pattern, trigger=TriggerPart(every="2s"))
+    fleet = FleetPart(agents=10_000, hosts=4, pattern=pattern, trigger=TriggerPart(every="1500ms"))
     result = run(Scenario(name="large", fleet=fleet, run=RunPart(until="1ms")), 1)
     assert result.verdict == "pass", f"{result.verdict}: {result.violations} {result.pending} {result.error}"
-    assert result.metrics["epochs_complete"] == 1 and result.probes["channel state not empty"] == 1, result.metrics
+    assert result.metrics["epochs_complete"] >= 1 and result.probes["channel state not empty"] == 1, result.metrics
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "fleet_cpu_s": result.cpu_s,
