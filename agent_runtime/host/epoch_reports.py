@@ -5,6 +5,8 @@ in which it was covered: so it is covered now (`coordinator/leader/modes/epoch_r
 A new stream may lead to a new leader, which has been told nothing.
 """
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
@@ -13,68 +15,102 @@ from snapline.conversation.messages import BeginEpoch, EpochReport
 EPOCHS_KEPT = 8
 """More than may be open at once, and the one before them."""
 
-Channel = tuple[str, str]
-"""Sender, receiver."""
-
-
-Consumed = tuple[int, int]
-"""By a channel's receiver: the last number consumed inside the cut, and how many messages its channel state holds."""
+Numbers = Mapping[str, Mapping[str, int]]
+"""By an agent of this host, by the other end of its channels. As the records have them, whose dictionaries nobody changes any more: a pair for
+each channel would be made anew in each epoch, and looked at by the collector of garbage."""
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
-    """A host's ends of channels in one epoch. `sent`: the last number sent inside the cut."""
+    """A host's ends of channels in one epoch.
 
-    sent: dict[Channel, int] = {}
-    received: dict[Channel, Consumed] = {}
+    Attributes:
+        sent: the last number sent inside the cut, by sender.
+        received: the last one consumed inside the cut, by receiver.
+        recorded: how many messages the channel state holds, by receiver.
+    """
+
+    sent: Numbers = {}
+    received: Numbers = {}
+    recorded: Numbers = {}
 
     def since(self, earlier: "ChannelNumbers") -> "ChannelNumbers":
         """Those of which more or less is covered than there was."""
-        sent, received = earlier.sent, earlier.received
-        if not sent and not received:
+        if not earlier.sent and not earlier.received and not earlier.recorded:
             return self
-        return ChannelNumbers(
-            {channel: number for channel, number in self.sent.items() if sent.get(channel) != number},
-            {
-                channel: consumed
-                for channel, consumed in self.received.items()
-                if channel not in received or sum(received[channel]) != consumed[0] + consumed[1]
-            },
-        )
+        sent: dict[str, Mapping[str, int]] = {}
+        for agent, numbers in self.sent.items():
+            before = earlier.sent.get(agent, NO_NUMBERS)
+            if numbers != before:
+                sent[agent] = {other: number for other, number in numbers.items() if before.get(other) != number}
+        received: dict[str, Mapping[str, int]] = {}
+        recorded: dict[str, Mapping[str, int]] = {}
+        for agent, numbers in self.received.items():
+            waiting = self.recorded.get(agent, NO_NUMBERS)
+            read, waited = earlier.received.get(agent, NO_NUMBERS), earlier.recorded.get(agent, NO_NUMBERS)
+            if numbers != read or waiting != waited:
+                changed = [
+                    other
+                    for other in senders_of(numbers, waiting)
+                    if (other not in read and other not in waited)
+                    or numbers.get(other, 0) + waiting.get(other, 0) != read.get(other, 0) + waited.get(other, 0)
+                ]
+                received[agent] = {other: numbers.get(other, 0) for other in changed}
+                recorded[agent] = {other: waiting[other] for other in changed if other in waiting}
+        return ChannelNumbers(sent, received, recorded)
 
+
+NO_NUMBERS: Mapping[str, int] = {}
 
 NOTHING_TOLD = 0, ChannelNumbers()
 """In the place of an earlier epoch and its numbers."""
 
 
+def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iterable[str]:
+    """All who have sent something to an agent."""
+    return received if recorded.keys() <= received.keys() else dict.fromkeys([*received, *recorded])
+
+
 def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
     """Of all agents here, and of those that have left: what these have ever sent is still to be covered."""
-    sent: dict[Channel, int] = {}
-    received: dict[Channel, Consumed] = {}
-    for agent, record in command.records.items():
-        sent |= {(agent, receiver): number for receiver, number in record.sent.items()}
-        consumed, waiting = record.received, record.in_transit
-        for sender in consumed if waiting.keys() <= consumed.keys() else dict.fromkeys([*consumed, *waiting]):
-            received[sender, agent] = consumed.get(sender, 0), len(waiting.get(sender, ()))
-    for agent, numbers in command.departed.items():
-        sent |= {(agent, receiver): number for receiver, number in numbers.items()}
-    return ChannelNumbers(sent, received)
+    records = command.records
+    return ChannelNumbers(
+        {**{agent: record.sent for agent, record in records.items()}, **command.departed},
+        {agent: record.received for agent, record in records.items()},
+        {
+            agent: {sender: len(messages) for sender, messages in record.in_transit.items()}
+            for agent, record in records.items()
+            if record.in_transit
+        },
+    )
 
 
 def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> EpochReport:
     """The report with these channels as its columns, in the place of those that it had; its agents are the first of its names."""
     places = Places({name: place for place, name in enumerate(report.names[: len(report.agents)])})
+    sent_from: list[int] = []
+    sent_to: list[int] = []
+    sent_number: list[int] = []
+    received_from: list[int] = []
+    received_to: list[int] = []
+    received_number: list[int] = []
+    recorded_count: list[int] = []
+    for agent, numbers in told.sent.items():
+        sent_from += [places[agent]] * len(numbers) if numbers else []
+        sent_to += [places[receiver] for receiver in numbers]
+        sent_number += numbers.values()
+    for agent, numbers in told.received.items():
+        waiting = told.recorded.get(agent, NO_NUMBERS)
+        senders = list(senders_of(numbers, waiting))
+        received_from += [places[sender] for sender in senders]
+        received_to += [places[agent]] * len(senders) if senders else []
+        received_number += [numbers.get(sender, 0) for sender in senders]
+        recorded_count += [waiting.get(sender, 0) for sender in senders]
     return msgspec.structs.replace(
-        report,
-        since=since,
-        sent_from=tuple([places[sender] for sender, _ in told.sent]),
-        sent_to=tuple([places[receiver] for _, receiver in told.sent]),
-        sent_number=tuple(told.sent.values()),
-        received_from=tuple([places[sender] for sender, _ in told.received]),
-        received_to=tuple([places[receiver] for _, receiver in told.received]),
-        received_number=tuple([number for number, _ in told.received.values()]),
-        recorded_count=tuple([recorded for _, recorded in told.received.values()]),
-        names=tuple(places),  # the last one, when all have a place
-    )
+        report, since=since, names=tuple(places),
+        sent_from=tuple(sent_from), sent_to=tuple(sent_to), sent_number=tuple(sent_number),
+        received_from=tuple(received_from), received_to=tuple(received_to), received_number=tuple(received_number),
+        recorded_count=tuple(recorded_count),
+    )  # fmt: skip
 
 
 class Places(dict[str, int]):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochReports, with_channels
+from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochReports, Numbers, with_channels
 from snapline.conversation.messages import BeginEpoch, EpochReport, ReportedPack
 
 QUIET, BUSY = ("a", "z"), ("a", "y")
@@ -14,12 +14,19 @@ QUIET, BUSY = ("a", "z"), ("a", "y")
 def told(reports: EpochReports, epoch: int, sent: Mapping[tuple[str, str], int]) -> EpochReport:
     """The report of an epoch in which the host's agent `a` had sent so much."""
     since, earlier = reports.earlier(epoch)
-    numbers = ChannelNumbers(dict(sent))
+    numbers = ChannelNumbers(by_first(sent))
     whole = EpochReport(epoch, 1, ReportedPack("p", 1, b""), names=("a",), agents=(0,), unborn=(False,))
     reports.written(with_channels(whole, numbers.since(earlier), since=since), numbers)
     report = reports.report_of(epoch)
     assert report is not None
     return report
+
+
+def by_first(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (first, second), number in flat.items():
+        found.setdefault(first, {})[second] = number
+    return found
 
 
 def sent_in(report: EpochReport) -> dict[tuple[str, str], int]:
@@ -80,17 +87,39 @@ def test_only_a_few_epochs_numbers_are_kept() -> None:
     assert told(reports, 100, {QUIET: 5}).since == 0
 
 
-numbers = st.dictionaries(st.sampled_from([QUIET, BUSY]), st.integers(0, 3))
-consumed = st.dictionaries(st.sampled_from([QUIET, BUSY]), st.tuples(st.integers(0, 3), st.integers(0, 2)))
+numbers = st.dictionaries(st.sampled_from("ab"), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3), max_size=3))
 
 
-@given(st.builds(ChannelNumbers, numbers, consumed), st.builds(ChannelNumbers, numbers, consumed))
+def grown(earlier: Numbers, later: Numbers) -> Numbers:
+    return {agent: {**earlier.get(agent, {}), **later.get(agent, {})} for agent in {**earlier, **later}}
+
+
+def flat(numbers: Numbers) -> dict[tuple[str, str], int]:
+    return {(agent, other): number for agent, others in numbers.items() for other, number in others.items()}
+
+
+def covered(each: ChannelNumbers) -> dict[tuple[str, str], int]:
+    """By receiver and sender."""
+    return {
+        (agent, sender): read.get(sender, 0) + each.recorded.get(agent, {}).get(sender, 0)
+        for agent, read in each.received.items()
+        for sender in [*read, *each.recorded.get(agent, {})]
+    }
+
+
+@given(st.builds(ChannelNumbers, numbers, numbers, numbers), st.builds(ChannelNumbers, numbers, numbers, numbers))
 def test_the_earlier_numbers_with_what_has_changed_are_the_later_ones(
     earlier: ChannelNumbers, later: ChannelNumbers
 ) -> None:
-    """Channels never end while their ends live, so `later` has all that `earlier` has."""
-    later = ChannelNumbers({**earlier.sent, **later.sent}, {**earlier.received, **later.received})
+    """Channels never end while their ends live, so `later` has all that `earlier` has, but for messages that wait."""
+    read: Numbers = {**{agent: {} for agent in later.recorded}, **grown(earlier.received, later.received)}
+    later = ChannelNumbers(grown(earlier.sent, later.sent), read, later.recorded)
+    earlier = ChannelNumbers(
+        earlier.sent, earlier.received, {a: x for a, x in earlier.recorded.items() if a in earlier.received}
+    )
     changed = later.since(earlier)
-    assert {**earlier.sent, **changed.sent} == later.sent
-    covered = {channel: sum(each) for channel, each in {**earlier.received, **changed.received}.items()}
-    assert covered == {channel: sum(each) for channel, each in later.received.items()}
+    assert flat(grown(earlier.sent, changed.sent)) == flat(later.sent)
+    before = {pair: number for pair, number in covered(earlier).items() if pair in covered(later)}
+    assert {**before, **covered(changed)} == covered(later)
+    told = {pair for pair, number in covered(later).items() if covered(earlier).get(pair) != number}
+    assert set(covered(changed)) == told, "and nothing else is told"

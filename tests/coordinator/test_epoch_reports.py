@@ -75,13 +75,12 @@ shares = st.dictionaries(st.sampled_from(PAIRS), st.integers(0, 3))
 
 
 def numbers_of(host: str, sent: Channels, received: Channels, recorded: Channels) -> ChannelNumbers:
+    here = [agent for agent, place in HOST_OF.items() if place == host]
+    waiting = {pair: min(number, recorded.get(pair, 0)) for pair, number in received.items()}
     return ChannelNumbers(
-        {(a, b): n for (a, b), n in sent.items() if HOST_OF[a] == host},
-        {
-            (a, b): (n - (waiting := min(n, recorded.get((a, b), 0))), waiting)
-            for (a, b), n in received.items()
-            if HOST_OF[b] == host
-        },
+        {agent: {b: n for (a, b), n in sent.items() if a == agent} for agent in here},
+        {agent: {a: n - waiting[a, b] for (a, b), n in received.items() if b == agent} for agent in here},
+        {agent: {a: n for (a, b), n in waiting.items() if b == agent and n} for agent in here},
     )
 
 

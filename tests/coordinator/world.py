@@ -211,7 +211,9 @@ class FakeHost:
         born = [n for n, is_unborn in enumerate(unborn) if not is_unborn]
         pairs = [(members[sender], members[receiver]) for sender, receiver in itertools.pairwise(born)]
         sent = 2 + epoch // 3  # in some epochs nothing has changed
-        numbers = ChannelNumbers(dict.fromkeys(pairs, sent), dict.fromkeys(pairs, (sent - 1, 1)))
+        numbers = ChannelNumbers(
+            {a: {b: sent} for a, b in pairs}, {b: {a: sent - 1} for a, b in pairs}, {b: {a: 1} for a, b in pairs}
+        )
         since, earlier = self.reports.earlier(epoch)
         report = msg.EpochReport(
             epoch,
