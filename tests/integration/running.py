@@ -24,6 +24,31 @@ LOG_LINES = 12
 Recovery = dict[str, object]
 
 
+async def until_status(
+    client: CoordinatorClient,
+    condition: Callable[[FleetStatus], object],
+    whereabouts: Callable[[], str],
+    limit_s: float = LIMIT_S,
+) -> FleetStatus:
+    """Wait for a status with this property; a coordinator that is down meanwhile is waited for. `whereabouts`: for who waits in vain."""
+    status: FleetStatus | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                with contextlib.suppress(SnaplineError):
+                    status = await client.status()
+                    if condition(status):
+                        return status
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise AssertionError(f"in vain; last status {status}; {whereabouts()}") from None
+
+
+def is_at(epochs: int, plan: int = 0) -> Callable[[FleetStatus], bool]:
+    """Are so many epochs complete, and does the fleet run under this plan, or a later one?"""
+    return lambda now: now.epochs_completed >= epochs and now.plan >= plan and now.phase == "running"
+
+
 class Running:
     """A running fleet, and the coordinator's client."""
 
@@ -34,21 +59,11 @@ class Running:
 
     async def until(self, condition: Callable[[FleetStatus], object], limit_s: float = LIMIT_S) -> FleetStatus:
         """Wait for a status with this property; a coordinator that is down meanwhile is waited for."""
-        status: FleetStatus | None = None
-        try:
-            async with asyncio.timeout(limit_s):
-                while True:
-                    with contextlib.suppress(SnaplineError):
-                        status = await self.client.status()
-                        if condition(status):
-                            return status
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError:
-            raise AssertionError(f"in vain; last status {status}; {self.whereabouts()}") from None
+        return await until_status(self.client, condition, self.whereabouts, limit_s)
 
     async def until_epochs(self, count: int, limit_s: float = LIMIT_S) -> FleetStatus:
         """Wait until so many epochs are complete, and the fleet runs."""
-        return await self.until(lambda now: now.epochs_completed >= count and now.phase == "running", limit_s)
+        return await self.until(is_at(count), limit_s)
 
     async def until_more_epochs(self, count: int = 1) -> FleetStatus:
         """Wait until so many more epochs than now are complete, and the fleet runs."""

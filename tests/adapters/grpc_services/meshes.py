@@ -11,13 +11,12 @@ from typing import Any, Self
 import grpc
 import msgspec
 from tests.adapters.grpc_services.bank_fleets import PROTO, TILLS
-from tests.integration.processes import LIMIT_S
+from tests.integration.running import is_at, until_status
 
 from snapline import open_store
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
-from snapline.errors import SnaplineError
 
 BANK = "tests.adapters.grpc_services.token_bank"
 MIXED = "tests.adapters.grpc_services.bank_fleets:mixed"
@@ -112,17 +111,7 @@ class KilledMesh:
 
     async def until(self, epochs: int, plan: int = 0) -> FleetStatus:
         """Wait until so many epochs are complete, and the fleet runs under this plan, or a later one."""
-        status: FleetStatus | None = None
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                while True:
-                    with contextlib.suppress(SnaplineError):
-                        status = await self.client.status()
-                        if status.epochs_completed >= epochs and status.plan >= plan and status.phase == "running":
-                            return status
-                    await asyncio.sleep(0.03)
-        except TimeoutError:
-            raise AssertionError(f"in vain; last status {status}; {self.logs()}") from None
+        return await until_status(self.client, is_at(epochs, plan), self.logs)
 
     def logs(self) -> str:
         return "".join(f"\n--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self._logs.iterdir()))

@@ -14,6 +14,7 @@ from typing import Any, Self
 import ray
 from tests.adapters.grpc_services.meshes import free_ports
 from tests.integration.processes import LIMIT_S
+from tests.integration.running import is_at, until_status
 
 import snapline
 from snapline import open_store
@@ -104,17 +105,7 @@ class ActorEconomy:
 
     async def until(self, epochs: int, plan: int = 0) -> FleetStatus:
         """Wait until so many epochs are complete, and the fleet runs under this plan, or a later one."""
-        status: FleetStatus | None = None
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                while True:
-                    with contextlib.suppress(SnaplineError):
-                        status = await self.client.status()
-                        if status.epochs_completed >= epochs and status.plan >= plan and status.phase == "running":
-                            return status
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"in vain; last status {status}; {self.log()}") from None
+        return await until_status(self.client, is_at(epochs, plan), self.log)
 
     def log(self) -> str:
         return (self._folder / "coordinator.log").read_text()[-3000:]
