@@ -22,7 +22,7 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H PeerSuspected        | a link is silent                                 |                                             |
     | H AgentFailed          | an agent cannot go on                            |                                             |
     | C Plan                 | the fleet (re)starts from a line                 | PlanApplied or PlanRefused                  |
-    | C BeginEpoch           | an epoch is committed; and again: report it whole | EpochReport or EpochRefused                |
+    | C BeginEpoch           | an epoch is committed, or is to be told whole    | EpochReport or EpochRefused                 |
     | C EndEpoch             | it is complete, or aborted; and again: released  |                                             |
     | H CheckpointsStored    | checkpoints of single agents are durable         | CheckpointsKnown                            |
     | C RequestCheckpoints   | a round asks agents (koo-toueg)                  | CheckpointsAnswered                         |

@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 
 from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, with_channels
 from snapline.conversation import messages as msg
+from snapline.coordinator.leader.epochs.underway import Channels, ToldChannels
 from snapline.coordinator.leader.events import ManifestAgent
 from snapline.coordinator.leader.modes import epoch_reports
-from snapline.coordinator.leader.modes.epoch_reports import (
-    Channels,
-    ToldChannels,
-    _covered_channels,
-    _take_channels,
-    _told_channels,
-)
+from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _take_channels, _told_channels
 from snapline.protocols.coverage import AgentReport, uncovered
 
 AGENTS = ("a", "b", "c")

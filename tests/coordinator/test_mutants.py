@@ -9,10 +9,9 @@ from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.epochs.retention import Retention
-from snapline.coordinator.leader.epochs.underway import EpochUnderway
+from snapline.coordinator.leader.epochs.underway import EpochUnderway, ToldChannels
 from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
-from snapline.coordinator.leader.modes.epoch_reports import ToldChannels
 from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.state import fleet_state, going_back

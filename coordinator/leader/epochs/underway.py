@@ -10,7 +10,7 @@
 All of it is volatile. Hosts repeat what they have reported, so a leader's death costs an epoch of theirs nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -18,12 +18,24 @@ from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import WriteManifest
-from snapline.coordinator.leader.modes.epoch_reports import ToldChannels
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import EpochAccount
 
 UNBORN_BYTES_MAX = 48 * 1024
 """Of names in one CompleteEpoch, so that it stays below 64 KiB."""
+
+
+Channels = Mapping[tuple[str, str], int]
+"""(sender, receiver) → the last number sent inside the cut."""
+
+
+class ToldChannels(msgspec.Struct, frozen=True, gc=False):
+    """All channels of an epoch, each covered and between two of its members, who are all there: later reports may be told against it."""
+
+    epoch: int
+    plan: int
+    members: frozenset[str]
+    channels: Channels
 
 
 class Collecting(msgspec.Struct):

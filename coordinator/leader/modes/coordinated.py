@@ -9,10 +9,17 @@ import msgspec
 
 from snapline.conversation.messages import BeginEpoch, RetireAgent
 from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.epochs.underway import Collecting, EpochUnderway, Stage, StoringManifest, Underway
+from snapline.coordinator.leader.epochs.underway import (
+    Collecting,
+    EpochUnderway,
+    Stage,
+    StoringManifest,
+    ToldChannels,
+    Underway,
+)
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.modes.epoch_reports import ToldChannels, judge
+from snapline.coordinator.leader.modes.epoch_reports import judge
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, OperationResult, PlanRecord

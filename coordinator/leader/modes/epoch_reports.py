@@ -14,6 +14,7 @@ from operator import add
 import msgspec
 
 from snapline.conversation.messages import EpochReport, ReportedPack
+from snapline.coordinator.leader.epochs.underway import Channels, ToldChannels
 from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
@@ -21,19 +22,6 @@ from snapline.protocols.coverage import AgentReport, uncovered
 
 SHOWN_MAX = 5
 """Channels or agents named in a reason; the rest are counted."""
-
-
-Channels = Mapping[tuple[str, str], int]
-"""(sender, receiver) → the last number sent inside the cut."""
-
-
-class ToldChannels(msgspec.Struct, frozen=True, gc=False):
-    """All channels of an epoch, each covered and between two of its members, who are all there: later reports may be told against it."""
-
-    epoch: int
-    plan: int
-    members: frozenset[str]
-    channels: Channels
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
