@@ -14,7 +14,14 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
-from snapline.agent_runtime.encoding import field_names, message_decoder, message_name, state_decoder
+from snapline.agent_runtime.encoding import (
+    NAME_BYTES_MAX,
+    field_names,
+    message_decoder,
+    message_head,
+    message_name,
+    state_decoder,
+)
 from snapline.errors import FleetDefinitionError
 
 OnError = Literal["undo", "keep", "recover"]
@@ -75,6 +82,7 @@ class AgentType(msgspec.Struct, frozen=True):
     kind: str  # "module:Class"
     agent_class: type["Agent"]
     handlers: dict[str, Handler]  # by message name
+    heads: dict[bytes, Handler]  # the same by what an encoded message begins with
     state_type: Any
     state_name: str
     state_fields: dict[str, str]
@@ -168,10 +176,14 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
         raise FleetDefinitionError(f"the state of {agent_class.__qualname__} cannot be saved: {error}") from error
     _refuse_generator(agent_class, "on_start", agent_class.on_start)
     retries, waits_ns = _retries_of(agent_class)
+    handlers = _find_handlers(agent_class)
     return AgentType(
         kind=kind_of(agent_class),
         agent_class=agent_class,
-        handlers=_find_handlers(agent_class),
+        handlers=handlers,
+        heads={
+            message_head(name): handler for name, handler in handlers.items() if len(name.encode()) <= NAME_BYTES_MAX
+        },
         state_type=state_type,
         state_name=getattr(state_type, "__qualname__", str(state_type)),
         state_fields=_fields_of(state_type),

@@ -12,11 +12,12 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from snapline.agent_runtime import durable, rolling_back
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, StepWork, TurnJournal
+from snapline.agent_runtime.asked import Asked
+from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, StepWork, TurnJournal
 from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_state
-from snapline.agent_runtime.host.events import Emission, Spawn
+from snapline.agent_runtime.host.events import TurnEnded
 from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
 from snapline.agent_runtime.undoing import load_undo
@@ -27,9 +28,6 @@ from snapline.storage.packs.saved_effects import MadeEffect
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
-_Asked = tuple[
-    list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
-]
 
 
 class Context:
@@ -43,23 +41,21 @@ class Context:
     """
 
     __slots__ = (
+        "_asked",
         "_call",
-        "_cancelled",
         "_closed",
         "_journal",
-        "_outputs",
         "_reply",
         "_sagas",
         "_sends",
-        "_spawns",
         "_stops",
-        "_timers",
-        "_wants_checkpoint",
         "_world",
         "agent",
         "incarnation",
         "sender",
     )
+
+    _sagas: list[Saga]  # those that are open; in durable turns
 
     def __init__(self, agent: str, incarnation: int, sender: str, world: Outside) -> None:
         self.agent = agent
@@ -67,16 +63,11 @@ class Context:
         self.sender = sender
         self._world = world
         self._sends: list[tuple[str, bytes]] = []
-        self._timers: list[tuple[str, int, bytes]] = []
-        self._cancelled: list[str] = []
-        self._spawns: dict[str, Spawn] = {}
         self._stops = False
-        self._wants_checkpoint = False
+        self._asked: Asked | None = None
         self._reply: bytes | None = None
-        self._outputs: list[Emission] = []
         self._call = b""
         self._journal: TurnJournal | None = None
-        self._sagas: list[Saga] = []
         self._closed = ""
 
     @property
@@ -97,7 +88,8 @@ class Context:
             MessageTooLargeError: it is above 16 MiB.
             MisuseError: no agent can have such an id.
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if not isinstance(to, str) or not to.isascii():
             check_receiver(to)
         self._sends.append((to, encode_message(message)))
@@ -144,31 +136,31 @@ class Context:
             EncodingError: it cannot be encoded.
             MessageTooLargeError: it is above 16 MiB.
         """
-        self._check_open()
+        asked = self._more()
         if not isinstance(topic, str):
             raise MisuseError(f"a topic is text, this one is a {type(topic).__qualname__}")
-        self._outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
+        asked.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
 
         Timers are part of the agent's state: after a recovery the rest of the delay is waited again.
         """
-        self._check_open()
+        asked = self._more()
         name = plain_name("a timer", name)
         if name.startswith("\0"):
             raise MisuseError(f"timer {name!r} begins with a zero character: those names are the runtime's")
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise MisuseError(f"timer {name!r}: the delay must be from 0 to {DELAY_S_MAX:.0e} seconds, it is {delay_s}")
-        if name in self._cancelled:
-            self._cancelled.remove(name)
-        self._timers.append((name, round(delay_s * 1e9), encode_message(message)))
+        if name in asked.cancelled:
+            asked.cancelled.remove(name)
+        asked.timers.append((name, round(delay_s * 1e9), encode_message(message)))
 
     def cancel_timer(self, name: str) -> None:
         """Forget the timer of that name, if there is one."""
-        self._check_open()
-        self._timers = [timer for timer in self._timers if timer[0] != name]
-        self._cancelled.append(name)
+        asked = self._more()
+        asked.timers = [timer for timer in asked.timers if timer[0] != name]
+        asked.cancelled.append(name)
 
     def spawn(self, agent: str, made: Agent) -> None:
         """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
@@ -180,18 +172,18 @@ class Context:
         Raises:
             MisuseError: this turn has spawned that id already, or the state cannot be saved, or not as declared.
         """
-        self._check_open()
+        asked = self._more()
         if not isinstance(agent, str) or not isinstance(made, Agent):
             raise MisuseError(
                 f"ctx.spawn takes an agent id and a snapline.Agent, not a {type(agent).__qualname__} "
                 f"and a {type(made).__qualname__}"
             )
-        if agent in self._spawns:
+        if agent in asked.spawns:
             raise MisuseError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
         kind = agent_type(type(made))
         image = encode_state(agent, made, kind)
         check_state_image(agent, made, kind, image)
-        self._spawns[check_id(agent)] = (agent, kind.kind, image)
+        asked.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
         """End this agent after the turn. What is sent to it afterwards becomes a dead letter."""
@@ -210,8 +202,7 @@ class Context:
         For fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols); in
         coordinated ones it has no effect: there the coordinator decides, for all agents at once.
         """
-        self._check_open()
-        self._wants_checkpoint = True
+        self._more().wants_checkpoint = True
 
     def now(self) -> int:
         """Wall-clock time in nanoseconds since 1970. In a durable turn: what it was when the turn first came here."""
@@ -437,11 +428,18 @@ class Context:
         if self._closed:
             raise MisuseError(f"the turn of agent {self.agent!r} {self._closed}")
 
+    def _more(self) -> Asked:
+        """For what the turn asks for now."""
+        self._check_open()
+        if self._asked is None:
+            self._asked = Asked()
+        return self._asked
+
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
     def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
         """The turn is for this call; it is durable, with this journal."""
-        self._call, self._journal = call, journal
+        self._call, self._journal, self._sagas = call, journal, []
 
     @property
     def journal(self) -> TurnJournal | None:
@@ -473,28 +471,30 @@ class Context:
         """It waits no more."""
         self._closed = ""
 
-    def take_segment(self) -> _Asked:
+    def take_segment(self, pause: Pause | None = None) -> TurnEnded:
         """The outcome of a durable turn's segment, which ends here: as `outcome`, but that stops and answers come with the turn's end."""
-        spawns, wants = list(self._spawns.values()), self._wants_checkpoint
-        taken = (self._sends, self._timers, self._cancelled, spawns, False, wants, b"", self._outputs)
-        self._sends, self._timers, self._cancelled, self._spawns, self._outputs = [], [], [], {}, []
-        self._wants_checkpoint = False
-        return taken
+        asked = self._asked or Asked()
+        ended = TurnEnded(
+            *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
+            wants_checkpoint=asked.wants_checkpoint,
+            outputs=asked.outputs,
+            pause=pause,
+        )
+        self._sends, self._asked = [], None
+        return ended
 
-    def outcome(self) -> _Asked:
-        """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, its answer, or b"", and outputs.
-
-        Who has called, and is not answered, waits for no answer any more.
-        """
-        if self._call and self._reply is None:
-            self._sends.append((self.sender, durable.reply_payload(self._call, b"")))
-        return (
-            self._sends,
-            self._timers,
-            self._cancelled,
-            list(self._spawns.values()),
-            self._stops,
-            self._wants_checkpoint,
-            (self._reply if not self._call else None) or b"",
-            self._outputs,
+    def outcome(self, *, is_durable: bool = False) -> TurnEnded:
+        """What the turn has asked for. Who has called, and is not answered, waits for no answer any more."""
+        reply = self._reply
+        if self._call:
+            if reply is None:
+                self._sends.append((self.sender, durable.reply_payload(self._call, b"")))
+            reply = None
+        if self._asked is None and reply is None and not self._stops and not is_durable:
+            return TurnEnded(self.agent, self.incarnation, self._sends)
+        asked = self._asked or Asked()
+        return TurnEnded(
+            *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
+            *(self._stops, asked.wants_checkpoint, reply or b"", asked.outputs),
+            is_durable=is_durable,
         )

@@ -108,12 +108,25 @@ def message_name(kind: type) -> str:
     return kind.__qualname__
 
 
+NAME_BYTES_MAX = 255
+"""Of a message type's name: a byte in front of it says how long it is."""
+
+
+def message_head(name: str) -> bytes:
+    """What every encoded message of that name begins with.
+
+    Raises:
+        EncodingError: the name is too long.
+    """
+    encoded = name.encode()
+    if len(encoded) > NAME_BYTES_MAX:
+        raise EncodingError(f"message type {name[:40]}…: use a name of at most {NAME_BYTES_MAX} bytes")
+    return bytes((len(encoded),)) + encoded
+
+
 @functools.cache
-def _prefix_of(kind: type) -> bytes:
-    name = message_name(kind).encode()
-    if len(name) > 255:
-        raise EncodingError(f"message type {kind.__qualname__[:40]}…: use a name of at most 255 bytes")
-    return bytes((len(name),)) + name
+def _head_of(kind: type) -> bytes:
+    return message_head(message_name(kind))
 
 
 def encode_message(message: object) -> bytes:
@@ -125,7 +138,7 @@ def encode_message(message: object) -> bytes:
     """
     kind: Any = type(message)  # mypy thinks that not every class can be hashed
     try:
-        payload = _prefix_of(kind) + _encoder.encode(message)
+        payload = _head_of(kind) + _encoder.encode(message)
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
         raise EncodingError(
             f"message {kind.__qualname__} cannot be encoded: {describe_failure(message, error)}"

@@ -10,7 +10,7 @@ from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, STALE, EffectWork, StepWork, read_call
 from snapline.agent_runtime.effects import at_rest, not_undone
-from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.encoding import message_name, split_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
 from snapline.agent_runtime.outside import Outside, run_step
@@ -108,6 +108,9 @@ def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
     )
 
 
+COPIED_BYTES_MAX = 4096
+"""Up to this size a copy of a message's body costs less than a view of it."""
+
 _DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, awaits=True)
 """Of the reply to a call that has given up."""
 
@@ -137,8 +140,14 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
     Raises:
         EncodingError: there is no handler, or the message does not decode.
     """
-    name, body = split_message(turn.payload)
-    handler, call = known.handlers.get(name), b""
+    payload = turn.payload
+    end = 1 + payload[0]
+    handler, call = known.heads.get(payload[:end]), b""
+    if handler is not None:
+        body: bytes | memoryview = payload[end:] if len(payload) <= COPIED_BYTES_MAX else memoryview(payload)[end:]
+    else:
+        name, body = split_message(payload)
+        handler = known.handlers.get(name)
     if handler is None:
         if name == STALE:
             return _DROPPED, None, b""
@@ -158,6 +167,6 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
         return handler, handler.decoder.decode(body), call
     except Exception as error:
         raise EncodingError(
-            f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "
+            f"agent {turn.agent!r}: a message of type {message_name(handler.message_type)!r} from {turn.sender!r} does not decode ({error}): "
             "sender and receiver must use the same definition"
         ) from error

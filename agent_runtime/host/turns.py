@@ -11,7 +11,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -64,6 +64,10 @@ class RunningTurn(Protocol):
 
 def _as_task(coroutine: "_Coroutine") -> RunningTurn:
     return asyncio.get_running_loop().create_task(coroutine)
+
+
+def _on_start(agent: Agent, _message: object, ctx: Context) -> "_Coroutine | None":
+    return agent.on_start(ctx)
 
 
 class _Running:
@@ -310,11 +314,11 @@ class Turns:
             return self._go_on(turn)
         ctx = Context(turn.agent, turn.incarnation, turn.sender, self._world)
         try:
-            call, awaits = self._prepare(turn, ctx)
+            handle, message, awaits = self._prepare(turn, ctx)
         except Exception as error:
             return self._failed(turn, ctx, error, is_final=True)
         try:
-            coroutine = call()
+            coroutine = handle(self._running[turn.agent].agent, message, ctx)
         except FAILURES as error:
             return self._failed(turn, ctx, error)
         if coroutine is None:
@@ -327,14 +331,15 @@ class Turns:
                 return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
             self._running[turn.agent].goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
             return None
+        has_ended = True
         try:
-            coroutine.send(None)
-        except StopIteration:
-            return self._ended(turn, ctx)
+            for _ in coroutine.__await__():  # ends without the exception that `send` would make and raise
+                has_ended = False
+                break
         except FAILURES as error:
             return self._failed(turn, ctx, error)
-        coroutine.close()
-        raise AssertionError(f"the handler of {turn.agent} suspended although its code has no await")
+        assert has_ended, f"the handler of {turn.agent} suspended although its code has no await"
+        return self._ended(turn, ctx)
 
     # ---- durable turns --------------------------------------------------------------------------------------------
 
@@ -347,12 +352,12 @@ class Turns:
         ctx = Context(turn.agent, turn.incarnation, begun.sender, self._world)
         again = replace(turn, what=begun.what, sender=begun.sender, payload=begun.payload)
         try:
-            call, _ = self._prepare(again, ctx, begun)
+            handle, message, _ = self._prepare(again, ctx, begun)
         except Exception as error:
             return self._failed(turn, ctx, changed(turn, error), is_final=True)
         if ctx.journal is None:
             return self._failed(turn, ctx, changed(turn, "its handler is not durable any more"), is_final=True)
-        return self._advance(turn, running, Flight(ctx, call()), None)
+        return self._advance(turn, running, Flight(ctx, handle(running.agent, message, ctx)), None)
 
     def _advance(
         self, turn: ev.StartTurn, running: _Running, flight: Flight, found: JournalEntry | None
@@ -376,11 +381,9 @@ class Turns:
             return self._failed(turn, ctx, problem)
         running.flight, flight.work = flight, stand.work
         ctx.stand()
-        segment = ctx.take_segment()
         pause = stand.pause(journal.seed)
-        if stand.is_repeated:
-            return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause)
-        return ev.TurnEnded(turn.agent, turn.incarnation, *segment, pause=pause)
+        ended = ctx.take_segment(pause)
+        return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if stand.is_repeated else ended
 
     def run_step(self, command: RunStep) -> None:
         """Run the step at which an agent's turn stands; its end is told with `step_ended`."""
@@ -407,8 +410,8 @@ class Turns:
 
     def _prepare(
         self, turn: ev.StartTurn, ctx: Context, begun: SavedTurn | None = None
-    ) -> tuple[Callable[[], "_Coroutine | None"], bool]:
-        """Find the handler and decode its message. What fails here fails every time, and has changed nothing."""
+    ) -> tuple[Callable[[Agent, Any, Context], "_Coroutine | None"], object, bool]:
+        """Find the handler, decode its message, and see whether it may wait. What fails here fails every time, and has changed nothing."""
         if turn.what == "create":
             self._create(turn)
         running = self._running.get(turn.agent)
@@ -416,16 +419,14 @@ class Turns:
             raise EncodingError(f"agent {turn.agent!r} was never created: its creating message failed")
         if running.on_error == "undo" and not running.image:
             self._take_image(turn.agent, running)
-        agent = running.agent
         if turn.what in ("start", "create"):
             running.authors["on_start"] = None
-            return lambda: agent.on_start(ctx), running.known.start_awaits
+            return _on_start, None, running.known.start_awaits
         handler, message, call = decode_for(turn, running.known)
         if call or handler.is_durable:
             ctx.begin(call=call, journal=self._journal(turn, running, begun) if handler.is_durable else None)
-        function = handler.function
         running.authors[handler.name] = None
-        return lambda: function(agent, message, ctx), handler.awaits
+        return handler.function, message, handler.awaits
 
     def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
         takes_effects = self._takes_effects
@@ -471,9 +472,7 @@ class Turns:
                 self._take_image(turn.agent, running)
             except EncodingError as error:
                 return self._failed(turn, ctx, error)
-        if ctx.journal is not None:
-            return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome(), is_durable=True)
-        return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome())
+        return ctx.outcome(is_durable=ctx.journal is not None)
 
     def _failed(
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False

@@ -110,7 +110,8 @@ def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
         raise
     except Exception as error:
         return f"raises {type(error).__name__}: {error}"
-    sends, _, _, spawns, *_ = ctx.outcome()
+    ended = ctx.outcome()
+    sends, spawns = ended.sends, ended.spawns
     if sends == turn.sends and spawns == turn.spawns:
         return ""
     first = f", such as {show(turn.sends[0][1])}" if turn.sends else ""

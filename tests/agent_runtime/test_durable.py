@@ -114,9 +114,9 @@ def run(words: Sequence[str], cuts: set[int]) -> tuple[list[object], list[tuple[
         try:
             stand = coroutine.send(found)
         except StopIteration:
-            left += ctx.take_segment()[0]
+            left += ctx.take_segment().sends
             return seen, left, journal
-        segment = ctx.take_segment()[0]
+        segment = ctx.take_segment().sends
         if stand.is_repeated:
             assert waits == stand.waits and not stand.entries
         else:

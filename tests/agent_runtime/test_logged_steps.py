@@ -68,9 +68,9 @@ class Life:
         try:
             stand = self.coroutine.send(found)
         except StopIteration:
-            self.left += self.ctx.take_segment()[0]
+            self.left += self.ctx.take_segment().sends
             return True
-        segment = self.ctx.take_segment()[0]
+        segment = self.ctx.take_segment().sends
         if not stand.is_repeated:
             self.left += segment
         self.journal += stand.entries
@@ -188,7 +188,7 @@ def test_what_was_asked_for_before_an_adopted_step_leaves_with_the_next_segment(
     ctx = Context("a", 1, "z", Clock())
     ctx.begin(journal=TurnJournal(SEED, None, [logged]))
     stand = play(ctx, ["send", "step", "send", "sleep"], []).send(None)
-    assert [to for to, _ in ctx.take_segment()[0]] == ["c", "c"]
+    assert [to for to, _ in ctx.take_segment().sends] == ["c", "c"]
     assert (stand.waits.kind, stand.entries, stand.is_repeated) == ("sleep", [first], False)
 
 
@@ -198,7 +198,7 @@ def test_what_had_left_before_the_step_at_which_the_turn_stood_is_not_sent_again
     waits = msgspec.structs.replace(first, outcome="", result=b"")
     ctx.begin(journal=TurnJournal(SEED, saved([], waits), [LoggedEntry("a", 1, SEED, 0, b"", first)]))
     stand = play(ctx, ["send", "step", "send", "sleep"], []).send(None)
-    assert len(ctx.take_segment()[0]) == 1 and (stand.entries, stand.is_repeated) == ([first], False)
+    assert len(ctx.take_segment().sends) == 1 and (stand.entries, stand.is_repeated) == ([first], False)
 
 
 def test_a_turn_is_what_it_hangs_on() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.agent_runtime import test_turns as rules
 
 from snapline.agent_runtime import context
+from snapline.agent_runtime.asked import Asked
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
 from snapline.agent_runtime.outside import Outside
@@ -32,13 +33,13 @@ def the_second_spawn_of_an_id_is_taken(patch: Patch) -> None:
         def __contains__(self, key: object) -> bool:
             return False
 
-    original = Context.__init__
+    original = Asked.__init__
 
-    def init(self: Context, *arguments: Any) -> None:
-        original(self, *arguments)
-        self._spawns = Forgetful()
+    def init(self: Asked) -> None:
+        original(self)
+        self.spawns = Forgetful()
 
-    patch.setattr(Context, "__init__", init)
+    patch.setattr(Asked, "__init__", init)
 
 
 def a_spawned_state_is_not_read_back(patch: Patch) -> None:

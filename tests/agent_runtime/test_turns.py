@@ -415,11 +415,20 @@ def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:
     ctx.stop()
     ctx.checkpoint()
     ctx.emit("totals", Add(4))
-    sends, timers, cancelled, spawns, stops, wants_checkpoint, reply, outputs = ctx.outcome()
-    assert sends == [("b", encode_message(Add(1))), ("c", encode_message(Add(2)))]
-    assert timers == [("t", 1_500_000_000, encode_message(Add(3)))]
-    assert (cancelled, spawns, stops, wants_checkpoint, reply) == (["u"], [], True, True, b"")
+    ended = ctx.outcome()
+    assert ended.sends == [("b", encode_message(Add(1))), ("c", encode_message(Add(2)))]
+    assert ended.timers == [("t", 1_500_000_000, encode_message(Add(3)))]
+    assert (ended.cancelled, ended.spawns, ended.stops) == (["u"], [], True)
+    assert (ended.wants_checkpoint, ended.reply) == (True, b"")
+    outputs = ended.outputs
     assert [output[:2] for output in outputs] == [("totals", encode_message(Add(4)))] and outputs[0][2] > 0
+
+
+def test_a_context_that_only_sends_or_only_stops_says_so(ctx: Context) -> None:
+    ctx.send("b", Add(1))
+    assert ctx.outcome() == ev.TurnEnded("a", 1, [("b", encode_message(Add(1)))])
+    ctx.stop()
+    assert ctx.outcome() == ev.TurnEnded("a", 1, [("b", encode_message(Add(1)))], stops=True)
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "a/b", "x" * 129, 7])
@@ -431,16 +440,16 @@ def test_topics_are_written_like_ids(ctx: Context, topic: str) -> None:
 def test_the_last_word_on_a_timer_counts(ctx: Context) -> None:
     ctx.set_timer("t", 1, Add(1))
     ctx.cancel_timer("t")
-    assert ctx.outcome()[1:3] == ([], ["t"])
+    assert (ctx.outcome().timers, ctx.outcome().cancelled) == ([], ["t"])
     ctx.set_timer("t", 2, Add(2))
-    assert [timer[:2] for timer in ctx.outcome()[1]] == [("t", 2_000_000_000)]
+    assert [timer[:2] for timer in ctx.outcome().timers] == [("t", 2_000_000_000)]
 
 
 def test_a_message_is_encoded_when_it_is_sent(ctx: Context) -> None:
     message = {"amount": 1}
     ctx.send("b", message)
     message["amount"] = 2
-    assert ctx.outcome()[0][0][1] == encode_message({"amount": 1})
+    assert ctx.outcome().sends[0][1] == encode_message({"amount": 1})
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e12])
@@ -469,7 +478,7 @@ def test_a_spawn_is_checked_at_once(ctx: Context) -> None:
         ctx.spawn("c", Sum())  # type: ignore[arg-type]  # that is the point
     with pytest.raises(MisuseError, match=r"agent 'c' does not come back as declared.*\$\.total"):
         ctx.spawn("c", Adder(Sum(total="many")))  # type: ignore[arg-type]  # that is the point
-    assert ctx.outcome()[3] == []
+    assert ctx.outcome().spawns == []
 
 
 def test_an_id_is_spawned_once_in_a_turn(ctx: Context) -> None:
@@ -478,4 +487,4 @@ def test_an_id_is_spawned_once_in_a_turn(ctx: Context) -> None:
     with pytest.raises(MisuseError, match="agent 'c' is spawned twice in one turn"):
         ctx.spawn("c", Adder(Sum(2)))
     ctx.spawn("d", Adder(Sum(3)))
-    assert [name for name, _, _ in ctx.outcome()[3]] == ["c", "d"]
+    assert [name for name, _, _ in ctx.outcome().spawns] == ["c", "d"]

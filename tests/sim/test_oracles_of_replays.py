@@ -69,15 +69,15 @@ def summed(judge: Judge | None = None) -> tuple[Books, dict[str, bytes]]:
     for name, agent in agents.items():
         ctx = Context(name, 1, name, Outside())
         _run(agent.on_start(ctx))
-        books.on_turn(0, 1, name, "start", name, b"", ctx.outcome()[0], [])
-        queue.extend((name, to, data) for to, data in ctx.outcome()[0])
+        books.on_turn(0, 1, name, "start", name, b"", ctx.outcome().sends, [])
+        queue.extend((name, to, data) for to, data in ctx.outcome().sends)
     while queue:
         sender, receiver, payload = queue.pop(0)
         draws = Draws()
         ctx = Context(receiver, 1, sender, draws)
         agents[receiver].on_number(msgspec.msgpack.decode(payload[7:], type=Number), ctx)  # type: ignore[attr-defined]  # a Summer
-        books.on_turn(0, 1, receiver, "message", sender, payload, ctx.outcome()[0], [], tuple(draws.drawn))
-        queue.extend((receiver, to, data) for to, data in ctx.outcome()[0])
+        books.on_turn(0, 1, receiver, "message", sender, payload, ctx.outcome().sends, [], tuple(draws.drawn))
+        queue.extend((receiver, to, data) for to, data in ctx.outcome().sends)
     return books, {name: encode_body(agent.state) for name, agent in agents.items()}
 
 

@@ -164,15 +164,15 @@ class Executor:
             raise AssertionError("handlers of patterns never wait")
         except StopIteration:
             pass
-        sends, timers, cancelled, spawns, stops, wants_checkpoint, *_ = ctx.outcome()
+        ended = ctx.outcome()
         player = self.players[agent]
-        player.timers.update({name: (self.now_ns + delay_ns, payload) for name, delay_ns, payload in timers})
-        assert not cancelled
-        self._note_sends(sends)
-        (player.held if spawns else player.outbox).extend(sends)
-        player.spawns += spawns
-        self.checkpoints_asked += wants_checkpoint
-        if stops:
+        player.timers.update({name: (self.now_ns + delay_ns, payload) for name, delay_ns, payload in ended.timers})
+        assert not ended.cancelled
+        self._note_sends(ended.sends)
+        (player.held if ended.spawns else player.outbox).extend(ended.sends)
+        player.spawns += ended.spawns
+        self.checkpoints_asked += ended.wants_checkpoint
+        if ended.stops:
             self._stop(agent)
 
     def _note_sends(self, sends: list[tuple[str, bytes]]) -> None:

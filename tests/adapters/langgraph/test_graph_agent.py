@@ -244,7 +244,7 @@ def client_turn() -> Context:
 
 
 def answer_of(ctx: Context) -> Any:
-    name, body = split_message(ctx.outcome()[6])
+    name, body = split_message(ctx.outcome().reply)
     assert name == "GraphResult"
     return message_decoder(GraphResult).decode(body)
 
@@ -278,7 +278,7 @@ async def test_results_are_plain_and_who_has_not_asked_gets_none() -> None:
     assert [message["content"] for message in found.values["messages"]] == ["x", "to x"]
     ctx = turn()
     await Talker().on_graph_input(GraphInput({"said": []}), ctx)
-    assert ctx.outcome()[0] == []
+    assert ctx.outcome().sends == []
 
 
 def without_ids(result: Any) -> Any:

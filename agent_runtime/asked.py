@@ -1,0 +1,16 @@
+"""What few turns ask for: most only send, and answer. A context makes one of these when it is first needed."""
+
+from snapline.agent_runtime.host.events import Emission, Spawn
+
+
+class Asked:
+    """Beside the sends of one turn, or segment of one."""
+
+    __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[str, int, bytes]] = []
+        self.cancelled: list[str] = []
+        self.spawns: dict[str, Spawn] = {}
+        self.outputs: list[Emission] = []
+        self.wants_checkpoint = False
