@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from snapline.agent_runtime import durable, rolling_back
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.asked import Asked
 from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, StepWork, TurnJournal
 from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
@@ -20,6 +19,7 @@ from snapline.agent_runtime.fleet import check_state_image, encode_state
 from snapline.agent_runtime.host.events import TurnEnded
 from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
+from snapline.agent_runtime.seldom import Seldom
 from snapline.agent_runtime.undoing import load_undo
 from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
@@ -64,7 +64,7 @@ class Context:
         self._world = world
         self._sends: list[tuple[str, bytes]] = []
         self._stops = False
-        self._asked: Asked | None = None
+        self._asked: Seldom | None = None
         self._reply: bytes | None = None
         self._call = b""
         self._journal: TurnJournal | None = None
@@ -313,7 +313,7 @@ class Context:
             compensate: `(function, *args)`, which undoes it: called with a `key` of its own if the turn fails for good, or its saga. A function at the
                 top of a module.
             probe: `probe(*args, key=outside_key)` tells whether an earlier call has done it: what it returns is the result, None: it was not.
-                Asked before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
+                Seldom before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
             timeout_s: longer than that no call may take.
             retries: as of `step`.
             repeatable: False: after a crash it is not called again; without a probe the agent stands until people say what came of it.
@@ -428,11 +428,11 @@ class Context:
         if self._closed:
             raise MisuseError(f"the turn of agent {self.agent!r} {self._closed}")
 
-    def _more(self) -> Asked:
+    def _more(self) -> Seldom:
         """For what the turn asks for now."""
         self._check_open()
         if self._asked is None:
-            self._asked = Asked()
+            self._asked = Seldom()
         return self._asked
 
     # ---- for the runtime ------------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ class Context:
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
         """The outcome of a durable turn's segment, which ends here: as `outcome`, but that stops and answers come with the turn's end."""
-        asked = self._asked or Asked()
+        asked = self._asked or Seldom()
         ended = TurnEnded(
             *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
             wants_checkpoint=asked.wants_checkpoint,
@@ -492,7 +492,7 @@ class Context:
             reply = None
         if self._asked is None and reply is None and not self._stops and not is_durable:
             return TurnEnded(self.agent, self.incarnation, self._sends)
-        asked = self._asked or Asked()
+        asked = self._asked or Seldom()
         return TurnEnded(
             *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
             *(self._stops, asked.wants_checkpoint, reply or b"", asked.outputs),

@@ -142,12 +142,17 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
     """
     payload = turn.payload
     end = 1 + payload[0]
-    handler, call = known.heads.get(payload[:end]), b""
-    if handler is not None:
-        body: bytes | memoryview = payload[end:] if len(payload) <= COPIED_BYTES_MAX else memoryview(payload)[end:]
-    else:
-        name, body = split_message(payload)
-        handler = known.handlers.get(name)
+    handler = known.heads.get(payload[:end])
+    if handler is None:
+        return _decode_odd(turn, known)
+    body = payload[end:] if len(payload) <= COPIED_BYTES_MAX else memoryview(payload)[end:]
+    return handler, _decode(turn, handler, body), b""
+
+
+def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
+    """The same for what is followed by a trace, of a call, or the runtime's own."""
+    name, body = split_message(turn.payload)
+    handler, call = known.handlers.get(name), b""
     if handler is None:
         if name == STALE:
             return _DROPPED, None, b""
@@ -163,8 +168,12 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
             f"agent {turn.agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}, "
             f"sent by {turn.sender!r}: add a method with @snapline.handler that takes one"
         )
+    return handler, _decode(turn, handler, body), call
+
+
+def _decode(turn: ev.StartTurn, handler: Handler, body: bytes | memoryview) -> object:
     try:
-        return handler, handler.decoder.decode(body), call
+        return handler.decoder.decode(body)
     except Exception as error:
         raise EncodingError(
             f"agent {turn.agent!r}: a message of type {message_name(handler.message_type)!r} from {turn.sender!r} does not decode ({error}): "

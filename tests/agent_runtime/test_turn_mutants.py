@@ -7,10 +7,10 @@ import pytest
 from tests.agent_runtime import test_turns as rules
 
 from snapline.agent_runtime import context
-from snapline.agent_runtime.asked import Asked
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
 from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.seldom import Seldom
 from snapline.storage.capture.image import Authors
 
 Patch = pytest.MonkeyPatch
@@ -33,13 +33,13 @@ def the_second_spawn_of_an_id_is_taken(patch: Patch) -> None:
         def __contains__(self, key: object) -> bool:
             return False
 
-    original = Asked.__init__
+    original = Seldom.__init__
 
-    def init(self: Asked) -> None:
+    def init(self: Seldom) -> None:
         original(self)
         self.spawns = Forgetful()
 
-    patch.setattr(Asked, "__init__", init)
+    patch.setattr(Seldom, "__init__", init)
 
 
 def a_spawned_state_is_not_read_back(patch: Patch) -> None:
