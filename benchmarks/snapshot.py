@@ -90,11 +90,13 @@ async def measure(pairs: int, seconds: float, agents: int, tokens: int) -> None:
 
 
 async def until_running(client: CoordinatorClient) -> None:
-    while True:
+    """Wait for the fleet's first turns, for a minute."""
+    for _ in range(600):
         with contextlib.suppress(SnaplineError):
             if (await client.status()).phase == "running":
                 return
         await asyncio.sleep(0.1)
+    raise SystemExit("the fleet does not run after a minute: see the logs of its hosts")
 
 
 async def _pairs(client: CoordinatorClient, pids: list[int], counts: Path, pairs: int, seconds: float) -> None:
