@@ -25,6 +25,9 @@ FRAME_BYTES_MAX = 256 * 1024
 LARGE_BYTES = 64 * 1024
 """A payload of this size or more has a frame of its own: batching it gains nothing and delays its neighbours."""
 
+LARGE_ITEMS = FRAME_ITEMS_MAX // 2
+"""So many make a frame that is large, whatever their bytes."""
+
 CREDITS_MAX = 4096
 """Channel credits per frame, about 40 KB; more wait for the next one."""
 
@@ -64,6 +67,11 @@ class Items(Struct, gc=False):
     epoch: list[int]
     piggyback: list[bytes] = []
     more: list[int] = []
+
+
+def is_small(items: Items) -> bool:
+    """Does a frame of these cost much for what it carries? Sender and receiver count such frames alike."""
+    return len(items.channel) < LARGE_ITEMS and sum(map(len, items.payload)) < LARGE_BYTES
 
 
 class LinkHello(Struct, frozen=True, gc=False):

@@ -63,6 +63,7 @@ from snapline.channels.frame import (
     encode_close,
     encode_marker,
     encode_open,
+    is_small,
 )
 from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link_events import (
@@ -354,7 +355,7 @@ class LinkCore:
         if type(body) is Items:
             commands = self._in.take(frame.first_number, body)
             self._note_closed(commands)
-            self._words.note_frame(now_ns)
+            self._words.note_frame(now_ns, is_small=is_small(body))
         elif type(body) is Refused:
             return self._on_refused(body)
         elif type(body) is LinkHello:

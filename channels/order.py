@@ -16,20 +16,22 @@ from operator import add
 from msgspec import Struct
 
 from snapline.channels.channel import PART_BYTES
-from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, Items
+from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, LARGE_ITEMS, Items, is_small
 
-FRAMES_UNACKED_MAX = 8
+FRAMES_UNACKED_MAX = 2
 """Small frames that may be under way. A frame costs each side as much as a hundred items: without this bound two busy hosts
-settle down to thousands of frames of a few items each, at four times the CPU per message."""
+settle down to thousands of frames of a few items each, at four times the CPU per message. One alone would wait for its
+own ack: answers took twice as long (`benchmarks/latency.py`)."""
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """Items that were written together; `size_bytes` counts data only, control items are free."""
+    """Items that were written together; `size_bytes` counts data only, control items are free. `is_small`: its ack is waited for."""
 
     first_number: int
     last_number: int
     size_bytes: int
     items: Items
+    is_small: bool
 
 
 def data_bytes(items: Items) -> int:
@@ -151,6 +153,7 @@ class OutgoingOrder:
         self._written_bytes = 0
         self._waiting = Items([], [], [])
         self._batches: deque[Batch] = deque()
+        self._small = 0  # of these
 
     def append(self, items: Items, size_bytes: int) -> None:
         """Number these items; `size_bytes` is their data size."""
@@ -177,22 +180,20 @@ class OutgoingOrder:
         """Whether `take` would return a batch.
 
         A peer that has not acked the last frames has not come to read them: more small ones would only make it slower.
-        What waits meanwhile becomes one large frame. The rule is Nagle's (RFC 896), by frames; the peer acks every few
-        frames, so nothing waits for a timer.
+        What waits meanwhile becomes one large frame. The rule is Nagle's (RFC 896), by frames; the peer acks as many
+        small ones at once, so nothing waits for a timer. Large ones are never waited for.
 
         Parts of a message larger than the window wait for the bytes given back by the parts before them. Control items
         at the front never wait.
         """
         if self.written == self.last or (self._written_bytes >= granted_bytes and self._waiting.channel[0]):
             return False
-        return len(self._batches) < FRAMES_UNACKED_MAX or self._is_worth_a_frame()
+        return self._small < FRAMES_UNACKED_MAX or self._is_worth_a_frame()
 
     def _is_worth_a_frame(self) -> bool:
         """Whether what waits should go although the peer is behind: much of it, or a control item, such as a marker."""
         waiting = self._waiting.channel
-        return (
-            len(waiting) >= FRAME_ITEMS_MAX // 2 or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
-        )
+        return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
 
     def take(self, granted_bytes: int) -> Batch | None:
         """The next batch to write, or None."""
@@ -203,7 +204,8 @@ class OutgoingOrder:
         if self._written_bytes >= granted_bytes:
             count = min(count, next((i for i, channel in enumerate(waiting.channel) if channel), count))
         items = split_items(waiting, count)
-        batch = Batch(self.written + 1, self.written + count, data_bytes(items), items)
+        batch = Batch(self.written + 1, self.written + count, data_bytes(items), items, is_small(items))
+        self._small += batch.is_small
         self.written = batch.last_number
         self._written_bytes += batch.size_bytes
         self._batches.append(batch)
@@ -215,7 +217,7 @@ class OutgoingOrder:
             self.acked = number
             batches = self._batches
             while batches and batches[0].last_number <= number:
-                batches.popleft()
+                self._small -= batches.popleft().is_small
 
     def rewind(self, received: int) -> None:
         """A new stream: what is above `received` is to be written again. The caller checks `acked <= received`."""
@@ -230,6 +232,7 @@ class OutgoingOrder:
         if self._batches and self._batches[0].first_number <= received:
             split_items(merged, received + 1 - self._batches[0].first_number)
         self._batches.clear()
+        self._small = 0
         self._written_bytes -= data_bytes(merged)
         self.written = received
         append_items(merged, self._waiting)
@@ -243,6 +246,7 @@ class OutgoingOrder:
         assert count == self.last - self.written == len(waiting.payload), "waiting items and numbers differ"
         assert len(waiting.epoch) in (1, count) or not count
         assert len(waiting.piggyback) in (0, count) and len(waiting.more) in (0, count)
+        assert self._small == sum(batch.is_small for batch in self._batches), "small batches are miscounted"
         number = self.written
         for batch in reversed(self._batches):
             assert batch.last_number == number, f"batch ends at {batch.last_number}, expected {number}"

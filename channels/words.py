@@ -12,8 +12,8 @@ from snapline.channels.incoming import IncomingOrder
 TELL_DELAY_NS = 20_000_000
 """Acks and grants wait this long for a frame to ride on: short against the time a full window lasts."""
 
-TELL_FRAMES = 4
-"""Frames with items after which an ack is due: half of what the peer may have under way unacked."""
+TELL_FRAMES = 2
+"""Small frames with items after which an ack is due: as many as the peer may have under way unacked, so it never waits for the delay."""
 
 _TELL_ITEMS = WINDOW_ITEMS // 4
 _TELL_BYTES = WINDOW_BYTES // 4
@@ -23,7 +23,7 @@ class UntoldWords:
     """See the module.
 
     Attributes:
-        frames: with items, since the last frame of ours.
+        frames: small ones with items, since the last frame of ours.
         ack, items, bytes: what the last frame of the current stream told.
         is_due: a frame of its own is to be written now.
         due_ns: when it will be, if no frame goes by; None while nothing is untold.
@@ -53,9 +53,9 @@ class UntoldWords:
         ):
             self.is_due = True
 
-    def note_frame(self, now_ns: int) -> None:
+    def note_frame(self, now_ns: int, *, is_small: bool) -> None:
         """A frame with items arrived."""
-        self.frames += 1
+        self.frames += is_small
         self.note(now_ns)
         if self.frames >= TELL_FRAMES:
             self.is_due = True

@@ -78,7 +78,14 @@ LIMITS: Mapping[str, Limit] = {
             ("channels.words._TELL_BYTES", lambda part: 3 * part // 4),
         ),
     ),
-    "frame_items": Limit(("channels.order.FRAME_ITEMS_MAX",), (1, 2, 8)),
+    "frame_items": Limit(
+        ("channels.order.FRAME_ITEMS_MAX",),
+        (1, 2, 8),
+        with_it=(
+            ("channels.order.LARGE_ITEMS", lambda items: items // 2),
+            ("channels.frame.LARGE_ITEMS", lambda items: items // 2),
+        ),
+    ),
     "frame_bytes": Limit(
         ("channels.order.FRAME_BYTES_MAX",), (64, 512), with_it=(("channels.order.LARGE_BYTES", lambda size: size),)
     ),

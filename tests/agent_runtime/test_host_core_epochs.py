@@ -8,6 +8,7 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordina
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.host.modes import coordinated as mode
 from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import LinkHello
 from snapline.conversation import messages as msg
@@ -50,6 +51,27 @@ def test_idle_agents_record_at_once_and_the_part_closes_with_the_last_marker(dri
     assert driver.remote.heard == [("marker", 1, {})] and not driver.all_of(ev.StoreEpoch)
     mark(driver, 1)
     assert set(stored(driver, 1).records) == {"a", "b"} and stored(driver, 1).plan == 1
+
+
+def captured(said: list[ev.Said]) -> list[str]:
+    return [command.agent for command in said if isinstance(command, ev.CaptureState)]
+
+
+def test_who_is_idle_records_by_and_by_and_at_the_latest_before_its_turn(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with thousands of agents goes on hearing and answering meanwhile."""
+    monkeypatch.setattr(mode, "RECORDED_AT_ONCE", 1)
+    driver = drive()
+    driver.connect()
+    assert captured(begin(driver, 1)) == ["a"]
+    assert driver.core.wakeup_ns is not None and driver.core.wakeup_ns <= driver.now
+    assert not driver.remote.heard, "the marker says that all have recorded"
+    driver.wake("b")
+    last = [type(x) for x in driver.said if isinstance(x, ev.CaptureState | ev.StartTurn)][-2:]
+    assert len(driver.captures("b")) == 1 and last == [ev.CaptureState, ev.StartTurn]
+    assert captured(driver.feed(ev.TimerFired())) == []
+    assert driver.core.wakeup_ns is None or driver.core.wakeup_ns > driver.now
 
 
 def test_begun_twice_or_for_another_plan_means_nothing(drive: Drive) -> None:

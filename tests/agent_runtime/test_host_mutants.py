@@ -325,9 +325,9 @@ RARE = [
 """These need a creation, a crash and an epoch at one moment. Each has a test of its own beside `test_host_core_*`."""
 
 NEAR: dict[Callable[[Patch], None], int] = {
-    a_link_that_is_being_opened_has_no_marker: 9,
+    a_link_that_is_being_opened_has_no_marker: 5,
     epochs_before_a_link_wait_for_its_marker: 6,
-    who_is_held_stays_held: 5,
+    who_is_held_stays_held: 2,
 }
 """Seeds that find these; all others are found by one of the first two."""
 

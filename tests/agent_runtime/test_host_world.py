@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 from tests.agent_runtime.coins import play
 
+from snapline.agent_runtime.host.modes import coordinated
+
 
 def play_all(seeds: range) -> Counter[str]:
     seen: Counter[str] = Counter()
@@ -27,6 +29,13 @@ def test_cuts_are_consistent_and_recovery_is_exact(block: int) -> None:
     # Against vacuity: these executions had complete cuts with all that makes cuts difficult, and crashes.
     assert seen["completed"] > 40 and seen["crashes"] > 2 and seen["failures"] > 0, seen
     assert min(seen["in_transit"], seen["dead"], seen["left"]) > 10, seen
+
+
+def test_cuts_are_consistent_where_agents_record_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With messages, markers and ends of epochs in between."""
+    monkeypatch.setattr(coordinated, "RECORDED_AT_ONCE", 1)
+    seen = play_all(range(10))
+    assert seen["completed"] > 40 and seen["crashes"] > 2 and seen["in_transit"] > 10, seen
 
 
 @pytest.mark.slow

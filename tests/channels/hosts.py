@@ -197,11 +197,18 @@ async def connect(a: Host, b: Host) -> None:
     await until(lambda: a.core.is_established and b.core.is_established)
 
 
-async def exchange(a: Host, b: Host, seconds: float, disturb: Callable[[], None], pause_s: Callable[[], float]) -> None:
-    """Data both ways for some seconds while `disturb` is called again and again; then all must have arrived."""
+async def exchange(
+    a: Host,
+    b: Host,
+    seconds: float,
+    disturb: Callable[[], None],
+    pause_s: Callable[[], float],
+    is_enough: Callable[[], bool] = lambda: True,
+) -> None:
+    """Data both ways for some seconds, and until it is enough, while `disturb` is called again and again; then all must have arrived."""
     ends_s = time.monotonic() + seconds
     next_s = time.monotonic() + pause_s()
-    while time.monotonic() < ends_s:
+    while time.monotonic() < ends_s or not is_enough():
         a.send(300)
         b.send(300)
         await asyncio.sleep(0.001)

@@ -3,10 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from snapline.channels import words
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import (
+    LARGE_BYTES,
+    LARGE_ITEMS,
     Bye,
     CloseChannel,
     Frame,
@@ -47,6 +52,7 @@ from snapline.channels.link_events import (
     WriteFrame,
     WriteReady,
 )
+from snapline.channels.order import FRAMES_UNACKED_MAX
 from snapline.errors import MessageTooLargeError
 
 MS = 1_000_000
@@ -391,12 +397,12 @@ def test_a_broken_rule_closes_the_stream_and_nothing_is_taken(acceptor: LinkCore
 
 def test_words_get_a_frame_of_their_own_after_20_ms(acceptor: LinkCore) -> None:
     establish(acceptor)
-    opened(acceptor)
-    acceptor.handle(10 * MS, FrameReceived(Frame(2, body=Items([1], [b"abc"], [1]))))
+    opening = encode_open(OpenChannel(1, "x", "y", 1, 1, 1))
+    acceptor.handle(0, FrameReceived(Frame(1, body=Items([0, 1], [opening, b"abc"], [1]))))
     acceptor.handle(12 * MS, ItemsConsumed(1, 3, [1], [300]))
     assert not acceptor.wants_write
     wakeup_ns = acceptor.wakeup_ns
-    assert wakeup_ns == 20 * MS, "counted from the first untold item, the OpenChannel at 0"
+    assert wakeup_ns == 20 * MS, "counted from the first untold item"
     acceptor.handle(wakeup_ns, TimerFired())
     frame = written(acceptor, wakeup_ns)
     assert (frame.ack, frame.grant_items, frame.grant_bytes) == (2, WINDOW_ITEMS + 2, WINDOW_BYTES + 3)
@@ -564,3 +570,60 @@ def test_a_large_marker_travels_in_pieces() -> None:
             assert isinstance(command, DeliverMarker)
             seen += command.last_numbers
     assert seen == list(range(count))
+
+
+def _play_one_way(bunches: list[tuple[int, int]]) -> tuple[int, int]:
+    """Send these (items, bytes of each) from one core to another while no time passes: how many items went, and how many frames."""
+    a, b = make(is_dialler=True), make(is_dialler=False)
+    establish(a)
+    establish(b)
+    a.handle(0, ChannelOpened(1, "x", "y", 1, 1, 1))
+    sent = delivered = frames = 0
+    for count, size_bytes in bunches:
+        room = min(count, a.items_room, max(0, a.bytes_room // size_bytes))
+        if room:
+            a.handle(0, ItemsSent([1] * room, [bytes(size_bytes)] * room, [1]))
+            sent += room
+        while a.wants_write or b.wants_write:
+            for writer, reader in ((a, b), (b, a)):
+                if not writer.wants_write:
+                    continue
+                commands = reader.handle(0, FrameReceived(written(writer)))
+                taken = [x for command in commands if isinstance(command, DeliverItems) for x in command.payloads]
+                if writer is a:
+                    frames += 1
+                    delivered += len(taken)
+                if taken:
+                    b.handle(0, ItemsConsumed(len(taken), sum(map(len, taken)), [], []))
+    assert delivered == sent
+    return sent, frames
+
+
+BUNCHES = st.lists(st.sampled_from([(1, 64), (3, 64), (LARGE_ITEMS, 64), (1, LARGE_BYTES), (2, 40_000)]), max_size=30)
+
+
+@given(BUNCHES)
+def test_nothing_that_is_small_waits_for_a_timer(bunches: list[tuple[int, int]]) -> None:
+    """The receiver acks as many small frames as the sender lets go: both count them alike."""
+    _play_one_way(bunches)
+
+
+def test_an_ack_that_is_told_late_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: the receiver waits for one frame more than the sender writes."""
+    monkeypatch.setattr(words, "TELL_FRAMES", FRAMES_UNACKED_MAX + 1)
+    with pytest.raises(AssertionError):
+        _play_one_way([(1, 64)] * (FRAMES_UNACKED_MAX + 1))
+
+
+def test_large_frames_are_acked_by_their_bytes() -> None:
+    """An ack for every second frame of 64 KiB would cost as much as the frame."""
+    a, b = make(is_dialler=True), make(is_dialler=False)
+    establish(a)
+    establish(b)
+    a.handle(0, ChannelOpened(1, "x", "y", 1, 1, 1))
+    a.handle(0, ItemsSent([1] * 6, [bytes(LARGE_BYTES)] * 6, [1]))
+    taken = 0
+    while a.wants_write:
+        for command in b.handle(0, FrameReceived(written(a))):
+            taken += len(command.payloads) if isinstance(command, DeliverItems) else 0
+    assert taken == 6 and not b.wants_write

@@ -175,6 +175,7 @@ def _no_word_of_its_own(patch: pytest.MonkeyPatch) -> None:
         self.is_due = False
 
     patch.setattr(UntoldWords, "note", mutant)
+    patch.setattr(UntoldWords, "note_frame", lambda self, now_ns, is_small: mutant(self, now_ns))
     patch.setattr(link, "HEARTBEAT_NS", 3600 * SECOND)
 
 

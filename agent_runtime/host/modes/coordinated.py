@@ -29,12 +29,17 @@ from snapline.protocols.epoch_stamped import (
 )
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
+RECORDED_AT_ONCE = 32
+"""Idle agents that record when an epoch begins, or between two looks at the event loop: a millisecond or two. A host with thousands would let
+all that comes wait for as long as all of them take."""
+
 
 class CoordinatedMode:
     """See the module.
 
     Attributes:
         epochs: open epochs by number, ascending.
+        unasked: agents that owe a record and may be idle. Who gets a message records before its turn, and needs no asking.
         departed: agents that have left, and the latest epoch begun then, until one begun after that is complete.
     """
 
@@ -46,6 +51,7 @@ class CoordinatedMode:
         self._membership = parts.membership
         self.epochs: dict[int, HostEpoch] = {}
         self.departed: dict[str, tuple[int, LocalAgent]] = {}
+        self.unasked: dict[str, None] = {}
 
     def handlers(self) -> Handlers:
         return {
@@ -169,6 +175,7 @@ class CoordinatedMode:
             self._desk.out.append(ev.DropEpoch(epoch))
         self.epochs.clear()
         self.departed.clear()
+        self.unasked.clear()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
         """The line is an epoch, and durable."""
@@ -206,12 +213,23 @@ class CoordinatedMode:
             self.epochs[number] = HostEpoch(number, unrecorded, awaited, desk.now)
         desk.begun_epoch = epoch
         announced = EpochAnnounced(epoch)
-        for agent in list(desk.agents.values()):
+        for agent in desk.agents.values():
             if agent.retired_in is None:
                 _tell(agent, desk.now, announced)
-                if agent.current is None:
-                    self._mailboxes.next_turn(agent)
+                self.unasked[agent.id] = None
+        self._ask()
         self._check()
+
+    def _ask(self) -> None:
+        """Let some of those record that are idle; the others follow when what has come meanwhile has had its turn."""
+        asked = 0
+        while self.unasked and asked < RECORDED_AT_ONCE:
+            name = next(iter(self.unasked))
+            del self.unasked[name]
+            agent = self._desk.agents.get(name)
+            if agent is not None and agent.owes and agent.current is None:
+                self._mailboxes.next_turn(agent)
+                asked += 1
 
     # ---- epochs: recording ----------------------------------------------------------------------------------------
 
@@ -398,10 +416,13 @@ class CoordinatedMode:
         self._desk.out.append(msg.NumbersReported(event.request, event.plan))
 
     def clock_passed(self) -> None:
-        """Epochs wait for no time here."""
+        if self.unasked:
+            self._ask()
+            self._check()
 
     def wakeups_ns(self) -> list[int]:
-        return []
+        """At once, if somebody is still to record: with the loop in between."""
+        return [self._desk.now] if self.unasked else []
 
     def standing(self) -> HostStanding:
         storing = [x for x in self.epochs.values() if x.is_stored and not x.is_reported and not x.refusal]
