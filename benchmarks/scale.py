@@ -1,16 +1,19 @@
 """How a fleet grows: time to a complete cut, to a recovery, and what an epoch costs the coordinator and the hosts, for more agents and more hosts.
 
     .venv/bin/python benchmarks/scale.py [--agents 100 1000 10000] [--hosts 4] [--more-hosts 2 8 32] [--per-host 4] [--rounds 3]
+    .venv/bin/python benchmarks/scale.py --busy 20 --agents 100 500 --more-hosts
     .venv/bin/python benchmarks/scale.py --simulated 30 100 300 1000
 
 First so many agents on `--hosts` host processes, then the largest number of agents on so many hosts. All is real: processes, gRPC, fsync. Each fleet
-passes one token for every ten agents, so that cuts hold messages and hosts are not busy. In each round an epoch is taken by hand after each other (their CPU is
+passes one token for every ten agents, so that cuts hold messages and hosts are not busy; with --busy each agent handles so many messages a second, as far
+as the processors go (see "idle": beyond 1,000 for each they are all busy). In each round an epoch is taken by hand after each other (their CPU is
 that of the processes between), then a host is killed, and the fleet recovers. Sizes are taken in turns, so that what else the machine does falls on all.
 
     cut ms        from the call to its answer: the epoch is complete, durable and published
     coordinator   CPU-ms of its process for one epoch; µs for each agent
     hosts         CPU-ms of all host processes together for one epoch
     idle          CPU-ms a second of all hosts and the coordinator while no epoch is taken; it is taken off the two before
+    messages/s    that all agents handle together
     recovery s    from SIGKILL of a host to the plan that all others have confirmed
 
 With --simulated only the coordinator is real: its leader core and its state machine, fed by so many hosts of 100 agents that report at once. CPU is this
@@ -47,7 +50,17 @@ AGENTS_EACH = 100
 
 LIMIT_S = 300.0
 IDLE_S = 2.0
-COLUMNS = ("hosts", "agents", "cut ms", "coordinator ms", "µs an agent", "hosts ms", "idle ms/s", "recovery s")
+COLUMNS = (
+    "hosts",
+    "agents",
+    "cut ms",
+    "coordinator ms",
+    "µs an agent",
+    "hosts ms",
+    "idle ms/s",
+    "messages/s",
+    "recovery s",
+)
 
 Figures = dict[str, list[float]]
 Size = tuple[int, int]
@@ -87,8 +100,9 @@ class Fleet:
         await self.until(lambda now: now.phase == "running" and now.agents == self._agents)
         await self._client.create_snapshot(LIMIT_S)
         coordinator, hosts = self._pids(self._local.coordinators), self._pids(self._local.hosts)
-        before = cpu_s(coordinator), cpu_s(hosts)
+        turns, before = await self._turns(), (cpu_s(coordinator), cpu_s(hosts))
         await asyncio.sleep(IDLE_S)
+        handled = (await self._turns() - turns) / 2 / IDLE_S
         idle = [(now - then) / IDLE_S for now, then in zip((cpu_s(coordinator), cpu_s(hosts)), before, strict=True)]
         before = cpu_s(coordinator), cpu_s(hosts)
         cuts = [await self._cut() for _ in range(EPOCHS)]
@@ -102,8 +116,13 @@ class Fleet:
             "µs an agent": own / EPOCHS / self._agents * 1e6,
             "hosts ms": others / EPOCHS * 1e3,
             "idle ms/s": sum(idle) * 1e3,
+            "messages/s": handled,
             "recovery s": await self._recovery(),
         }
+
+    async def _turns(self) -> int:
+        """So many have ended, as of the hosts' last heartbeats: one takes a message, the next one sends it on."""
+        return sum([host.turns for host in (await self._client.status()).hosts])
 
     async def _cut(self) -> float:
         start_s = time.perf_counter()
@@ -119,12 +138,12 @@ class Fleet:
         return time.perf_counter() - start_s
 
 
-async def one(size: Size) -> dict[str, float]:
+async def one(size: Size, busy: float) -> dict[str, float]:
     """A fleet of `size`, hosts and agents."""
     hosts, agents = size
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        arguments = {"agents": str(agents)}
+        arguments = {"agents": str(agents), "busy": str(busy)}
         local = LocalFleet(
             data_dir=folder / "data",
             fleet="benchmarks.scale_fleet:fleet",
@@ -147,7 +166,7 @@ async def real(options: argparse.Namespace) -> None:
     figures: dict[Size, Figures] = {size: {} for size in sizes}
     for _ in range(options.rounds):
         for size in sizes:
-            for key, value in (await one(size)).items():
+            for key, value in (await one(size, options.busy)).items():
                 figures[size].setdefault(key, []).append(value)
             print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
@@ -196,6 +215,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--more-hosts", type=int, nargs="*", default=[2, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--busy", type=float, default=0.0, help="messages a second that each agent handles; 0: few")
     parser.add_argument(
         "--simulated", type=int, nargs="+", metavar="HOSTS", help="the coordinator alone, of so many hosts"
     )

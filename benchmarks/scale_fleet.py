@@ -1,24 +1,25 @@
-"""The fleet that `benchmarks/scale.py` measures: every tenth agent has a token, which goes round slowly."""
+"""The fleet that `benchmarks/scale.py` measures: every tenth agent has a token, which goes round slowly; or each has one that goes fast."""
 
 import msgspec
 
 import snapline
 
-PAUSE_S = 0.5
-"""Before a token goes on: the fleet lives, and hosts have time."""
-
 
 class Token(snapline.Message):
+    of: int
     hops: int
 
 
 class GoOn(snapline.Message):
+    of: int
     hops: int
 
 
 class Place(msgspec.Struct):
     number: int
     agents: int
+    pause_s: float
+    has_token: bool
     handled: int = 0
 
 
@@ -26,23 +27,30 @@ class Passer(snapline.Agent):
     state: Place
 
     async def on_start(self, ctx: snapline.Context) -> None:
-        if self.state.number % 10 == 0:
-            ctx.set_timer("go on", PAUSE_S, GoOn(0))
+        if self.state.has_token:
+            ctx.set_timer(f"go on {self.state.number}", self.state.pause_s, GoOn(self.state.number, 0))
 
     @snapline.handler
     async def on_token(self, message: Token, ctx: snapline.Context) -> None:
         self.state.handled += 1
-        ctx.set_timer("go on", PAUSE_S, GoOn(message.hops))
+        ctx.set_timer(f"go on {message.of}", self.state.pause_s, GoOn(message.of, message.hops))
 
     @snapline.handler
     async def on_go_on(self, message: GoOn, ctx: snapline.Context) -> None:
-        ctx.send(f"passer-{(self.state.number + 1 + message.hops % 4) % self.state.agents}", Token(message.hops + 1))
+        ctx.send(
+            f"passer-{(self.state.number + 1 + message.hops % 4) % self.state.agents}",
+            Token(message.of, message.hops + 1),
+        )
 
 
-def fleet(agents: str = "100") -> snapline.Fleet:
-    count = int(agents)
+def fleet(agents: str = "100", busy: str = "0") -> snapline.Fleet:
+    """Each agent handles `busy` messages a second, on average; 0: one in five seconds, so that hosts have time."""
+    count, rate = int(agents), float(busy)
+    pause_s, one_in = (1 / rate, 1) if rate else (0.5, 10)
     return snapline.Fleet(
         "passers",
-        agents={f"passer-{number}": Passer(Place(number, count)) for number in range(count)},
+        agents={
+            f"passer-{number}": Passer(Place(number, count, pause_s, number % one_in == 0)) for number in range(count)
+        },
         protocol="chandy-lamport",
     )
