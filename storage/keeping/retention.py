@@ -100,19 +100,24 @@ class _Named:
     def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
         self._paths: set[str] = set()
         self.kept_up_to = -1
-        roots = _roots(disk, store_id)
         paths = _list_files(disk, layout.MANIFESTS)
         for gone in notes.keys() - set(paths):
             del notes[gone]
+        damaged: list[str] = []
         for path in paths:
-            parsed = layout.parse_manifest_path(path)
-            if parsed is None:
-                continue
-            with contextlib.suppress(DamagedDataError):
-                self._paths |= _note(disk, path, *parsed, notes)[1]
-                continue
-            if parsed[0] in roots:
-                self.kept_up_to = max(self.kept_up_to, roots[parsed[0]])
+            known = notes.get(path)  # first, since a deletion looks at every name
+            if known is None:
+                parsed = layout.parse_manifest_path(path)
+                if parsed is None:
+                    continue
+                try:
+                    known = _note(disk, path, *parsed, notes)
+                except DamagedDataError:
+                    damaged.append(parsed[0])
+                    continue
+            self._paths |= known[1]
+        roots = _roots(disk, store_id) if damaged else {}
+        self.kept_up_to = max([roots[root] for root in damaged if root in roots], default=-1)
 
     def needs(self, path: str) -> bool:
         """Must this pack stay?"""
@@ -121,11 +126,9 @@ class _Named:
 
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
-    """Return epoch and packs of a manifest. StoreError: the store cannot be read just now; nothing may be deleted."""
-    known = notes.get(path)
-    if known is None:
-        manifest = files.read_manifest(disk, root, generation=generation)
-        known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
+    """Read epoch and packs of a manifest, and note them. StoreError: the store cannot be read just now; nothing may be deleted."""
+    manifest = files.read_manifest(disk, root, generation=generation)
+    known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
     return known
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.storage.making import seeded_bytes
+from tests.storage.making import seeded_bytes, write_epoch
 from tests.storage.making_chunks import Promise, changed, check_chunked, commit_chunked, first_state
 from tests.storage.simulated_disk import SimulatedDisk
 
@@ -159,3 +159,24 @@ def test_growth_is_noticed(mutant: object, tmp_path: Path, monkeypatch: pytest.M
     sizes = LongLife(tmp_path).run(160)
     with pytest.raises(AssertionError):
         expect_bounded(sizes, 15)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_deletion_reads_no_more_files_of_a_larger_store(damaged: bool) -> None:
+    """What manifests name is remembered from one to the next. Refs are looked at only where a manifest cannot be read."""
+
+    def reads(kept: int) -> int:
+        disk = SimulatedDisk()
+        store = Store.create("simulated", disk=disk, random_bytes=seeded_bytes())
+        for epoch in range(1, kept + 3):
+            root = write_epoch(store, epoch)
+        store.delete_epoch(1)
+        if damaged:
+            disk._file(f"manifests/{root}.0").data = b"not a manifest"
+            store._notes.clear()
+        paths: list[str] = []
+        disk.on_call = paths.append
+        store.delete_epoch(2)
+        return paths.count("read")
+
+    assert (reads(20) == reads(40)) is not damaged
