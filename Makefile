@@ -87,6 +87,8 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/scale.py --simulated 30 100 300 1000
 	@$(BIN)/python benchmarks/sim.py
 	@$(BIN)/python benchmarks/state.py
+	@$(BIN)/python benchmarks/growth_store.py
+	@$(BIN)/python benchmarks/buckets.py
 	@$(BIN)/python benchmarks/startup.py
 
 with-peers: $(STAMP)

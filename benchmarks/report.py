@@ -61,6 +61,19 @@ SECTIONS = {
         "The pause of a capture beside memcpy, a commit beside an atomic write, a restore beside memcpy; torch's and DCP's own files, where torch is installed.",
         "One disk, whose write cache may answer for it; no bucket.",
     ),
+    "growth": Section(
+        "How the store grows",
+        "benchmarks/growth_store.py",
+        "The processor's time of the store's operations as chunks, epochs, entries and bytes grow tenfold, and the exponent from one size to the next.",
+        "A disk that syncs nothing. What is done for each chunk or name, and so is linear: all but captures of what has changed, and reading the newest "
+        "epoch. A deletion looks at the name of every manifest, so that deleting k of n epochs takes k times n.",
+    ),
+    "buckets": Section(
+        "Requests to a bucket",
+        "benchmarks/buckets.py",
+        "Packs, ranges and checkpoints of small agents: requests side by side beside fewer at a time, as before.",
+        "A bucket in memory, whose requests sleep: no throttling, no shared line.",
+    ),
     "langgraph": Section(
         "LangGraph's savers",
         "benchmarks/adapters.py --rounds 3",

@@ -5,7 +5,7 @@ worker thread.
 """
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -28,6 +28,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage,
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.side_by_side import requests_at_once, side_by_side
 from snapline.storage.store.store import Store
 
 CHUNK_PACK_BYTES = 32 * 2**20
@@ -35,7 +36,7 @@ CHUNK_PACK_BYTES = 32 * 2**20
 much is on its way to the disk; and deletion and compaction work by the pack."""
 
 THREADS = 2
-"""That write packs of chunks: one hashes while the other waits for the disk."""
+"""That write packs of chunks: one hashes while the other waits for the disk. An object store may have more."""
 
 
 class Capture(msgspec.Struct):
@@ -133,8 +134,13 @@ def _place_chunks(
     groups = list(in_groups(chunks, CHUNK_PACK_BYTES))
     if len(groups) <= 1:
         return chunks, []
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="snapline-write") as threads:
-        return [], list(threads.map(lambda group: store.write_chunks(writer=writer, epoch=epoch, chunks=group), groups))
+    threads = max(THREADS, requests_at_once(store.disk))
+    write = partial(_write_chunks, store, writer, epoch)
+    return [], list(side_by_side(write, groups, threads))
+
+
+def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob]) -> PackReference:
+    return store.write_chunks(writer=writer, epoch=epoch, chunks=chunks)
 
 
 def reported(reference: PackReference) -> ReportedPack:

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 PUT_BYTES_MAX = 5 * 2**30
 """What S3 takes in one PUT. A PUT in parts has no condition on some servers, so we make none."""
 
+REQUESTS_AT_ONCE = 8
+"""A request waits some 20 to 100 ms for its first byte. So many packs are held in memory while they are sent, 32 MiB each."""
+
 CONFLICTS_MAX = 5
 """So often a PUT is tried that the store turned away for a simultaneous one (S3: 409), which then left nothing."""
 
@@ -121,6 +124,7 @@ class ObjectDisk:
     ) -> None:
         """Use an obstore store whose root is the store's; `location` names it in messages."""
         self.abilities = abilities or Abilities()
+        self.requests_at_once = REQUESTS_AT_ONCE
         self._store = store
         self._location = location
         self._put_bytes_max = put_bytes_max

@@ -2,12 +2,12 @@
 
 Chunks that lie side by side in a pack are read with one call, and where they are stored plain, without a copy: headers and
 contents go to their own places (`read_into`). Every digest is checked before anybody else sees a byte (G11). Much data is
-read by two threads: reading and hashing both leave the interpreter's lock alone.
+read by two threads: reading and hashing both leave the interpreter's lock alone. From an object store ranges are read side by side
+whenever there are several.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -33,6 +33,7 @@ from snapline.storage.store.disk import Disk, read_into
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.record import digest_of
+from snapline.storage.store.side_by_side import requests_at_once, side_by_side
 
 RUN_BYTES_MAX = 8 * 2**20
 """Read at once: large enough that the calls do not count, small enough that two threads share the work evenly."""
@@ -119,14 +120,10 @@ class PartReader:
         return source
 
     def _carry_out(self, tasks: list[_Task]) -> None:
-        runs = list(_runs(tasks))
-        if sum([task.source.entry.stored_bytes for task in tasks]) < PARALLEL_BYTES_MIN:
-            for run in runs:
-                self._read_run(run)
-            return
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="snapline-restore") as threads:
-            for _ in threads.map(self._read_run, runs):
-                pass
+        is_much = sum([task.source.entry.stored_bytes for task in tasks]) >= PARALLEL_BYTES_MIN
+        threads = max(requests_at_once(self._disk), THREADS if is_much else 1)
+        for _ in side_by_side(self._read_run, list(_runs(tasks)), threads):
+            pass
 
     def _read_run(self, run: list[_Task]) -> None:
         path = run[0].source.path

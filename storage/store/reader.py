@@ -1,6 +1,7 @@
 """What can be read of a store: refs, manifests, checkpoints, parts of states. Changes nothing; see `store.py`."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError
@@ -23,6 +24,7 @@ from snapline.storage.store.fork_record import ForkRecord, read_fork
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.side_by_side import requests_at_once, side_by_side
 from snapline.storage.store.verify import Verification
 
 _PREFIX_DIGITS_MIN = 4
@@ -91,13 +93,15 @@ class StoreReader:
         return self._read_line(manifest, manifest.line_of(agent))
 
     def read_checkpoints(self, manifest: Manifest, agents: Collection[str] | None = None) -> Iterator[AgentCheckpoint]:
-        """Yield the checkpoints of `agents` (default: all), sorted by agent; errors as `read_checkpoint`."""
+        """Yield the checkpoints of `agents` (default: all), sorted by agent; errors as `read_checkpoint`.
+
+        From an object store they are read side by side, some ahead of those that were yielded.
+        """
         lines = manifest.agents
         if agents is not None:
             found = {line.agent: line for line in manifest.agents}
             lines = [found[agent] if agent in found else manifest.line_of(agent) for agent in sorted(set(agents))]
-        for line in lines:
-            yield self._read_line(manifest, line)
+        yield from side_by_side(functools.partial(self._read_line, manifest), lines, requests_at_once(self._disk))
 
     def part_reader(self, manifest: Manifest) -> PartReader:
         """Return what reads the parts of the states of this epoch: arrays, histories, blobs."""
