@@ -24,7 +24,6 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -162,15 +161,6 @@ class LocalDisk:
     def sync_data(self, handle: int) -> None:
         os.fdatasync(handle)
 
-    def sync_together(self, handles: Sequence[int]) -> None:
-        """As `sync_data` of each. The journal takes what is synced at the same time with one flush: it costs little more than one."""
-        first, *others = handles
-        with ThreadPoolExecutor(len(others), thread_name_prefix="snapline-sync") as threads:
-            synced = [threads.submit(self.sync_data, handle) for handle in others]
-            self.sync_data(first)
-        for each in synced:
-            each.result()
-
     def link(self, handle: int, path: str) -> None:
         source = self._named.get(handle)
         if source is not None:
@@ -247,12 +237,8 @@ class LocalDisk:
         return os.path.join(self._root, path)
 
 
-def write_once(
-    disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str, beside: Sequence[int] = ()
-) -> None:
+def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
     """Make the file `path` appear whole and durable; failpoints are named `<point>.opened` and so on.
-
-    `beside`: other open files, whose bytes are made durable with its own, before it has its name.
 
     Raises:
         FileExistsError: the name is taken; nothing was changed.
@@ -265,7 +251,7 @@ def write_once(
         for gathered in _gather(pieces):
             disk.write(handle, gathered)
         failpoint(f"{point}.written")
-        sync_together(disk, (handle, *beside))
+        disk.sync_data(handle)
         failpoint(f"{point}.synced")
         disk.link(handle, path)
         failpoint(f"{point}.linked")
@@ -273,16 +259,6 @@ def write_once(
         disk.close(handle)
     disk.sync_directory(directory)
     failpoint(f"{point}.durable")
-
-
-def sync_together(disk: Disk, handles: Sequence[int]) -> None:
-    """Make the bytes of all these files durable. A disk may have a `sync_together` of its own, which syncs them at the same time."""
-    at_once = getattr(disk, "sync_together", None)
-    if at_once is not None and len(handles) > 1:
-        at_once(handles)
-        return
-    for handle in handles:
-        disk.sync_data(handle)
 
 
 def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -106,18 +106,11 @@ def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) 
 
 
 def create_or_compare(
-    disk: Disk,
-    path: str,
-    data: bytes,
-    *,
-    temporary_name: str,
-    point: str,
-    epoch: int | None = None,
-    beside: Sequence[int] = (),
+    disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
 ) -> bool:
     """Write `data` once under a name that follows from it; return whether a file was there already, with the same bytes.
 
-    Then its directory is synced all the same: who linked it may not have come that far. `beside`: see `write_once`.
+    Then its directory is synced all the same: who linked it may not have come that far.
 
     Raises:
         FileExistsError: there are other bytes.
@@ -125,7 +118,7 @@ def create_or_compare(
         OSError: the disk refused.
     """
     try:
-        write_once(disk, path, (data,), temporary_name=temporary_name, point=point, beside=beside)
+        write_once(disk, path, (data,), temporary_name=temporary_name, point=point)
     except FileExistsError:
         with reading(disk, path, epoch=epoch):
             size_bytes = disk.size(path)

@@ -55,9 +55,8 @@ from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.founding import found_store, no_store
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
-from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.manifest import Manifest, encode_manifest
 from snapline.storage.store.opening import open_disk
-from snapline.storage.store.publishing import Publisher
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
 from snapline.storage.store.record import Buffer, digest_of
 
@@ -85,7 +84,6 @@ class Store(StoreReader):
         self._output_writer = OutputWriter(
             disk, store_id, guard=guard, random_bytes=random_bytes, watchers=self._output_watchers
         )
-        self._publisher = Publisher(disk, store_id, guard, temporary_name=self._temporary_name, location=self.location)
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
 
@@ -229,7 +227,18 @@ class Store(StoreReader):
             MisuseError: it contradicts itself.
             StoreError: the disk failed, or another manifest has this root.
         """
-        return self._publisher.write_manifest(manifest)
+        root, data = encode_manifest(manifest)
+        epoch = manifest.metadata.epoch
+        path = layout.manifest_path(root)
+        with files.writing(self._disk, f"the manifest of epoch {epoch}"):
+            try:
+                self._create(path, data, epoch=epoch, point="store.manifest")
+            except FileExistsError:
+                files.read_manifest(self._disk, root, epoch=epoch)
+                raise StoreError(
+                    f"{path} exists with other packs: give the new manifest of epoch {epoch} another creation time"
+                ) from None
+        return root
 
     def publish(self, epoch: int, root: str) -> None:
         """Write the ref of a complete epoch, durable when this returns. The same root again is success.
@@ -238,7 +247,20 @@ class Store(StoreReader):
             StoreError: the epoch has another root: two fleets use this store. Or the manifest is missing.
             DamagedDataError: there is a ref, and it is damaged.
         """
-        self._publisher.publish(epoch, root)
+        path = layout.ref_path(epoch)
+        manifest = layout.manifest_path(root, files.find_generation(self._disk, root))
+        with files.reading(self._disk, manifest, epoch=epoch):
+            self._disk.size(manifest)
+        with files.writing(self._disk, f"the ref of epoch {epoch}"):
+            try:
+                data = files.encode_ref(epoch, root, self.store_id, self._guard)
+                self._create(path, data, epoch=epoch, point="store.ref")
+            except FileExistsError:
+                other = files.read_ref(self._disk, epoch, self.store_id, self._guard)
+                raise StoreError(
+                    f"two fleets on one store: epoch {epoch} of {self.location} has root {other[:12]}…, not {root[:12]}…; "
+                    "give each fleet a store of its own"
+                ) from None
 
     # -- host logs: what hosts have taken from outside (`storage/log/`) ----------------------------------------------
 

@@ -253,20 +253,10 @@ def _data_variants(nodes: dict[str, Node]) -> Iterator[SimulatedDisk]:
 def broken_write_once(prefix: str, *steps: str) -> Callable[..., None]:
     """Return a copy of `write_once` that takes these steps for paths that begin with `prefix`, the right ones otherwise."""
 
-    def write_once(
-        disk: Disk,
-        path: str,
-        pieces: Iterable[bytes],
-        *,
-        temporary_name: str,
-        point: str,
-        beside: Sequence[int] = (),
-    ) -> None:
+    def write_once(disk: Disk, path: str, pieces: Iterable[bytes], *, temporary_name: str, point: str) -> None:
         directory = path.rpartition("/")[0]
         handle = disk.open_temporary(directory, temporary_name)
         disk.write(handle, list(pieces))
-        for other in beside:
-            disk.sync_data(other)
         for step in steps if path.startswith(prefix) else ("sync", "link", "directory"):
             if step == "sync":
                 disk.sync_data(handle)
