@@ -315,10 +315,20 @@ def read_packs(folder: Path, into: memoryview) -> None:
 def chat(bench: Bench) -> None:
     words = ["alpha", "beta", "gamma", "delta", "omega"]
     lines = [Line("user", " ".join(words[(i + j) % 5] for j in range(185)), i) for i in range(10_000)]
+    firsts, bounds = [], []
+    for _ in range(bench.rounds + 1):  # the first one also makes what a process makes once
+        firsts.append(cpu_timed(functools.partial(StateEncoder(ArenaPool()).encode, Chat(History(lines)))))
+        bounds.append(cpu_timed(lambda: msgspec.msgpack.encode(lines)))
+    whole = median([cpu for cpu, _ in firsts[1:]])
+    bench.row("chat, 10,000 messages: first capture, CPU", whole * 1e3, "ms", "<= 10", is_met=whole <= 0.010)
+    bench.row("chat, 10,000 messages: first capture, elapsed", median([took for _, took in firsts[1:]]) * 1e3, "ms")
+    bench.row("chat, 10,000 messages: first one of the process, CPU", firsts[0][0] * 1e3, "ms")
+    share = median([one[0] / all_at_once[0] for one, all_at_once in zip(firsts[1:], bounds[1:], strict=True)])
+    bench.row("chat: first capture : msgspec's encoding of all, CPU", share, "x")
     state = Chat(History(lines))
     encoder = StateEncoder(ArenaPool())
     epochs = Epochs(bench.store("chat"))
-    whole, image = timed(lambda: encoder.encode(state))
+    image = encoder.encode(state)
     epochs.commit(*epochs.write(image))
     pauses, sizes = [], []
     for number in range(bench.rounds * 3):
@@ -329,7 +339,6 @@ def chat(bench: Bench) -> None:
         epochs.commit(*epochs.write(image))
         pauses.append(pause)
         sizes.append((bytes_in(bench.folder / "chat") - before) / len(msgspec.msgpack.encode(new)))
-    bench.row("chat, 10,000 messages: first capture", whole * 1e3, "ms", "<= 10", is_met=whole <= 0.010)
     bench.row("chat, ten new: capture", median(pauses) * 1e3, "ms", "<= 1", is_met=median(pauses) <= 0.001)
     bench.row(
         "chat, ten new: all new bytes of the store : the encoded ten",
