@@ -63,9 +63,9 @@ SECTIONS = {
     ),
     "growth": Section(
         "How the store grows",
-        "benchmarks/growth_store.py --largest 100000",
+        "benchmarks/growth_store.py --largest 10000",
         "The processor's time of the store's operations as chunks, epochs, entries and bytes grow tenfold, and the exponent from one size to the next.",
-        "A disk that syncs nothing. A million chunks and entries: without `--largest`. All is linear but captures of what has changed, and reading the "
+        "A disk that syncs nothing. Up to a million chunks and entries and 100,000 epochs: docs/state.md. All is linear but captures of what has changed, and reading the "
         "newest epoch. A deletion looks at the name of every manifest, so deleting k of n epochs takes k times n. Memory that is touched first is slower "
         "than what fits the caches, and slower still where a hypervisor must find it: hence exponents above 1 from 1 MiB on.",
     ),
