@@ -40,6 +40,7 @@ LOADS = {
     "link": (CHANDY_LAMPORT, True, False),
     "epochs": (CHANDY_LAMPORT, True, True),
     "uncoordinated": (UNCOORDINATED, True, False),
+    "bcs": ("bcs", True, False),
     "hmnr": ("hmnr", True, False),
     "koo-toueg": (KOO_TOUEG, True, False),
 }

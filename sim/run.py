@@ -46,6 +46,7 @@ def run(
     mutant: str = "",
     window_at: int | None = None,
     workload: Workload | None = None,
+    on_world: Callable[[World], None] | None = None,
 ) -> Result:
     """Run a drawn scenario.
 
@@ -55,6 +56,7 @@ def run(
         mutant: a seeded bug of `snapline.sim.mutants`, to see that the oracles find it.
         workload: the fleet and its invariants; default: as the scenario says.
         window_at: keep the journal's piece of this number in `Result.journal`.
+        on_world: called with the world before anything happens in it, by who wants to look at it meanwhile.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)
@@ -68,6 +70,8 @@ def run(
         with _mutated(mutant), limited(scenario.limits):
             made = workload or make_workload(scenario.fleet)
             world = World(scenario, seed, choices or RandomChoices(seed), made, recording=recording, journal=journal)
+            if on_world is not None:
+                on_world(world)
             _run(world, result)
     except SnaplineError as error:
         result.error = str(error)
@@ -244,6 +248,8 @@ def metrics_of(world: World) -> dict[str, float]:
     found = dict.fromkeys(ZERO, 0.0) | desk.figures.counts
     found["piggyback_bytes"] += sum(run.carrier.core.desk.counts.piggyback_bytes for run in world.hosts.alive())
     found["checkpoints_useless"] = float(desk.judge.probes.hits.get("useless checkpoint", 0))
+    if saved := found.pop("checkpoints_saved", 0.0):
+        found["checkpoint_s"] = found["saving_s"] / saved
     found["turns"] = desk.figures.turns
     found["busy_s"] = desk.figures.busy_ns / 1e9
     found["virtual_s"] = desk.kernel.now_ns / 1e9

@@ -33,6 +33,7 @@ METRICS: Mapping[str, str] = {
     "throughput_per_s": "messages per virtual second",
     "busy_s": "virtual time that hosts spent on turns and images, all together",
     "loss_s": "virtual time that one failure cost",
+    "checkpoint_s": "virtual time from a checkpoint's begin until it is durable, mean",
     "recovery_s": "virtual time in recoveries",
     "lost_turns": "turns undone by failures",
     "rollback_turns": "turns that an agent was rolled back, the furthest",

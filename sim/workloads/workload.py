@@ -9,6 +9,7 @@ from snapline.errors import MisuseError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
 from snapline.sim.scenario import FleetPart, TriggerPart
+from snapline.sim.workloads.costs import Costs
 from snapline.sim.workloads.ledger import (
     Books,
     Ledger,
@@ -34,11 +35,13 @@ class Workload:
     Attributes:
         fleet: with the scenario's protocol and trigger; the world decides when it is over.
         ends: `is_done` becomes true some day.
+        costs: what work costs its hosts.
     """
 
-    def __init__(self, fleet: Fleet, *, ends: bool = False) -> None:
+    def __init__(self, fleet: Fleet, *, ends: bool = False, costs: Costs | None = None) -> None:
         self.fleet = fleet
         self.ends = ends
+        self.costs = costs or Costs()
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """A sentence on what is wrong with a cut that was said to be consistent."""

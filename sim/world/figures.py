@@ -27,3 +27,8 @@ class Figures:
         self.turns += 1
         self.handled += what in ("message", "timer")
         self.last_turn_ns = now_ns
+
+    def on_saved(self, took_ns: int) -> None:
+        """A checkpoint is durable: of all agents together, or where they checkpoint on their own, of one."""
+        self.count("checkpoints_saved")
+        self.count("saving_s", took_ns / 1e9)

@@ -41,15 +41,6 @@ from snapline.sim.world.workers import Workers
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
 
-TURN_NS = 20_000
-"""What a turn costs a host in virtual time, at full speed: a plain handler with its share of everything around it."""
-
-BATCH_NS = 30_000
-"""What a look at everything else costs."""
-
-CAPTURE_NS = 50_000
-"""What taking one agent's image costs its host, besides a nanosecond for each byte: some 2.5 ms for fifty agents, measured."""
-
 SECOND_NS = 1_000_000_000
 
 
@@ -228,7 +219,8 @@ class SimCarrier(HostCarrier):
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """The judge sees the very image that was taken, or the whole state if parts of it are elsewhere."""
-        self.sim.costs_ns += CAPTURE_NS + image.size_bytes
+        costs = self._desk.workload.costs
+        self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
         whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
         basis, round_ = (command.basis, command.round) if isinstance(command, ev.TakeCheckpoint) else ("coordinated", 0)
@@ -386,16 +378,17 @@ class SimHost:
         carrier = self.carrier
         if carrier.queue or carrier.core.has_batch:
             self._is_pumping = True
-            self.later(max(self._kernel.now_ns, self._busy_until_ns) + BATCH_NS, self._pump)
+            self.later(max(self._kernel.now_ns, self._busy_until_ns) + self.desk.workload.costs.batch_ns, self._pump)
         else:  # a batch would change nothing
             self._set_timer()
 
     def _pump(self, _: object) -> None:
         carrier, desk = self.carrier, self.desk
-        counts = carrier.core.desk.counts
-        before, self.costs_ns = counts.turns, 0
+        counts, costs = carrier.core.desk.counts, desk.workload.costs
+        turns, sent, self.costs_ns = counts.turns, counts.piggybacked, 0
         carrier.run_turns(desk.scenario.run.turns_in_a_row)
-        self.costs_ns += BATCH_NS + (counts.turns - before) * TURN_NS
+        self.costs_ns += costs.batch_ns + (counts.turns - turns) * costs.turn_ns
+        self.costs_ns += (counts.piggybacked - sent) * costs.send_ns
         desk.figures.busy_ns += self.costs_ns
         self._busy_until_ns = self._kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
         if len(desk.journal.entries) >= PIECE:

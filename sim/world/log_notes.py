@@ -35,6 +35,7 @@ class LogNotes:
         self._store = store
         self._frozen = frozen
         self.completed_ns: dict[int, int] = {}
+        self._begun_ns: dict[int, int] = {}
         self.on_running: list[Callable[[], None]] = []
         self.is_ended = False
         self._proposals = 0
@@ -97,6 +98,8 @@ class LogNotes:
         record = self._log.canonical.image.epochs[kind.epoch]
         if is_logged(self._desk.workload.fleet.protocol):
             self._store.see_packs(record.plan)
+        else:
+            self._desk.figures.on_saved(now_ns - self._begun_ns[kind.epoch])
         found, error = self._store.read_root(kind.epoch, kind.root)
         self.completed_ns[kind.epoch] = now_ns
         self._desk.figures.count("epochs_complete")
@@ -113,9 +116,11 @@ class LogNotes:
     def _note_operation(self, kind: op.Kind, result: OperationResult) -> None:
         now_ns, state, recording = self._desk.kernel.now_ns, self._log.canonical, self._desk.recording
         match kind:
-            case op.BeginEpoch() if recording is not None:
+            case op.BeginEpoch():
                 number = state.image.begun
-                recording.epochs[number] = EpochSpan(number, state.plan_number, now_ns)
+                self._begun_ns[number] = now_ns
+                if recording is not None:
+                    recording.epochs[number] = EpochSpan(number, state.plan_number, now_ns)
             case op.LoseHosts():
                 self._lost_ns = self._lost_ns or now_ns
             case op.CommitPlan() | op.Restore():

@@ -67,7 +67,13 @@ class StoreNotes:
         self._packs[path] = [(each.agent, each.number) for each in found]
         name = layout.parse_any_pack_path(path)
         if name is not None:
+            self._note_saved(found)
             self._desk.judge.on_checkpoints_durable(self._desk.kernel.now_ns, name.number, found)
+
+    def _note_saved(self, found: Iterable[AgentCheckpoint]) -> None:
+        now_ns, books = self._desk.kernel.now_ns, self._desk.judge.books
+        for captured in filter(None, map(books.find, found)):
+            self._desk.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:
         """The coordinator has acknowledged a pack of checkpoints to its host."""
