@@ -1,7 +1,7 @@
 """CheckMate's experiment (ICDE 2024) on our protocols: NEXMark-like queries, in virtual time, and a few on real processes.
 
     .venv/bin/python -m benchmarks.checkmate table [--workers 5] [--queries q12 …] [--protocols …] [--hot 0 0.3] [--seconds 30]
-    .venv/bin/python -m benchmarks.checkmate real
+    .venv/bin/python -m benchmarks.checkmate real [--rounds 2]
     .venv/bin/python -m benchmarks.checkmate costs
 
 `table` prints a row for each query, number of workers, part of popular keys and protocol: the rate that it sustains, and what happens at four
@@ -35,6 +35,8 @@ def table(options: argparse.Namespace) -> None:
             seconds=options.seconds,
             every_s=every,
             hot=hot,
+            stands_for=options.stands_for,
+            tick_s=options.stands_for / 2000,
         )
         for workers in options.workers
         for query in options.queries
@@ -66,15 +68,16 @@ def main() -> None:
     tables.add_argument("--hot", nargs="+", type=float, default=[0.0])
     tables.add_argument("--every", nargs="+", type=float, default=[5.0], help="seconds between checkpoints")
     tables.add_argument("--seconds", type=float, default=60.0, help="of input")
+    tables.add_argument("--stands-for", type=int, default=500, help="events, for each that is simulated")
     tables.add_argument("--jobs", type=int, default=2)
-    parts.add_parser("real")
+    parts.add_parser("real").add_argument("--rounds", type=int, default=2)
     parts.add_parser("costs")
     options = parser.parse_args()
     match options.part:
         case "table":
             table(options)
         case "real":
-            real.main()
+            real.main(options.rounds)
         case _:
             costs.main()
 

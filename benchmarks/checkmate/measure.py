@@ -1,6 +1,7 @@
 """One row of a table: the rate that a query sustains under a protocol, and what happens at four fifths of it, with and without a failure."""
 
 import math
+from statistics import mean
 from typing import NamedTuple
 
 import msgspec
@@ -8,13 +9,15 @@ from benchmarks.checkmate.costs import costs_of
 from benchmarks.checkmate.queries import NONE, agents_of, streams
 from benchmarks.checkmate.virtual import Measured, Setting, play
 
+COORDINATED = "chandy-lamport"
+
 GROWTH_MAX = 0.02
 """Seconds a second: input of which so much more waits every second is not sustained."""
 
 TURNS = {"q1": 2.0, "q3": 0.35, "q8": 1.6, "q12": 2.0, "reachable": 1.5}
 """About so many turns an event: where the search begins."""
 
-SEARCH_S = 30.0
+SEARCH_S = 20.0
 """Of input, of each run of the search."""
 
 SHARE = 0.8
@@ -25,20 +28,26 @@ RATES_MAX = 12
 """A search that has not found anything by then is a mistake."""
 
 
+PHASES = (0.25, 0.75)
+"""When hosts die, one in each run: so much of an interval after the middle, another host each time."""
+
+
 class Line(NamedTuple):
-    """`rate_per_s`: sustained. `calm`, `failing`: at `SHARE` of it, without a failure and with one half-way."""
+    """`rate_per_s`: sustained. `calm`, `failing`: at `SHARE` of it, without a failure and with one each."""
 
     setting: Setting
     rate_per_s: float
     calm: Measured
-    failing: Measured
+    failing: list[Measured]
 
 
 def measured(setting: Setting) -> Line:
     """All of it."""
     rate_per_s = sustained(setting)
     at = msgspec.structs.replace(setting, rate_per_s=SHARE * rate_per_s)
-    return Line(setting, rate_per_s, play(at), play(msgspec.structs.replace(at, fails=True)))
+    moments = [setting.seconds / 2 + phase * setting.every_s for phase in PHASES]
+    failing = [play(msgspec.structs.replace(at, fails_at=moment)) for moment in moments]
+    return Line(setting, rate_per_s, play(at), failing)
 
 
 def sustained(setting: Setting) -> float:
@@ -76,25 +85,36 @@ HEADS = (
 
 def shown(line: Line, bare: Line | None) -> str:
     """As a row. `bare`: the one without checkpoints."""
-    setting, calm, metrics = line.setting, line.calm, line.failing.metrics
-    taken = sum(calm.metrics[f"checkpoints_{kind}"] for kind in ("basic", "forced", "tentative"))
-    is_coordinated = setting.protocol == "chandy-lamport"
-    if is_coordinated:
-        taken = calm.metrics["epochs_complete"] * calm.agents
-    invalid = metrics["epochs_aborted"] * calm.agents if is_coordinated else metrics["checkpoints_lost"]
-    is_bare = setting.protocol == NONE
-    ratio = line.rate_per_s / bare.rate_per_s if bare is not None else math.nan
-    wire = calm.wire / bare.calm.wire if bare is not None else math.nan
-    saved = calm.metrics.get("checkpoint_s", math.nan)
+    setting, calm = line.setting, line.calm
+    saves = setting.protocol != NONE
     return (
-        f"{setting.query:<10}{setting.workers:>8}{setting.hot:>5.0%} {setting.protocol:<15}"
-        f"{line.rate_per_s * setting.stands_for:>9,.0f}{said(ratio, '.2f'):>8}{calm.p50_s:>7.2f}{calm.p99_s:>7.2f}{said(saved, '.3f'):>9}"
-        f"{said(math.nan if is_bare else taken, '.0f'):>7}{said(math.nan if is_bare else calm.metrics['checkpoints_forced'], '.0f'):>7}"
-        f"{said(math.nan if is_bare else invalid, '.0f'):>8}"
-        f"{said(line.failing.restart_s, '.2f'):>10}{said(line.failing.recovery_s, '.1f'):>11}"
-        f"{said(metrics['lost_turns'] / metrics['turns'], '.1%'):>8}{said(wire, '.3f'):>7}"
+        f"{setting.query:<10}{setting.workers:>8}{setting.hot:>5.0%} {setting.protocol:<15}{line.rate_per_s * setting.stands_for:>9,.0f}"
+        + said(line.rate_per_s / bare.rate_per_s if bare else math.nan, 8, ".2f")
+        + f"{calm.p50_s:>7.2f}{calm.p99_s:>7.2f}"
+        + said(calm.metrics.get("checkpoint_s", math.nan), 9, ".3f")
+        + said(taken(setting, calm) if saves else math.nan, 7, ".0f")
+        + said(calm.metrics["checkpoints_forced"] if saves else math.nan, 7, ".0f")
+        + said(mean([invalid(setting, each) for each in line.failing]) if saves else math.nan, 8, ".1f")
+        + said(mean([each.restart_s for each in line.failing]), 10, ".2f")
+        + said(mean([each.recovery_s for each in line.failing]) if saves else math.nan, 11, ".1f")
+        + said(mean([each.metrics["lost_turns"] / calm.metrics["turns"] for each in line.failing]), 8, ".1%")
+        + said(calm.wire / bare.calm.wire if bare else math.nan, 7, ".3f")
     )
 
 
-def said(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else format(value, form)
+def taken(setting: Setting, of: Measured) -> float:
+    """Checkpoints of agents, but for those of the start."""
+    if setting.protocol == COORDINATED:
+        return of.metrics["epochs_complete"] * of.agents
+    return sum(of.metrics[f"checkpoints_{kind}"] for kind in ("basic", "forced", "tentative"))
+
+
+def invalid(setting: Setting, of: Measured) -> float:
+    """Those that were taken and that the recovery did not use: past its line, or of an epoch that it aborted."""
+    return (
+        of.metrics["epochs_aborted"] * of.agents if setting.protocol == COORDINATED else of.metrics["checkpoints_lost"]
+    )
+
+
+def said(value: float, width: int, form: str) -> str:
+    return f"{'–' if math.isnan(value) else format(value, form):>{width}}"

@@ -47,7 +47,7 @@ SEED = 1
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `rate_per_s`: of all workers; `hot`: part of popular persons; `stands_for`: each event is
+    """One run. `rate_per_s`: of all workers; `hot`: part of popular persons; `fails_at`: when a host dies, 0: never; `stands_for`: each event is
     simulated for so many, whose costs it has; rates are of those that are simulated. `drains`: it ends when all was handled, not with the input, and must then be right."""
 
     query: str
@@ -57,7 +57,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 60.0
     every_s: float = 5.0
     hot: float = 0.0
-    fails: bool = False
+    fails_at: float = 0.0
     stands_for: int = 500
     tick_s: float = 0.25
     drains: bool = True
@@ -207,13 +207,15 @@ class Measured(NamedTuple):
 
 
 def scenario_of(setting: Setting) -> Scenario:
-    at_s = setting.seconds / 2 + setting.every_s / 2  # between two checkpoints of all, so that no protocol is lucky
-    crash = CrashWord(at=f"{round(at_s * 1000)}ms", host="h2", restart_after=f"{round(RESTART_S * 1000)}ms")
+    host = (
+        f"h{2 + int(setting.fails_at) % (setting.workers - 1)}" if setting.workers > 1 else "h1"
+    )  # h1 owns the popular keys
+    crash = CrashWord(at=f"{round(setting.fails_at * 1000)}ms", host=host, restart_after=f"{round(RESTART_S * 1000)}ms")
     return Scenario(
         name=f"checkmate-{setting.query}",
         fleet=FleetPart(agents=setting.workers, hosts=setting.workers, protocol=_protocol(setting)),
         network=NetworkPart(delay=DelayPart(least="200us", jitter="200us")),
-        fault=[FaultPart(crash=crash)] if setting.fails else [],
+        fault=[FaultPart(crash=crash)] if setting.fails_at else [],
         liveness=LivenessPart(within=f"{round(setting.seconds + DRAIN_S)}s"),
         run=RunPart(until=f"{round(setting.seconds)}s", events_max=100_000_000),
     )

@@ -29,7 +29,7 @@ def small(query: str, protocol: str, hot: float = 0.2) -> Setting:
         seconds=6.0,
         every_s=1.0,
         hot=hot,
-        fails=True,
+        fails_at=3.5,
         stands_for=100,
     )
 
