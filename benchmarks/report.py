@@ -111,6 +111,12 @@ SECTIONS = {
         "A cut and a recovery, and what an epoch costs coordinator and hosts; more in [scale.md](scale.md).",
         "One machine: hosts share its processors, so times of day are upper bounds.",
     ),
+    "checkmate": Section(
+        "CheckMate's queries",
+        "-m benchmarks.checkmate table",
+        "What streaming queries sustain under each mode, and what a failure costs them, in virtual time; columns, orderings and limits: [checkmate.md](checkmate.md).",
+        "Bandwidth. One seed; an event stands for 500, so latencies have a floor.",
+    ),
     "startup": Section(
         "Starting",
         "benchmarks/startup.py --rounds 10",

@@ -24,8 +24,8 @@ SHARE = 0.8
 """Of the sustained rate, for everything else."""
 
 LOWER = 0.6
-RATES_MAX = 12
-"""A search that has not found anything by then is a mistake."""
+RATES_MAX = 32
+"""A search that has not found anything by then is a mistake: a guess is hardly ever wrong by a factor of 40."""
 
 
 PHASES = (0.25, 0.75)

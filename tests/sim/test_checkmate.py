@@ -4,17 +4,18 @@ import math
 from itertools import pairwise
 
 import pytest
-from benchmarks.checkmate import generator, queries, virtual
+from benchmarks.checkmate import generator, measure, queries, virtual
 from benchmarks.checkmate.costs import RULE_NS, rule_ns
 from benchmarks.checkmate.generator import Stream, at_ns, due, happening
 from benchmarks.checkmate.oracle import expected
 from benchmarks.checkmate.queries import NONE, QUERIES, bucket, middle_s, streams
-from benchmarks.checkmate.virtual import Look, QueryWork, Setting, growth, play, quantile, recovered
+from benchmarks.checkmate.virtual import Look, Measured, QueryWork, Setting, growth, play, quantile, recovered
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.sim.run import run
 from snapline.sim.workloads.costs import Costs
+from snapline.sim.world.recording import Recording
 
 MODES = ("chandy-lamport", "uncoordinated", "hmnr")
 
@@ -91,6 +92,48 @@ def test_a_reachability_that_joins_one_way_only_is_found(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(queries.Reach, "_go_on", only_links)
     assert fails(small("reachable", "hmnr")) == "workload"
+
+
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "bcs"])
+def test_who_looks_at_a_run_changes_nothing_in_it(protocol: str) -> None:
+    setting = small("q1", protocol)
+    unseen, seen = QueryWork(setting), QueryWork(setting)
+    one = run(virtual.scenario_of(setting), 1, workload=unseen)
+    other = run(virtual.scenario_of(setting), 1, workload=seen, on_world=seen.begin)
+    assert one.trace_hash == other.trace_hash and seen.looks and not unseen.looks
+
+
+def test_checkpoint_s_is_what_epochs_take_from_begin_to_end() -> None:
+    setting, recording = small("q1", "chandy-lamport"), Recording()
+    result = run(virtual.scenario_of(setting), 1, workload=QueryWork(setting), recording=recording)
+    took_s = [(x.ended_ns - x.begun_ns) / 1e9 for x in recording.epochs.values() if x.outcome == "complete"]
+    assert len(took_s) >= 5
+    assert math.isclose(result.metrics["checkpoint_s"], sum(took_s) / len(took_s))
+
+
+def test_checkpoint_s_of_agents_that_save_on_their_own_lies_between_image_and_report() -> None:
+    found = play(small("q1", "uncoordinated"))
+    assert found.metrics["checkpoint_s"] >= 0.001, "the store takes a millisecond at least"
+    assert found.metrics["checkpoint_s"] < 0.1
+
+
+@given(st.floats(0.05, 40.0))
+def test_the_sustained_rate_is_found_to_three_percent(factor: float) -> None:
+    """Whatever the guess was."""
+    setting = small("q1", "hmnr")
+    limit = factor * measure.guessed(setting)
+    asked: list[float] = []
+
+    def played(tried: Setting) -> Measured:
+        asked.append(tried.rate_per_s)
+        nan = math.nan
+        return Measured(9, 0.5 if tried.rate_per_s > limit else 0.0, nan, nan, nan, nan, nan, {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "play", played)
+        found = measure.sustained(setting)
+    assert found <= limit < found * 1.03
+    assert len(asked) <= measure.RATES_MAX
 
 
 # ---- the input ------------------------------------------------------------------------------------------------------
