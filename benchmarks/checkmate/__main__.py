@@ -25,6 +25,10 @@ PAPER = (NONE, "chandy-lamport", "uncoordinated", "hmnr")
 """None, coordinated, uncoordinated, communication-induced, as in the paper."""
 
 
+WORKERS_MAX = 16
+"""Each agent is a rule of places, four on a worker at most, and a fleet has no more than 64 rules."""
+
+
 def table(options: argparse.Namespace) -> None:
     settings = [
         Setting(
@@ -73,6 +77,10 @@ def main() -> None:
     parts.add_parser("real").add_argument("--rounds", type=int, default=2)
     parts.add_parser("costs")
     options = parser.parse_args()
+    if options.part == "table" and max(options.workers) > WORKERS_MAX:
+        parser.error(
+            f"--workers {max(options.workers)}: {WORKERS_MAX} at most, since each of their agents is one of a fleet's 64 rules of places"
+        )
     match options.part:
         case "table":
             table(options)
