@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+COMPILED  = $(VENV)/compiled
+CORE_TESTS := tests/channels tests/protocols tests/agent_runtime
+PYTHONS ?= python3.12 python3.13
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
 COMMIT ?= HEAD
@@ -22,7 +25,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback with-peers report guard test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +104,24 @@ report: with-peers with-langgraph  ## all benchmarks beside peers, as docs/perfo
 
 guard: $(STAMP)  ## is a hot path slower than at a commit? some minutes: COMMIT=main
 	@$(BIN)/python -m benchmarks.guard $(COMMIT) $(ARGS)
+
+$(COMPILED)/.installed: $(STAMP) setup.py pyproject.toml $(shell find src/snapline/ -follow -name '*.py' -not -path '*/protos/*')
+	@rm -rf $(COMPILED) build/lib.* build/bdist.* && mkdir -p $(COMPILED)
+	@SNAPLINE_COMPILE=1 $(BIN)/python -m build --wheel --no-isolation --outdir $(COMPILED)/wheel >$(COMPILED)/log 2>&1 || \
+	  { tail -n 20 $(COMPILED)/log; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED)/site $(COMPILED)/wheel/*.whl
+	@touch $@
+
+compiled: $(COMPILED)/.installed  ## a wheel whose cores are machine code, in .venv/compiled/wheel: some minutes, needs gcc (docs/compiled.md)
+
+test-compiled: compiled  ## the cores' tests on machine code, and the same seeds as without it
+	@PYTHONPATH=$(abspath $(COMPILED))/site $(BIN)/python -m pytest -q -rs -p tests.kit.compiled \
+	  $(or $(ARGS),$(CORE_TESTS) tests/integration/test_compiled.py)
+
+test-pythons: $(STAMP)  ## the cores' tests in other interpreters, each with an environment of its own: PYTHONS="python3.12 python3.13"
+	@for python in $(PYTHONS); do venv=$(VENV)/$$(basename $$python); \
+	  $(MAKE) --no-print-directory VENV=$$venv PYTHON=$$python $$venv/.installed && \
+	  $$venv/bin/python -m pytest -q $(or $(ARGS),$(CORE_TESTS) tests/coordinator tests/recovery) || exit 1; done
 
 bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
 	@$(BIN)/python benchmarks/piggyback.py

@@ -60,18 +60,16 @@ class ProbeFailedError(Exception):
     """The checkout cannot run it; says why."""
 
 
-def cpu_s(checkout: Path, probe: Sequence[str]) -> float:
-    """Run it there.
+def cpu_s(checkout: Path, probe: Sequence[str], python: str = sys.executable, source: Path | None = None) -> float:
+    """Run it there; `source`: where that interpreter finds snapline, if not in the checkout.
 
     Raises:
         ProbeFailedError: it did not end well.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout / "src"), str(checkout)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source or checkout / "src"), str(checkout)])}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the fresh checkout would be compiled in every round
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, *probe], cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([python, *probe], cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise ProbeFailedError((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])

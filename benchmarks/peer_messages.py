@@ -34,7 +34,8 @@ MARK = "SNAPLINE_BENCH_MARK"
 TICKS = os.sysconf("SC_CLK_TCK")
 READY_S = 120.0
 
-OURS = (sys.executable, "-m", "snapline", "run", "benchmarks.snapshot_agents:fleet", "--hosts", "2", "--quiet")
+RUN = ("-m", "snapline", "run", "benchmarks.snapshot_agents:fleet", "--hosts", "2", "--quiet")
+OURS = (sys.executable, *RUN)
 
 
 def cpu_s(mark: str) -> float:
@@ -59,10 +60,10 @@ def counted(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], folder: Path) -> Iterator[str]:
+def started(command: Sequence[str], folder: Path, path: str) -> Iterator[str]:
     """The fleet, whose processes are gone at the end; gives their mark."""
     mark = secrets.token_hex(8)
-    environment = {**os.environ, MARK: mark, "COUNTS": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, MARK: mark, "COUNTS": str(folder), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
     try:
@@ -78,11 +79,11 @@ def started(command: Sequence[str], folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def measure(command: Sequence[str], window_s: float) -> tuple[float, float]:
-    """CPU microseconds a message, and messages a second."""
+def measure(command: Sequence[str], window_s: float, path: str = str(ROOT)) -> tuple[float, float]:
+    """CPU microseconds a message, and messages a second; `path` is where Python looks first."""
     with tempfile.TemporaryDirectory(prefix="snapline-bench-") as name:
         folder = Path(name)
-        with started([word.replace("@folder", name) for word in command], folder) as mark:
+        with started([word.replace("@folder", name) for word in command], folder, path) as mark:
             until_s = time.monotonic() + READY_S
             while counted(folder) < 2_000:
                 if time.monotonic() > until_s:

@@ -43,6 +43,12 @@ SECTIONS = {
         "Peers' messages are in no checkpoint, and AutoGen's and Bytewax's leave no process. Bytewax is Rust with a Python function in it; "
         "its records go one way, and nobody answers them.",
     ),
+    "builds": Section(
+        "Machine code and newer Pythons",
+        "-m benchmarks.builds --rounds 7",
+        "What the compiled cores ([compiled.md](compiled.md)) cost beside the sources, and other interpreters beside this one, where they are built.",
+        "What users write is not compiled, nor what runs it.",
+    ),
     "link": Section(
         "The link between hosts",
         "benchmarks/link.py --rounds 5 --quick",

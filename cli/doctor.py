@@ -89,10 +89,10 @@ def _show(result: Document, tables: DocumentTables) -> None:
 def _python() -> Iterator[DoctorFinding]:
     import grpc
 
-    import snapline
+    from snapline.compiled import described
 
     version = ".".join([str(part) for part in sys.version_info[:3]])
-    yield DoctorFinding("snapline", "ok", f"{snapline.__version__} on Python {version}, gRPC {grpc.__version__}")
+    yield DoctorFinding("snapline", "ok", f"{described()} on Python {version}, gRPC {grpc.__version__}")
     there = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
     missing = [extra for extra in EXTRAS if extra not in there]
     rest = f"; not there: {', '.join(missing)} (pip install 'snapline[{missing[0]}]')" if missing else ""

@@ -45,8 +45,8 @@ def options(
 
 
 def _say_version(is_wanted: bool) -> None:
-    import snapline
+    from snapline.compiled import described
 
     if is_wanted:
-        typer.echo(f"snapline {snapline.__version__}")
+        typer.echo(f"snapline {described()}")
         raise typer.Exit

@@ -203,17 +203,18 @@ def runner_of(mutant: str) -> "Runner":
     """`snapline.sim.run.run`, perhaps with a seeded bug.
 
     Raises:
-        MisuseError: there is no such mutant.
+        MisuseError: there is no such mutant, or none can be put in here.
     """
     from functools import partial
 
-    from snapline.sim.mutants import MUTANTS
+    from snapline.sim.mutants import MUTANTS, check_replaceable
     from snapline.sim.run import run
 
     if not mutant:
         return run
     if mutant not in MUTANTS:
         raise MisuseError(f"--mutant {mutant!r} is not known: use one of {', '.join(MUTANTS)}")
+    check_replaceable()
     return partial(run, mutant=mutant)
 
 

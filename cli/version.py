@@ -11,6 +11,9 @@ def version(display: Display) -> None:
     import platform
 
     import snapline
+    from snapline.compiled import described, is_compiled
 
-    result = document("Version", version=snapline.__version__, python=platform.python_version())
-    display.printer().result(result, lambda shown, tables: tables.line(f"snapline {shown['version']}"))
+    result = document(
+        "Version", version=snapline.__version__, python=platform.python_version(), is_compiled=is_compiled()
+    )
+    display.printer().result(result, lambda _, tables: tables.line(f"snapline {described()}"))

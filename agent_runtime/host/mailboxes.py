@@ -228,10 +228,10 @@ class Mailboxes:
 
     def start(self, agent: LocalAgent, entry: Entry) -> None:
         """Run the turn of the agent's current entry, perhaps again."""
-        if entry is SEGMENT:
+        inlet, _, payload = entry
+        if inlet is None and entry == SEGMENT:
             self._durable.start(agent)
             return
-        inlet, _, payload = entry
         if inlet is not None and payload[:1] != CREATE:
             what, sender = "message", inlet.sender
         elif letters.is_word(entry):
@@ -250,7 +250,7 @@ class Mailboxes:
         assert entry is not None
         if isinstance(entry[1], StashedMessage):
             agent.stash.insert(0, entry[1])
-        elif entry is not SEGMENT:  # what that goes on with stands in the journal
+        elif entry != SEGMENT:  # what that goes on with stands in the journal
             agent.mailbox.appendleft(entry)
 
     # ---- out ------------------------------------------------------------------------------------------------------

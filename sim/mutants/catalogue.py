@@ -13,7 +13,7 @@ from snapline.sim.mutants import going_back, hosts, inputs, links, outputs, reco
 from snapline.sim.mutants.effects_catalogue import OF_EFFECTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
 from snapline.sim.mutants.log_catalogue import OF_LOGS
-from snapline.sim.mutants.registry import Mutant, template, unchecked
+from snapline.sim.mutants.registry import Mutant, check_replaceable, template, unchecked
 from snapline.sim.mutants.registry import crash_at as _crash
 from snapline.sim.mutants.turn_catalogue import OF_TURNS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
@@ -468,7 +468,8 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Put the bug in, and take it out again."""
+    """Put the bug in, and take it out again. MisuseError where the cores are compiled."""
+    check_replaceable()
     mutant = MUTANTS[name]
     with patched([*mutant.patches(), *(unchecked() if mutant.is_unchecked else [])]):
         yield

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from snapline.compiled import is_compiled
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
+from snapline.errors import MisuseError
 from snapline.sim.faults.words import CrashWord
 from snapline.sim.scenario import (
     ClientsPart,
@@ -97,3 +99,15 @@ def unchecked() -> list[Patch]:
         (epoch_reports, "_cover", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),
     ]
+
+
+def check_replaceable() -> None:
+    """What a mutant replaces has to be looked up.
+
+    Raises:
+        MisuseError: compiled code looks up neither its functions nor its methods.
+    """
+    if is_compiled():
+        raise MisuseError(
+            "mutants replace functions, and the cores of this build are compiled: install snapline without SNAPLINE_COMPILE"
+        )

@@ -1,0 +1,36 @@
+"""What pyproject.toml cannot say: with SNAPLINE_COMPILE=1 the modules that it lists in [tool.snapline] become machine code (docs/compiled.md).
+
+Without that variable this does nothing: the wheel is one for every Python and machine, as before.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+LIBRARY = "snapline_compiled"
+"""mypyc puts all the code into one library, `snapline_compiled__mypyc`; each module's own file only leads there."""
+
+
+def extensions() -> list[Extension]:
+    if os.environ.get("SNAPLINE_COMPILE", "") in ("", "0"):
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError as error:
+        raise SystemExit(
+            "SNAPLINE_COMPILE needs mypy and what snapline imports: in an environment with snapline[dev], "
+            "build with --no-isolation (pip: --no-build-isolation)"
+        ) from error
+    settings = tomllib.loads(Path("pyproject.toml").read_text())
+    modules = settings["tool"]["snapline"]["compiled"]
+    return mypycify(
+        [f"src/{name.replace('.', '/')}.py" for name in modules],
+        group_name=LIBRARY,
+        target_dir="build/mypyc",
+        debug_level="0",
+    )
+
+
+setup(ext_modules=extensions())
