@@ -39,6 +39,7 @@ def test_a_seed_is_the_same_run_with_and_without() -> None:
     assert hashes == others and len(set(hashes)) == 6
 
 
+@pytest.mark.timeout(900)
 def test_the_demo_recovers_exactly() -> None:
     answer = json.loads(printed("-m", "snapline", "demo", "-o", "json"))
     assert answer["kind"] == "DemoResult" and answer["exact"], answer

@@ -6,6 +6,7 @@ compiled one; tests that need one are named in `SUBCLASSING`.
 """
 
 import importlib
+import pkgutil
 import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         owner, attribute = target, name
         if isinstance(target, str):
             path, _, attribute = target.rpartition(".")
-            owner = importlib.import_module(path)
+            owner = pkgutil.resolve_name(path)
         skip_if_bound(owner, attribute)
         set_one(self, target, name, *value, **more)
 
