@@ -69,7 +69,8 @@ def fleet(build: Build, arguments: tuple[str, ...], window_s: float) -> float:
 
 
 def round_of(build: Build, names: list[str], messages: int, window_s: float) -> Mapping[str, float]:
-    found = dict(cores(build, [name for name in names if name in CORES], messages))
+    inner = [name for name in names if name in CORES]
+    found = dict(cores(build, inner, messages)) if inner else {}
     for name in names:
         if name in FLEETS:
             found[name] = fleet(build, FLEETS[name], window_s)
