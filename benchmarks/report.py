@@ -61,6 +61,12 @@ SECTIONS = {
         "What ten snapshots a second add to the processor's time of a message.",
         "100 small agents; what large states cost is below.",
     ),
+    "latency": Section(
+        "Answers while snapshots are taken",
+        "-m benchmarks.latency --pairs 8",
+        "How long an agent waits for the answer of one on the other host, in a fleet that does nothing else and in one whose hosts are half busy.",
+        "Two hosts, a coordinator and what asks for snapshots share the processors of one machine: what one does the others wait for.",
+    ),
     "state": Section(
         "Capture, store and restore",
         "benchmarks/state.py",
@@ -116,6 +122,12 @@ SECTIONS = {
         "benchmarks/scale.py --rounds 1 --agents 100 1000 10000 --hosts 4",
         "A cut and a recovery, and what an epoch costs coordinator and hosts; more in [scale.md](scale.md).",
         "One machine: hosts share its processors, so times of day are upper bounds.",
+    ),
+    "busy": Section(
+        "Fleets whose agents all talk",
+        "benchmarks/scale.py --rounds 1 --busy 20 --agents 100 500 1000 10000 --more-hosts",
+        "A cut and a recovery of agents that handle twenty messages a second each, as far as this machine's processors go: then messages/s and idle say how far.",
+        "Twenty a second for each of 10,000: four hosts here handle a tenth of that.",
     ),
     "checkmate": Section(
         "CheckMate's queries",
