@@ -23,6 +23,7 @@ from snapline.sim.workloads import Workload, make_workload
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.limits import limited
 from snapline.sim.world.recording import Recording
+from snapline.sim.world.remembered import remembering
 from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000
@@ -67,7 +68,7 @@ def run(
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # what is worth saying is in the result
     try:
-        with _mutated(mutant), limited(scenario.limits):
+        with _mutated(mutant), limited(scenario.limits), remembering():
             made = workload or make_workload(scenario.fleet)
             world = World(scenario, seed, choices or RandomChoices(seed), made, recording=recording, journal=journal)
             if on_world is not None:

@@ -233,8 +233,14 @@ class HostCore:
     @property
     def wakeup_ns(self) -> int | None:
         """Next time TimerFired is wanted, or None."""
-        parts = (self._timers, self._plans, self._log, self.links, self.mode)
-        return min([time_ns for part in parts for time_ns in part.wakeups_ns()], default=None)
+        times_ns = [
+            *self._timers.wakeups_ns(),
+            *self._plans.wakeups_ns(),
+            *self._log.wakeups_ns(),
+            *self.links.wakeups_ns(),
+            *self.mode.wakeups_ns(),
+        ]
+        return min(times_ns, default=None)
 
     @property
     def has_batch(self) -> bool:

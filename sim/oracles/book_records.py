@@ -1,10 +1,10 @@
 """What the books are made of: channels, turns, images, histories, branches, cuts. Theory in `books.py`."""
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import blake2b
 from types import MappingProxyType
 
 import msgspec
+from blake3 import blake3
 
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
@@ -194,7 +194,7 @@ NOWHERE = CutPlace(0, 0, {})
 
 def digest_of(data: bytes) -> bytes:
     """Return what `data` is compared by."""
-    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+    return blake3(data).digest(DIGEST_BYTES)
 
 
 def rest_of(image: Control | AgentCheckpoint) -> bytes:

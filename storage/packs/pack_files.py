@@ -60,8 +60,10 @@ def read_blob(disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, key
     Raises:
         DamagedDataError: names file, epoch and agent.
     """
-    with files.reading(disk, path, epoch=epoch, blob=entry.name):
+    try:
         data = disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
+    except OSError as error:
+        raise files.unreadable(error, disk, path, epoch=epoch, blob=entry.name) from error
     return decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from snapline.errors import StoreError
+from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.signing import epoch_message
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, write_once
@@ -79,12 +79,19 @@ def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") 
     """
     try:
         yield
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing", epoch=epoch, blob=blob) from error
     except OSError as error:
-        if error.errno == errno.EIO and _answers(disk):
-            raise damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob) from error
-        raise StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}") from error
+        raise unreadable(error, disk, path, epoch=epoch, blob=blob) from error
+
+
+def unreadable(
+    error: OSError, disk: Disk, path: str, *, epoch: int | None = None, blob: str = ""
+) -> DamagedDataError | StoreError:
+    """Return (not raise) what such an error means: see `reading`, which costs more than a small read."""
+    if isinstance(error, FileNotFoundError):
+        return damaged(path, "it is missing", epoch=epoch, blob=blob)
+    if error.errno == errno.EIO and _answers(disk):
+        return damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob)
+    return StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}")
 
 
 def _answers(disk: Disk) -> bool:
@@ -98,11 +105,13 @@ def _answers(disk: Disk) -> bool:
 
 def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:
     """Return a whole file; its length is checked before anything is allocated."""
-    with reading(disk, path, epoch=epoch):
+    try:
         size_bytes = disk.size(path)
         if size_bytes > size_bytes_max:
             raise damaged(path, f"surplus bytes: {size_bytes}, at most {size_bytes_max} are possible", epoch=epoch)
         return disk.read(path, 0, size_bytes)
+    except OSError as error:
+        raise unreadable(error, disk, path, epoch=epoch) from error
 
 
 def create_or_compare(

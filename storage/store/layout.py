@@ -22,6 +22,7 @@ are opened. Inside a checkpoint pack a checkpoint is called `<number>.<agent>`, 
 
 import re
 import urllib.parse
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,9 @@ ROOT_DIRECTORIES = frozenset(
 
 EPOCH_MAX = 2**63 - 1
 """The limit of plans and of checkpoint numbers, too: what fits a signed integer of 64 bits."""
+
+PATHS_KEPT = 1024
+"""Names of packs that were parsed last: a manifest's are looked at again by every step that touches the epoch."""
 
 _EPOCH = r"(0|[1-9][0-9]{0,18})"
 _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
@@ -168,6 +172,7 @@ def temporary_name(name: PackName) -> str:
     return f"{'' if name.folder == PACKS else 'plan-'}{name.number}-{name.pack_id}"
 
 
+@lru_cache(PATHS_KEPT)
 def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
     """Return what the path says; None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have it."""
     match = _PACK.fullmatch(path)
