@@ -173,10 +173,10 @@ class SimCarrier(HostCarrier):
         """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
         now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
-        if isinstance(ended, ev.TurnEnded | ev.TurnFailed):
-            self._judge.books.steps.on_ended(ended)
         if type(ended) is ev.TurnEnded:
-            self._judge.probes.sometimes(turn.turn is not None, "durable turn run again")
+            self._judge.books.steps.on_ended(ended)
+            if turn.turn is not None:
+                self._judge.probes.hit("durable turn run again")
             is_plain = draws is not None and ended.pause is None and not ended.is_durable and turn.what != "segment"
             self._judge.on_turn(
                 now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
@@ -190,6 +190,7 @@ class SimCarrier(HostCarrier):
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             self._desk.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
+            self._judge.books.steps.on_ended(ended)
             self._judge.probes.hit("turn failed" if ended.rollback is None else "rollback asked for")
             if ended.rollback is not None:
                 self._judge.books.rollbacks.on_asked(now_ns, turn.agent, turn.incarnation)

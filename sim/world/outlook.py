@@ -1,5 +1,7 @@
 """How a simulated fleet stands: what it has to do yet, whether it rests, and who cannot go on."""
 
+from collections.abc import Mapping
+
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.protocols.names import is_autonomous
@@ -61,19 +63,8 @@ class Outlook:
     def _is_on_the_way(self) -> bool:
         """Whether a message has left its sender, and has not been consumed by a receiver that is there."""
         cores = [run.carrier.core for run in self._hosts.alive()]
-        consumed = {
-            (inlet.sender, agent.id): inlet.consumed
-            for core in cores
-            for agent in core.agents.values()
-            for inlet in agent.inlets.values()
-        }
-        there = dict.fromkeys(agent for core in cores for agent in core.agents)
-        return any(
-            outlet.receiver in there and outlet.number != consumed.get((agent.id, outlet.receiver), 0)
-            for core in cores
-            for agent in core.agents.values()
-            for outlet in agent.outlets.values()
-        )
+        there = {name: agent for core in cores for name, agent in core.agents.items()}
+        return any(_is_awaited(agent, there) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
         """What has to happen yet, once everything is whole (since `since_ns`)."""
@@ -163,6 +154,17 @@ class Outlook:
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
         return f"{taken} of {turns} turns were taken"
+
+
+def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
+    """Whether one of those that are there has yet to consume a message of `sender` that has left."""
+    for name, outlet in sender.outlets.items():
+        receiver = there.get(name)
+        if receiver is not None:
+            inlet = receiver.inlets.get(sender.id)
+            if outlet.number != (0 if inlet is None else inlet.consumed):
+                return True
+    return False
 
 
 def _is_going_on(agent: LocalAgent) -> bool:
