@@ -144,8 +144,8 @@ SECTIONS = {
     "simulator": Section(
         "The simulator",
         "benchmarks/sim.py 1 kernel fleet seeds",
-        "Events, agents and seeds a second.",
-        "Seeds differ: those with long faults take ten times the median.",
+        "Events, agents and seeds a second, and what a seed holds: the standard swarm draws more each time the simulator learns something.",
+        "Seeds differ: those with long faults take ten times the median. Why 150 seeds a second are out of reach, and what a seed spends its time on: decision 0077.",
     ),
 }
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from snapline.sim.world.patches import patched
 from snapline.storage.store import files
-from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.manifest import Manifest, decode_manifest
 
 MANIFESTS_KEPT = 256
 """More than a small fleet's store holds; and so large ones are held in one's memory no more often than they lie in the store."""
@@ -24,7 +24,7 @@ class ManifestDecoder(Protocol):
 
 def remembering() -> contextlib.AbstractContextManager[None]:
     """Of one run: the store decodes the same manifest once."""
-    return patched([(files, "decode_manifest", remembered(files.decode_manifest))])
+    return patched([(files, "decode_manifest", remembered(decode_manifest))])
 
 
 def remembered(decode: ManifestDecoder) -> ManifestDecoder:

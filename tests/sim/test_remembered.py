@@ -56,4 +56,4 @@ def test_a_store_sees_damage_that_comes_after_it_has_read_a_manifest() -> None:
         disk.flip(manifest_path(root), 300)
         with pytest.raises(DamagedDataError):
             store.read_manifest(root)
-    assert files.decode_manifest is decode_manifest
+    assert vars(files)["decode_manifest"] is decode_manifest, "put back"
