@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from snapline.channels import channel
+from snapline.channels import channel, order
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.durations import duration_ns, format_duration
@@ -166,7 +166,7 @@ def _exchange_ns(scenario: Scenario) -> int:
     network = scenario.network
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
-    windows = -(-parts // scenario.limits.get("frames_unacked", parts))
+    windows = -(-parts // scenario.limits.get("frames_unacked", order.FRAMES_UNACKED_MAX))
     return windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
 
 

@@ -314,7 +314,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=inputs.acknowledged_early,
         scenario=HEARD,
         oracle="inputs",
-        seed=47,
+        seed=9,
     ),
     "log-not-sealed": Mutant(
         text="the logs of earlier plans are read and not sealed",
@@ -363,7 +363,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=inputs.all_batches_deleted,
         scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=SAYING_ALONE),
         oracle="inputs",
-        seed=51,
+        seed=104,
     ),
     "batches-deleted-at-the-newest-epoch": Mutant(
         text="batches are deleted that the newest epoch covers, and older ones do not",
@@ -424,7 +424,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=outputs.lost_by_an_aborted_epoch,
         scenario=SPOKEN,
         oracle="outputs",
-        seed=50,
+        seed=37,
     ),
     "outputs-dropped-up-to-the-present": Mutant(
         text="hosts drop all pending outputs when an epoch is released",

@@ -126,7 +126,7 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
         try:
             with Catalog(place, store.store_id) as catalog:
                 return catalog.refresh(store)
-        except (sqlite3.DatabaseError, _BrokenError) as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError, _BrokenError) as error:
             if place is not None and _is_broken(error):
                 _discard(place)
         except OSError:
@@ -255,7 +255,7 @@ class _BrokenError(Exception):
 
 def _is_broken(error: Exception) -> bool:
     """Is the file no catalog of ours? Not if it is only locked, full or forbidden: then it is somebody's."""
-    if isinstance(error, _BrokenError):
+    if isinstance(error, _BrokenError | UnicodeDecodeError):
         return True
     name = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_SCHEMA", "SQLITE_FORMAT"))

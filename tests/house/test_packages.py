@@ -80,7 +80,7 @@ def test_the_sdist_holds_what_a_wheel_is_built_from(
     in_sdist = set(packages[0])
     expected = {f"src/{name}" for name in modules(root, files)}
     expected |= {path.relative_to(root).as_posix() for path in (root / "protos").rglob("*.proto")}
-    expected |= {"pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"}
+    expected |= {"pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"}
     assert expected <= in_sdist, sorted(expected - in_sdist)
     code = {name for name in in_sdist if name.endswith(PACKED_SUFFIXES)}
     assert code <= expected, sorted(code - expected)
