@@ -130,9 +130,9 @@ class EpochReports:
         self._told: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """The leader of this stream tells what it has. Of older epochs it will name none."""
+        """The leader of this stream tells what it has. Of older epochs it will name none; one that is open may still have to be told whole."""
         self._told[begin.epoch] = begin.told
-        for epoch in [epoch for epoch in self._numbers if epoch < begin.told]:
+        for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
 
     def welcomed(self) -> None:
@@ -149,8 +149,9 @@ class EpochReports:
         """This host's part of an epoch is durable."""
         self._reports[report.epoch] = report
         self._numbers[report.epoch] = numbers
-        while len(self._numbers) > EPOCHS_KEPT:
-            del self._numbers[min(self._numbers)]
+        ended = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
+        for epoch in ended[: max(0, len(self._numbers) - EPOCHS_KEPT)]:
+            del self._numbers[epoch]
 
     def report_of(self, epoch: int) -> EpochReport | None:
         """As it is to be told now; None: the epoch has ended here."""

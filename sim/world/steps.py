@@ -132,7 +132,7 @@ def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> s
 
 def may_wait(known: AgentType | None) -> bool:
     """Has the class a durable handler?"""
-    return known is not None and _has_durable(known.agent_class)
+    return known is not None and _has_durable(known.agent_class)  # type: ignore[arg-type]  # mypy thinks that not every class can be hashed
 
 
 @cache

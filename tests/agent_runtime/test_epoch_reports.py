@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochReports, Numbers, with_channels
+from snapline.agent_runtime.host.epoch_reports import (
+    EPOCHS_KEPT,
+    ChannelNumbers,
+    EpochReports,
+    Numbers,
+    with_channels,
+)
 from snapline.conversation.messages import BeginEpoch, EpochReport, ReportedPack
 
 QUIET, BUSY = ("a", "z"), ("a", "y")
@@ -123,3 +129,19 @@ def test_the_earlier_numbers_with_what_has_changed_are_the_later_ones(
     assert {**before, **covered(changed)} == covered(later)
     told = {pair for pair, number in covered(later).items() if covered(earlier).get(pair) != number}
     assert set(covered(changed)) == told, "and nothing else is told"
+
+
+def test_an_open_epoch_is_told_whole_however_many_have_ended_since() -> None:
+    """The leader that hears it is a new one, which names none; the one before had named a later epoch as told."""
+    reports = EpochReports()
+    reports.begun(BeginEpoch(1, 1))
+    told(reports, 1, {QUIET: 5})
+    reports.begun(BeginEpoch(2, 1, told=1))
+    told(reports, 2, {QUIET: 5, BUSY: 1})
+    for epoch in range(3, 3 + EPOCHS_KEPT):
+        reports.begun(BeginEpoch(epoch, 1, told=epoch - 1 if epoch > 3 else 1))
+        told(reports, epoch, {QUIET: 5, BUSY: epoch})
+        reports.dropped(epoch)
+    reports.welcomed()
+    again = reports.report_of(2)
+    assert again is not None and again.since == 0 and sent_in(again) == {QUIET: 5, BUSY: 1}
