@@ -89,6 +89,7 @@ def test_only_a_few_epochs_numbers_are_kept() -> None:
     reports = EpochReports()
     for epoch in range(1, 100):
         told(reports, epoch, {QUIET: 5})
+        reports.dropped(epoch)
     reports.begun(BeginEpoch(100, 1, told=1))
     assert told(reports, 100, {QUIET: 5}).since == 0
 
