@@ -313,7 +313,7 @@ class Context:
             compensate: `(function, *args)`, which undoes it: called with a `key` of its own if the turn fails for good, or its saga. A function at the
                 top of a module.
             probe: `probe(*args, key=outside_key)` tells whether an earlier call has done it: what it returns is the result, None: it was not.
-                Seldom before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
+                Asked before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
             timeout_s: longer than that no call may take.
             retries: as of `step`.
             repeatable: False: after a crash it is not called again; without a probe the agent stands until people say what came of it.

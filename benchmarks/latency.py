@@ -15,15 +15,15 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.latency_agents import RECORD
-from benchmarks.snapshot import cpu_s, until_running
+from benchmarks.snapshot import cpu_s, snapshots, until_running
 
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
+from snapline.sim.hunt.statistics import percentile
 
 SETTLE_S = 0.3
 """Left out behind each change: what was asked before it."""
@@ -37,22 +37,6 @@ def latencies_ms(folder: Path, since_ns: int, until_ns: int) -> list[float]:
         whole = data[: len(data) // RECORD.size * RECORD.size]
         found += [took_ns / 1e6 for asked_ns, took_ns in RECORD.iter_unpack(whole) if since_ns <= asked_ns < until_ns]
     return sorted(found)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))]
-
-
-async def snapshots(client: CoordinatorClient, per_second: float, seconds: float) -> int:
-    """Ask for them at that pace; returns how many were complete."""
-    pending = []
-    due_s, end_s = time.monotonic(), time.monotonic() + seconds
-    while due_s < end_s:
-        pending.append(asyncio.create_task(client.create_snapshot(10.0)))
-        due_s += 1 / per_second
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-    replies = await asyncio.gather(*pending, return_exceptions=True)
-    return sum(not isinstance(reply, BaseException) and reply.is_complete for reply in replies)
 
 
 async def measure(rate: int, pairs: int, seconds: float, per_second: float) -> None:
@@ -78,7 +62,7 @@ async def measure(rate: int, pairs: int, seconds: float, per_second: float) -> N
                 for is_on in chance.sample([True, False], 2):
                     since_ns, before_s = time.monotonic_ns() + int(SETTLE_S * 1e9), cpu_s(pids)
                     if is_on:
-                        complete += await snapshots(client, per_second, seconds)
+                        complete += (await snapshots(client, time.monotonic() + seconds, per_second))[0]
                     else:
                         await asyncio.sleep(seconds)
                         busy.append((cpu_s(pids) - before_s) / seconds / len(pids))

@@ -1,6 +1,6 @@
-"""What checkpoints cost: CPU per handled message with ten snapshots a second, against none, in the same running fleet.
+"""What checkpoints cost: CPU per handled message with so many snapshots a second, against none, in the same running fleet.
 
-    .venv/bin/python benchmarks/snapshot.py [--pairs 30] [--window 2]
+    .venv/bin/python benchmarks/snapshot.py [--pairs 30] [--window 2] [--per-second 10]
 
 100 agents on two hosts, each with eight channels out, messaging without pause. Windows with and without snapshots
 alternate in random order in one run, so that the machine's drift falls on both alike. CPU is user plus system time of
@@ -25,7 +25,6 @@ from snapline.deploy.local import LocalFleet
 from snapline.errors import SnaplineError
 
 TICKS = os.sysconf("SC_CLK_TCK")
-PERIOD_S = 0.1
 
 
 def cpu_s(pids: list[int]) -> float:
@@ -41,13 +40,13 @@ def handled(folder: Path) -> int:
     return sum(struct.unpack("Q", path.read_bytes())[0] for path in folder.glob("*.count"))
 
 
-async def snapshots(client: CoordinatorClient, until_s: float) -> tuple[int, int]:
-    """Ask for a snapshot every PERIOD_S; returns how many were complete and how many not."""
+async def snapshots(client: CoordinatorClient, until_s: float, per_second: float) -> tuple[int, int]:
+    """Ask for snapshots at that pace; returns how many were complete and how many not."""
     pending = []
     due_s = time.monotonic()
     while due_s < until_s:
         pending.append(asyncio.create_task(client.create_snapshot(10.0)))
-        due_s += PERIOD_S
+        due_s += 1 / per_second
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
     replies = await asyncio.gather(*pending, return_exceptions=True)
     complete = sum(not isinstance(reply, BaseException) and reply.is_complete for reply in replies)
@@ -55,20 +54,20 @@ async def snapshots(client: CoordinatorClient, until_s: float) -> tuple[int, int
 
 
 async def window(
-    client: CoordinatorClient, pids: list[int], counts: Path, seconds: float, *, with_snapshots: bool
+    client: CoordinatorClient, pids: list[int], counts: Path, seconds: float, *, per_second: float
 ) -> tuple[float, float, int, int]:
-    """CPU microseconds per message and messages per second in one window, snapshots complete and not."""
+    """CPU microseconds per message and messages per second in one window, snapshots complete and not. `per_second`: asked for; 0: none."""
     start_s, cpu, messages = time.monotonic(), cpu_s(pids), handled(counts)
     complete = failed = 0
-    if with_snapshots:
-        complete, failed = await snapshots(client, start_s + seconds)
+    if per_second:
+        complete, failed = await snapshots(client, start_s + seconds, per_second)
     await asyncio.sleep(max(0.0, start_s + seconds - time.monotonic()))
     done = handled(counts) - messages
     elapsed_s = time.monotonic() - start_s
     return (cpu_s(pids) - cpu) / done * 1e6, done / elapsed_s, complete, failed
 
 
-async def measure(pairs: int, seconds: float, agents: int, tokens: int) -> None:
+async def measure(pairs: int, seconds: float, agents: int, tokens: int, per_second: float) -> None:
     with tempfile.TemporaryDirectory(prefix="snapline-bench-") as name:
         folder = Path(name)
         counts = folder / "counts"
@@ -85,7 +84,7 @@ async def measure(pairs: int, seconds: float, agents: int, tokens: int) -> None:
             await asyncio.sleep(2.0)
             await client.create_snapshot(30.0)
             pids = [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
-            await _pairs(client, pids, counts, pairs, seconds)
+            await _pairs(client, pids, counts, pairs, seconds, per_second)
             await client.close()
 
 
@@ -99,7 +98,9 @@ async def until_running(client: CoordinatorClient) -> None:
     raise SystemExit("the fleet does not run after a minute: see the logs of its hosts")
 
 
-async def _pairs(client: CoordinatorClient, pids: list[int], counts: Path, pairs: int, seconds: float) -> None:
+async def _pairs(
+    client: CoordinatorClient, pids: list[int], counts: Path, pairs: int, seconds: float, per_second: float
+) -> None:
     chance = random.Random(time.time_ns())
     ratios: list[float] = []
     with_us: list[float] = []
@@ -109,7 +110,9 @@ async def _pairs(client: CoordinatorClient, pids: list[int], counts: Path, pairs
         found: dict[bool, float] = {}
         rate = 0.0
         for is_on in chance.sample([True, False], 2):
-            found[is_on], rate, done, lost = await window(client, pids, counts, seconds, with_snapshots=is_on)
+            found[is_on], rate, done, lost = await window(
+                client, pids, counts, seconds, per_second=per_second if is_on else 0
+            )
             complete, failed = complete + done, failed + lost
         ratios.append(found[True] / found[False])
         with_us.append(found[True])
@@ -119,7 +122,7 @@ async def _pairs(client: CoordinatorClient, pids: list[int], counts: Path, pairs
             flush=True,
         )
     print(f"\nCPU per message without snapshots: median {statistics.median(without_us):.2f} µs")
-    print(f"CPU per message with ten a second: median {statistics.median(with_us):.2f} µs")
+    print(f"CPU per message with {per_second:g} a second: median {statistics.median(with_us):.2f} µs")
     quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     print(f"ratio per pair: median {statistics.median(ratios):.3f}, quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}")
     seconds_on = pairs * seconds
@@ -130,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--window", type=float, default=2.0, help="seconds")
+    parser.add_argument("--per-second", type=float, default=10.0, help="snapshots")
     parser.add_argument("--agents", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=4, help="messages under way per agent")
     options = parser.parse_args()
@@ -137,7 +141,7 @@ def main() -> None:
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.2f}, {options.agents} agents, 2 hosts"
     )
-    asyncio.run(measure(options.pairs, options.window, options.agents, options.tokens))
+    asyncio.run(measure(options.pairs, options.window, options.agents, options.tokens, options.per_second))
 
 
 if __name__ == "__main__":

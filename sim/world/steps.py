@@ -6,10 +6,9 @@ in the thread of the simulation. What it costs in virtual time is drawn.
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import cache
 from typing import Any
 
-from snapline.agent_runtime.agent import Agent, AgentType, agent_type
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import NotSimulatedError
@@ -132,13 +131,7 @@ def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> s
 
 def may_wait(known: AgentType | None) -> bool:
     """Has the class a durable handler?"""
-    return known is not None and _has_durable(known.agent_class)  # type: ignore[arg-type]  # mypy thinks that not every class can be hashed
-
-
-@cache
-def _has_durable(agent_class: type[Agent]) -> bool:
-    """Asked in every turn: of each class once."""
-    return any(handler.is_durable for handler in agent_type(agent_class).handlers.values())
+    return known is not None and any(handler.is_durable for handler in known.handlers.values())
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
