@@ -60,6 +60,8 @@ TROUBLE_S = 2.5
 RETRY_S = 0.05
 """Between two replicas: an election takes a second or two."""
 
+AGAIN_S = 0.25
+"""With less time left nobody is asked again: cut short, it would say that the outcome is unknown, where we know who is not there."""
 
 PATIENCE_S, PAUSE_S = 2.0, 0.1
 """An unreachable coordinator is asked again for so long: it may be starting, or its machine too busy to answer in time."""
@@ -339,7 +341,7 @@ class CoordinatorClient:
                 is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise failure from error
-                if left_s <= RETRY_S or is_alone:
+                if deadline_s - loop.time() < AGAIN_S or is_alone:
                     raise await self._distrust() or failure from error
                 if loop.time() >= trouble_s:
                     trouble_s = math.inf

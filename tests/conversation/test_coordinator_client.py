@@ -1,5 +1,6 @@
 """The tools' client among several replicas: whom it asks next, and what it says while nobody answers for the fleet."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -62,11 +63,11 @@ def dead() -> str:
 
 async def heard(address: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
     """What a call says while it tries, and what it ends with."""
-    monkeypatch.setattr(coordinator_client, "TROUBLE_S", 0.3)
+    monkeypatch.setattr(coordinator_client, "TROUBLE_S", 1.0)
     said: list[str] = []
     client = CoordinatorClient(address, on_trouble=said.append)
     with pytest.raises(CoordinatorUnavailableError) as caught:
-        await client.status(timeout_s=1.0)
+        await client.status(timeout_s=2.0)
     await client.close()
     return said, str(caught.value)
 
@@ -88,6 +89,23 @@ async def test_with_one_of_three_dead_the_others_are_about_to_elect(
     assert said == [
         f"1 of 3 replicas of the coordinator do not answer ({one}), and none of the others leads yet; trying on"
     ]
+
+
+class Slow(Follower):
+    """One that takes its time to say so."""
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.FleetStatus:  # type: ignore[type-arg]
+        await asyncio.sleep(0.03)
+        return await super().Status(request, context)
+
+
+async def test_nobody_is_asked_again_without_the_time_to_answer() -> None:
+    async with serving(Slow()) as slow:
+        client = CoordinatorClient(f"{dead()},{slow},{dead()}")
+        asked = [client.status(timeout_s=0.5 + number / 200) for number in range(20)]
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        await client.close()
+    assert {type(each) for each in ended} == {CoordinatorUnavailableError}
 
 
 async def test_one_that_is_alone_and_dead_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
