@@ -36,6 +36,7 @@ from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.outcomes import Outcome, Rejected, ReplicaStatus, Standing, Unknown, outcome_of
+from snapline.coordinator.raft.pending import Pending, settle, settle_error
 from snapline.coordinator.raft.streams import call_soon
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
 
@@ -97,10 +98,11 @@ class RaftDriver:
         self._node: SafeSyncObj | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
-        self._in_flight = 0
-        self._pending: set[asyncio.Future[Outcome]] = set()
+        self._pending = Pending(self._loop)
         self._answers: deque[Callable[[], None]] = deque()
         self._is_signalled = False
+        self._ticking = 0
+        """The tick thread while it ticks."""
         self._barrier = _Barrier(self)
 
     async def start(self) -> None:
@@ -136,14 +138,11 @@ class RaftDriver:
             LogError: the replica has ended.
         """
         node = self._alive()
-        if self._in_flight >= IN_FLIGHT_MAX:
+        if len(self._pending) >= IN_FLIGHT_MAX:
             self.counters.rejected += 1
             return Rejected(f"{IN_FLIGHT_MAX} proposals are under way")
-        future: asyncio.Future[Outcome] = self._loop.create_future()
         began_s = time.monotonic()
-        deadline = self._loop.call_later(timeout_s, settle, future, Unknown(f"no answer within {timeout_s} s"))
-        self._in_flight += 1
-        self._pending.add(future)
+        future = self._pending.add(timeout_s)
         try:
             self.counters.proposals += 1
             node.propose(entry, partial(self._answer, future))
@@ -154,9 +153,7 @@ class RaftDriver:
             _log.exception("proposing")
             return self._counted(Unknown(f"proposing raised {error!r}"), began_s)
         finally:
-            deadline.cancel()
             self._pending.discard(future)
-            self._in_flight -= 1
 
     def _counted(self, outcome: Outcome, began_s: float) -> Outcome:
         self.counters.count_outcome(outcome, time.monotonic() - began_s)
@@ -244,7 +241,7 @@ class RaftDriver:
             "raft_committed_total": float(counters.committed),
             "raft_rejected_total": float(counters.rejected),
             "raft_unknown_total": float(counters.unknown),
-            "raft_in_flight": float(self._in_flight),
+            "raft_in_flight": float(len(self._pending)),
             "raft_reads_total": float(counters.reads),
             "raft_barriers_total": float(counters.barriers),
             "raft_ticks_total": float(counters.ticks),
@@ -264,9 +261,17 @@ class RaftDriver:
     # ---- between the threads ----------------------------------------------------------------------------------------
 
     def call_on_loop(self, call: Callable[[], None]) -> None:
-        """Have `call` run on the loop, from any thread, in order; one signal wakes it for all that wait."""
+        """Have `call` run on the loop, from any thread, in order; one signal wakes it for all that wait.
+
+        A signal is a system call, in which the tick thread lets go of the interpreter: the first of many answers would be the loop's only
+        one. So a tick signals what it has applied before it waits for the disk, and the rest at its end.
+        """
         self._answers.append(call)
-        if not self._is_signalled:
+        if threading.get_ident() != self._ticking:
+            self._signal()
+
+    def _signal(self) -> None:
+        if self._answers and not self._is_signalled:
             self._is_signalled = True
             call_soon(self._loop, self._run_answers)
 
@@ -302,8 +307,7 @@ class RaftDriver:
         return self._node
 
     def _give_up(self, reason: str) -> None:
-        for future in list(self._pending):
-            settle(future, Unknown(reason))
+        self._pending.give_up(reason)
         self._barrier.give_up(reason)
 
     # ---- the tick thread --------------------------------------------------------------------------------------------
@@ -314,6 +318,8 @@ class RaftDriver:
         except BaseException as error:
             self.call_on_loop(partial(settle_error, started, error))
             return
+        node.wake_later(self._loop.call_soon)
+        node.on_applied = self._signal
         self._node = node
         self.call_on_loop(partial(settle, started, None))
         try:
@@ -322,6 +328,8 @@ class RaftDriver:
             self.failure = error
             self.call_on_loop(partial(self._give_up, f"the replica has ended: {error}"))
         finally:
+            self._ticking = 0
+            self._signal()
             try:
                 node.destroy()
             except BaseException as error:
@@ -329,7 +337,7 @@ class RaftDriver:
                 _log.exception("ending the replica")
 
     def _tick_until_stopped(self, node: SafeSyncObj) -> None:
-        failures = 0
+        failures, self._ticking = 0, threading.get_ident()
         while not self._is_stopping:
             began_s = time.monotonic()
             try:
@@ -344,6 +352,7 @@ class RaftDriver:
             self.counters.ticks += 1
             self.counters.tick_s_max = max(self.counters.tick_s_max, time.monotonic() - began_s)
             self._observe(node)
+            self._signal()
 
     def _observe(self, node: SafeSyncObj) -> None:
         leader = node._getLeader()
@@ -458,15 +467,3 @@ class _Reader:
             driver.call_on_loop(partial(settle, self.future, self._build()))
         except Exception as error:
             driver.call_on_loop(partial(settle_error, self.future, error))
-
-
-def settle(future: "asyncio.Future[T]", value: T) -> None:
-    """Give a future its result, unless it has one, or nobody waits any more."""
-    if not future.done():
-        future.set_result(value)
-
-
-def settle_error(future: "asyncio.Future[T]", error: BaseException) -> None:
-    """Give a future an error to raise; as `settle`."""
-    if not future.done():
-        future.set_exception(error)

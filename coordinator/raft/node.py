@@ -25,12 +25,11 @@ these though nobody had compared them; a vote that arrives twice counted twice; 
 cannot come any more (their leader's connection broke, or a dump jumped over them) waited for ever; a leader that had just
 made a dump told a follower for a tenth of a second that it had none. Departures from the paper: no pre-vote, static members.
 
-Everything runs on the thread that ticks. `propose` and `barrier` may be called from any thread.
+Everything runs on the thread that ticks. `propose` and `barrier` may be called from another one (and from any while `wake_later` was not).
 """
 
 import copy
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ from snapline.coordinator.raft.journal_file import ADVICE
 from snapline.coordinator.raft.learner import ASK, Learner, LogMarks, begin, is_request
 from snapline.coordinator.raft.machine import ApplyFailed, Machine
 from snapline.coordinator.raft.peers import RaftNode
-from snapline.coordinator.raft.wake_up import WakeUp, close_all
+from snapline.coordinator.raft.wake_up import WakeUp
 from snapline.errors import LogError, MessageTooLargeError, MisuseError, WorldError
 from snapline.storage.store.log_marks import LogMark
 
@@ -122,8 +121,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._forced_dump_at = 0.0
         self._is_gathering = False
         """Whether entries are being made, to be sent all together."""
-        self._gate = threading.RLock()
         self._is_closed = False
+        self.on_applied: Callable[[], None] = lambda: None
+        """Called in each tick, between what it applies and what it writes."""
         self._name = self_node.id
         with own_storage(self._open_journal, self._open_dump):
             super().__init__(self_node, others, self._completed(conf, folder), transportClass=transport_class)
@@ -170,14 +170,20 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             raise MessageTooLargeError(
                 f"an entry has at most {ENTRY_BYTES_MAX} bytes, not {len(entry)}: store the rest"
             )
-        self._applyCommand(entry, callback, _OPERATION)
+        self._queue(entry, callback, _OPERATION)
 
     def barrier(self, callback: Callback) -> None:
         """Have an empty entry committed: on SUCCESS this replica's state holds all that was acknowledged before the call.
 
         The state is to be read inside `callback`, on the tick thread. From any thread.
         """
-        self._applyCommand(b"", callback, _OPERATION)
+        self._queue(b"", callback, _OPERATION)
+
+    def wake_later(self, later: Callable[[Callable[[], None]], object]) -> None:
+        """Have the tick woken by `later(call)`, on the proposer's thread: it then finds all that was proposed until the call is made, and syncs
+        it at once.
+        """
+        self._SyncObj__pipeNotifier.later = later
 
     def sync_journal(self) -> None:
         """Make durable what the journal was told. The transport calls it before answers leave (H2)."""
@@ -243,6 +249,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """What waits becomes entries. They leave together, and while the followers write them we do (H2 holds: the leader
         counts itself only afterwards; Ongaro's thesis, 2014, section 10.2.1). The library sends a message for every entry.
         """
+        self.on_applied()
         before = self._SyncObj__getCurrentLogIndex()
         self._SyncObj__pipeNotifier.is_woken = False  # before anything is taken
         self._is_gathering = True
@@ -266,12 +273,11 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self.sync_journal()  # H2: alone, it counts itself for its first entry within the same tick
 
     def _doDestroy(self) -> None:
-        with self._gate:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        super()._doDestroy()  # without the gate: the transport may wait for a thread that proposes
-        close_all(self._poller, self._SyncObj__pipeNotifier.pipe)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        super()._doDestroy()
+        self._SyncObj__pipeNotifier.close(self._poller)
 
     # ---- proposing and applying -------------------------------------------------------------------------------------
 
@@ -282,13 +288,16 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         if not is_ours or len(command) > ENTRY_BYTES_MAX + 1:
             self._SyncObj__callErrCallback(FAIL_REASON.REQUEST_DENIED, callback)
             return
+        self._queue(command, callback, commandType)
+
+    def _queue(self, command: bytes, callback: Any, kind: int | None) -> None:
+        """Have the tick take it. `callback` as above; `kind=None`: it is the command's first byte."""
         if callable(callback):
             callback = self._guarded(callback)
-        with self._gate:  # a closed pipe's number may be somebody else's by now
-            if self._is_closed:
-                self._SyncObj__callErrCallback(FAIL_REASON.MISSING_LEADER, callback)
-                return
-            super()._applyCommand(command, callback, commandType)
+        if self._is_closed:
+            self._SyncObj__callErrCallback(FAIL_REASON.MISSING_LEADER, callback)
+        else:
+            super()._applyCommand(command, callback, kind)
 
     def _guarded(self, callback: Callable[..., object]) -> Callable[..., None]:
         def call(*arguments: object) -> None:

@@ -33,6 +33,7 @@ class ScriptedNode:
         self.ticks = 0
         self.on_tick: Callable[[], None] = lambda: None
         self.on_propose: Callable[[Callback], None] = lambda callback: None
+        self.on_applied: Callable[[], None] = lambda: None
         self.thread: threading.Thread | None = None
         self.is_destroyed = False
         self.raftCurrentTerm = 0
@@ -55,6 +56,9 @@ class ScriptedNode:
             raise MisuseError("empty")
         self.proposed.append((entry, callback))
         self.on_propose(callback)
+
+    def wake_later(self, later: Callable[[Callable[[], None]], object]) -> None:
+        """It ticks all the time."""
 
     def barrier(self, callback: Callback) -> None:
         self.barriers.append(callback)
@@ -139,6 +143,35 @@ async def test_no_answer_is_an_outcome_and_a_late_one_does_no_harm(driven: Drive
     assert driven.driver.counters.unknown == 1 and driven.driver.counters.committed == 0
 
 
+async def test_each_waits_for_as_long_as_it_said(driven: Driven) -> None:
+    ended: list[float] = []
+
+    async def propose(timeout_s: float) -> None:
+        outcome = await driven.driver.propose(b"x", timeout_s=timeout_s)
+        assert outcome == Unknown(f"no answer within {timeout_s} s")
+        ended.append(timeout_s)
+
+    began_s = time.monotonic()
+    await asyncio.gather(*[propose(timeout_s) for timeout_s in (0.3, 0.1, 0.2)])
+    assert ended == [0.1, 0.2, 0.3] and time.monotonic() - began_s >= 0.3
+    await propose(0.05)
+
+
+async def test_the_loop_hears_of_all_that_a_tick_has_applied_at_once(driven: Driven) -> None:
+    heard: list[str] = []
+
+    def apply() -> None:
+        driven.driver.call_on_loop(lambda: heard.append("first"))
+        time.sleep(0.05)  # without the interpreter: the loop could run
+        assert heard == []
+        driven.driver.call_on_loop(lambda: heard.append("second"))
+        driven.node.on_applied()
+        while heard != ["first", "second"]:
+            time.sleep(0.001)  # it hears while the tick goes on
+
+    await driven.on_tick_thread(apply)
+
+
 async def test_an_exception_from_proposing_leaves_it_unknown(driven: Driven) -> None:
     """The library's pipe may be full although the command was queued."""
 
@@ -170,7 +203,7 @@ async def test_a_flood_is_bounded_and_rejected_at_once(driven: Driven) -> None:
     await driven.on_tick_thread(answer)
     outcomes = await asyncio.gather(*tasks)
     assert sum(isinstance(outcome, Committed) for outcome in outcomes) == IN_FLIGHT_MAX
-    assert driven.driver._in_flight == 0
+    assert len(driven.driver._pending) == 0
 
 
 async def test_a_cancelled_proposer_gives_its_place_back(driven: Driven) -> None:
@@ -178,7 +211,7 @@ async def test_a_cancelled_proposer_gives_its_place_back(driven: Driven) -> None
     await until(lambda: bool(driven.node.proposed))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert driven.driver._in_flight == 0 and not driven.driver._pending
+    assert len(driven.driver._pending) == 0
 
 
 # ---- reads ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,9 @@
 """Proposals that wait become entries together: one message per follower, one sync, one wake-up."""
 
+import os
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
@@ -81,3 +85,34 @@ def test_one_wake_up_stands_for_all_until_it_is_heard() -> None:
             wake_up.notify()
         assert pipe.count == min(heard + 1, 2), "a full pipe wakes as well"
         wake_up.is_woken = False
+
+
+def test_a_proposer_wakes_the_tick_once_it_has_proposed_all() -> None:
+    """Else the tick takes the first of many, and syncs it alone."""
+    pipe, later = Pipe(), list[Callable[[], None]]()
+    wake_up = WakeUp(pipe)
+    wake_up.later = later.append
+
+    def propose() -> None:
+        for _ in range(3):
+            wake_up.notify()
+
+    proposer = threading.Thread(target=propose)
+    proposer.start()
+    proposer.join()
+    assert pipe.count == 0 and len(later) == 1
+    later[0]()
+    assert pipe.count == 1
+    wake_up.is_woken = False
+    wake_up.notify()
+    assert pipe.count == 2 and len(later) == 1, "the tick waits for nobody to wake itself"
+
+
+def test_a_wake_up_that_comes_after_the_end_is_dropped() -> None:
+    read, write = os.pipe()
+    pipe = Pipe()
+    pipe._PipeNotifier__pipeR, pipe._PipeNotifier__pipeW = read, write  # type: ignore[attr-defined]
+    wake_up = WakeUp(pipe)
+    wake_up.close(SimpleNamespace(unsubscribe=lambda _: None))
+    wake_up.notify()
+    assert pipe.count == 0
