@@ -1,14 +1,14 @@
 """The process that a launcher's children are forked from (`deploy/forks.py`): everything imported, one thread, and nothing else.
 
-    python -m snapline.cli.fork_server DESCRIPTOR ROOM
+    python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 
-DESCRIPTOR is its end of the socket pair; ROOM, blanks, is where the command line of a child is written, for `ps` and whoever looks
-for a process by it. A child leaves `serve` with its words and runs them as `python -m snapline WORDS` would.
+DESCRIPTOR is its end of the socket pair; LAUNCHER the pid of the process that it ends with; ROOM, blanks, is where the command line of a
+child is written, for `ps` and whoever looks for a process by it. A child leaves `serve` with its words and runs them as `python -m
+snapline WORDS` would.
 """
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import os
 import select
@@ -17,9 +17,10 @@ import sys
 
 import msgspec
 
+from snapline.cli.collector import collect_seldom, spare_imported
+from snapline.cli.nouns import command_of
 from snapline.deploy.forks import (
     MESSAGE_BYTES,
-    PROGRAM,
     REQUESTS,
     Ended,
     Forked,
@@ -30,6 +31,7 @@ from snapline.deploy.forks import (
     Word,
 )
 from snapline.deploy.leash import ORPHANED, tie_to
+from snapline.deploy.starting import FORK_SERVER
 
 IMPORTED = (
     "importlib.metadata",
@@ -42,21 +44,26 @@ IMPORTED = (
 )
 """What hosts and coordinators import, whatever their fleet is; and what tells the version."""
 
+FORKED_NOUNS = ("coordinator", "host")
+
 ARGUMENTS_AT = (48, 49)
 """Where /proc/PID/stat says from which address to which the command line lies: fields of proc(5), counted from 1."""
 
 
 def main() -> None:
     """Import, serve, and in a child: run."""
+    tie_to(int(sys.argv[2]))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    collect_seldom()
     from snapline.storage.capture import forked
 
     forked.prepare()  # before anything imports gRPC
     for name in IMPORTED:
         importlib.import_module(name)
-    name_process([sys.executable, "-m", PROGRAM])
-    gc.collect()
-    gc.freeze()  # else a child's first collection would copy every page
+    for noun in FORKED_NOUNS:
+        command_of(noun)
+    name_process([sys.executable, "-m", FORK_SERVER])
+    spare_imported()
     words = serve(socket.socket(fileno=int(sys.argv[1])))
     if words is None:
         os._exit(0)  # nothing was opened, and whoever closed the door waits

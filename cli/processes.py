@@ -1,7 +1,6 @@
 """`snapline coordinator run` and `snapline host run`: the processes a fleet consists of."""
 
 import asyncio
-import gc
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snapline.cli.collector import spare_imported
 from snapline.cli.command import command
 from snapline.cli.options import (
     FleetArguments,
@@ -108,10 +108,6 @@ class MetricsAt:
         return MetricsPlace(check_address(self.metrics, "--metrics") if self.metrics else "", self.metrics_file)
 
 
-GC_THRESHOLDS = (20_000, 20, 20)
-"""Of the garbage collector; the first is 700 by default. A batch of turns makes thousands of short-lived lists."""
-
-
 @command
 def coordinator_run(
     trust: Trust,
@@ -180,7 +176,7 @@ def coordinator_run(
         node=node,
         members=members,
     )
-    _calm_collector()
+    spare_imported()
     _end(asyncio.run(run_coordinator(options)))
 
 
@@ -240,7 +236,7 @@ def host_run(
         trace="" if trace is None else str(trace),
         trace_every=trace_every,
     )
-    _calm_collector()
+    spare_imported()
     _end(asyncio.run(run_host(options)))
 
 
@@ -251,17 +247,6 @@ def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
     bound = BoundIds(**ids)
     start_logging(log_lines.log_format.value, log_lines.log_level.value, bound)
     return bound
-
-
-def _calm_collector() -> None:
-    """Keep what has been imported out of the garbage collector's sight.
-
-    It is never garbage, and walking it takes tens of milliseconds at a time. What the fleet makes is mostly freed by
-    reference counts, so rarer collections find the few cycles soon enough.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _end(exit_code: int) -> None:

@@ -13,12 +13,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from snapline.deploy.forks import ForkedProcess, ForkServer
+from snapline.deploy.starting import environment_of, leash
 
 LOG_BYTES_MAX = 16 << 20
 """A log above this is set aside as `*.log.1` when its child starts again: two files of a child that fails in a loop
@@ -26,11 +26,6 @@ stay small, and the text of its first failures is still there for a while."""
 
 TAIL_BYTES = 4096
 """How much of a log is read to explain an exit: the last sentence of a child is well inside."""
-
-ONE_DOOR = "SNAPLINE_HEALTH"
-"""An image names one health door for its process; were it inherited, all children of a launcher in a container would want it."""
-
-_LEASH = Path(__file__).with_name("leash.py")
 
 
 class SpawnedProcess:
@@ -150,17 +145,6 @@ class Child:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def leash() -> list[str]:
-    """What stands before a command that ends with this process."""
-    return [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
-
-
-def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
-    """A child's."""
-    inherited = {name: value for name, value in os.environ.items() if name != ONE_DOOR}
-    return {**inherited, "PYTHONUNBUFFERED": "1", **(added or {})}
 
 
 def describe_exit(code: int) -> str:

@@ -22,6 +22,8 @@ from typing import Self
 
 import msgspec
 
+from snapline.deploy.starting import begin, take_begun
+
 FORKABLE = (sys.executable, "-m", "snapline")
 """How the command lines begin that a server can run."""
 
@@ -38,10 +40,6 @@ READY_S = 20.0
 """For all imports, on a busy machine."""
 
 MESSAGE_BYTES = 1 << 17
-TITLE_BYTES = 1024
-"""Room for the command line that `ps` shows of a forked child."""
-
-PROGRAM = "snapline.cli.fork_server"
 
 
 class StartFork(msgspec.Struct, frozen=True, tag=True):
@@ -128,22 +126,6 @@ class ForkedProcess:
         loop.add_reader(self._pidfd, killed)
 
 
-def spawn(environment: Mapping[str, str], leash: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A server that has everything to import yet, and our end of the socket pair."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [*leash, sys.executable, "-m", PROGRAM, str(theirs.fileno()), " " * TITLE_BYTES],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=(theirs.fileno(),),
-            env=dict(environment),
-        )
-    return process, ours
-
-
 class ForkServer:
     """The launcher's end. Call everything in the event loop in which it was started.
 
@@ -159,10 +141,10 @@ class ForkServer:
         self.is_open = False
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str], leash: Sequence[str]) -> Self | None:
-        """Start it with this environment, at the leash of this process; None if it does not come up."""
-        process, door = spawn(environment, leash)
-        server = cls(process, door, environment)
+    async def start(cls, environment: Mapping[str, str]) -> Self | None:
+        """Start it with this environment, tied to this process; None if it does not come up."""
+        begun = take_begun() or begin(environment)
+        server, door = cls(*begun), begun.door
         try:
             door.setblocking(False)
             async with asyncio.timeout(READY_S):

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from snapline.deploy.child import Child, describe_exit, environment_of, leash
+from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock
 from snapline.deploy.forks import ForkServer, is_forkable
@@ -21,6 +21,7 @@ from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import STOP_GRACE_S, LaunchedFleet
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.readings import CoordinatorReader, FleetReading
+from snapline.deploy.starting import environment_of
 
 __all__ = ["Ending", "LocalFleet", "LocalLauncher", "OnFailure"]
 
@@ -80,7 +81,7 @@ class LocalLauncher:
                 self._forks.close()
                 self._forks = None
             if self._forks is None:
-                self._forks = await ForkServer.start(environment_of(self._environment), leash())
+                self._forks = await ForkServer.start(environment_of(self._environment))
             return self._forks
 
     async def watch(self, handle: Handle) -> Exit:

@@ -229,7 +229,6 @@ def _place(frame: FrameType | None) -> str:
 def garbage_kept() -> Iterator[None]:
     """No garbage collection inside; what there is already is never looked at again."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

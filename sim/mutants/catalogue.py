@@ -104,7 +104,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=hosts.channel_state_past_marker,
         scenario=template(CHANDY),
         oracle="channel-state",
-        seed=4,
+        seed=5,
         is_unchecked=True,
     ),
     "channel-state-doubled": Mutant(
@@ -184,7 +184,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=rules.hmnr_without_clocks,
         scenario=template("hmnr"),
         oracle="useless",
-        seed=29,
+        seed=37,
     ),
     "hmnr-without-cycles": Mutant(
         text="hmnr without its second condition",
@@ -212,7 +212,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=rules.log_starts_late,
         scenario=template(*AUTONOMOUS),
         oracle="channel-state",
-        seed=26,
+        seed=28,
         is_unchecked=True,
     ),
     "line-too-new": Mutant(
@@ -220,7 +220,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=recoveries.line_too_new,
         scenario=template(*AUTONOMOUS),
         oracle="orphan",
-        seed=15,
+        seed=19,
         is_unchecked=True,
     ),
     "line-too-old": Mutant(
@@ -257,7 +257,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=recoveries.members_never_unborn,
         scenario=template(CHANDY, patterns=("spawning", "orders"), faults=[*_crash(*CRASHES), SLOW_ANSWERS]),
         oracle="refused",
-        seed=16,
+        seed=44,
     ),
     "stops-too-early": Mutant(
         text="a fleet ends at its first complete cut, whatever its stop_when says",
@@ -286,7 +286,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=recoveries.ref_before_decision,
         scenario=template(CHANDY),
         oracle="outcome",
-        seed=0,
+        seed=3,
     ),
     "newest-epoch-deleted": Mutant(
         text="the sweep deletes the newest epoch too",
@@ -300,14 +300,14 @@ MUTANTS: dict[str, Mutant] = {
         patches=stores.needed_pack_deleted,
         scenario=template(*AUTONOMOUS),
         oracle="garbage",
-        seed=15,
+        seed=19,
     ),
     "damage-unnoticed": Mutant(
         text="digests are not compared",
         patches=stores.damage_unnoticed,
         scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, EVERYBODY]),
         oracle="restored",
-        seed=1,
+        seed=2,
     ),
     "input-acknowledged-early": Mutant(
         text="an input is acknowledged when its batch leaves, not when it is durable",
@@ -321,21 +321,21 @@ MUTANTS: dict[str, Mutant] = {
         patches=inputs.not_sealed,
         scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
         oracle="inputs",
-        seed=3,
+        seed=5,
     ),
     "log-unknown-to-plans": Mutant(
         text="a host writes a log that the coordinator does not know of",
         patches=inputs.log_unknown_to_plans,
         scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
         oracle="inputs",
-        seed=9,
+        seed=11,
     ),
     "log-not-read": Mutant(
         text="a plan gives agents nothing of what was taken before",
         patches=inputs.log_not_read,
         scenario=HEARD,
         oracle="inputs",
-        seed=1,
+        seed=4,
     ),
     "input-number-not-saved": Mutant(
         text="checkpoints do not say which inputs were consumed",
@@ -379,14 +379,14 @@ MUTANTS: dict[str, Mutant] = {
         patches=inputs.answered_early,
         scenario=HEARD,
         oracle="answers",
-        seed=0,
+        seed=1,
     ),
     "released-to-the-present": Mutant(
         text="a complete epoch releases all answers until now",
         patches=inputs.released_to_the_present,
         scenario=HEARD,
         oracle="answers",
-        seed=0,
+        seed=10,
     ),
     "replies-not-saved": Mutant(
         text="checkpoints do not hold what was answered",
@@ -445,7 +445,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=outputs.number_not_saved,
         scenario=SPOKEN,
         oracle="outputs",
-        seed=2,
+        seed=10,
     ),
     "outputs-not-taken-back": Mutant(
         text="a release goes on from the newest epoch, also where the fleet went back behind it",

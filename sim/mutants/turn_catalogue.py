@@ -69,7 +69,7 @@ OF_TURNS: dict[str, Mutant] = {
         patches=turns.turn_number_not_saved,
         scenario=PLANS,
         oracle="steps",
-        seed=2,
+        seed=3,
     ),
     "step-before-its-batch": Mutant(
         text="a durable turn goes on from a step before the log holds it",
@@ -97,7 +97,7 @@ OF_TURNS: dict[str, Mutant] = {
         patches=turns.reply_of_an_undone_past,
         scenario=PLANS,
         oracle="workload",
-        seed=0,
+        seed=1,
     ),
     "resumed-while-held": Mutant(
         text="an agent that is held, or frozen, goes on with its durable turn",

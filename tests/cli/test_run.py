@@ -16,7 +16,7 @@ import pytest
 from tests.kit.command_line import Run
 
 from snapline.cli import beside_view
-from snapline.deploy import forks
+from snapline.deploy.starting import FORK_SERVER
 
 WAIT_S = 60.0
 """Everything here takes seconds; a busy machine may make it ten times as long."""
@@ -88,7 +88,7 @@ class Launched:
         for pid in self._below(self.process.pid):
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             other = "view" if "ui" in words else "coordinator"
-            if forks.PROGRAM not in words:
+            if FORK_SERVER not in words:
                 found[words[words.index("--id") + 1] if "--id" in words else other] = pid
         return found
 

@@ -17,8 +17,9 @@ from tests.deploy.test_child import GONE_S, is_alive, wait_until_dead
 
 from snapline.cli.fork_server import reason_against, stamps
 from snapline.deploy import forks
-from snapline.deploy.child import Child, environment_of, leash
+from snapline.deploy.child import Child
 from snapline.deploy.forks import ForkedProcess, ForkServer, StartFork
+from snapline.deploy.starting import begin_early, environment_of, take_begun
 
 SNAPLINE = [sys.executable, "-m", "snapline"]
 SPEAKING = """
@@ -35,7 +36,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     (tmp_path / "speaking.py").write_text(SPEAKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    started = await ForkServer.start(environment_of(None), leash())
+    started = await ForkServer.start(environment_of(None))
     assert started is not None
     yield started
     started.close()
@@ -70,6 +71,26 @@ async def test_it_ends_and_says_what_a_new_program_would(server: ForkServer, tmp
         assert forked.log_path.read_text() == other.log_path.read_text() != ""
         forked.log_path.unlink()
         other.log_path.unlink()
+
+
+async def test_one_that_was_begun_early_is_the_next_launcher_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the environment that it was begun in: what has changed since is told with each child."""
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    begin_early()
+    monkeypatch.setenv("WORD", "later")
+    found = [await ForkServer.start(environment_of(None)) for _ in range(2)]
+    try:
+        assert take_begun() is None
+        for server in found:
+            child = start(server, tmp_path, host())
+            assert is_forked(child) and await child.wait() == 0
+            assert child.last_line().split(" ", 1)[1] == "later True"
+    finally:
+        for server in found:
+            assert server is not None
+            server.close()
 
 
 async def test_each_has_chances_and_variables_of_its_own(server: ForkServer, tmp_path: Path) -> None:
@@ -182,7 +203,7 @@ def test_children_and_server_die_with_a_launcher_that_is_killed(tmp_path: Path) 
         from tests.deploy.test_forks import *
 
         async def main():
-            server = await ForkServer.start(environment_of(None), leash())
+            server = await ForkServer.start(environment_of(None))
             child = start(server, Path("."), host(), SLEEP_S="60")
             await said(child)
             print(server._process.pid, child.pid, flush=True)
