@@ -98,7 +98,7 @@ class Fleet:
     async def measure(self) -> dict[str, float]:
         """Epochs, then a host that dies."""
         await self.until(lambda now: now.phase == "running" and now.agents == self._agents)
-        await self._client.create_snapshot(LIMIT_S)
+        await self._cut()
         coordinator, hosts = self._pids(self._local.coordinators), self._pids(self._local.hosts)
         turns, before = await self._turns(), (cpu_s(coordinator), cpu_s(hosts))
         await asyncio.sleep(IDLE_S)
@@ -126,7 +126,9 @@ class Fleet:
 
     async def _cut(self) -> float:
         start_s = time.perf_counter()
-        await self._client.create_snapshot(LIMIT_S)
+        outcome = await self._client.create_snapshot(LIMIT_S)
+        if not outcome.is_complete:
+            raise SystemExit(f"no cut of {self._agents} agents: {outcome.reason}")
         return time.perf_counter() - start_s
 
     async def _recovery(self) -> float:

@@ -4,6 +4,9 @@ import msgspec
 
 import snapline
 
+IDLE_RATE = 2_000
+"""Messages a second of a fleet that is not to be busy, however many agents it has."""
+
 
 class Token(snapline.Message):
     of: int
@@ -44,9 +47,9 @@ class Passer(snapline.Agent):
 
 
 def fleet(agents: str = "100", busy: str = "0") -> snapline.Fleet:
-    """Each agent handles `busy` messages a second, on average; 0: one in five seconds, so that hosts have time."""
+    """Each agent handles `busy` messages a second, on average; 0: one in five seconds or more, so that hosts have time."""
     count, rate = int(agents), float(busy)
-    pause_s, one_in = (1 / rate, 1) if rate else (0.5, 10)
+    pause_s, one_in = (1 / rate, 1) if rate else (max(0.5, count / 10 / IDLE_RATE), 10)
     return snapline.Fleet(
         "passers",
         agents={

@@ -1,5 +1,7 @@
 """For all tests: properties are checked by what they say, not by how long a busy machine takes for them.
 
+Ten thousand collected tests, and what they import, are looked at by the garbage collector as seldom as what a process of a fleet imports.
+
 Some tests fork this process, others have gRPC in it: it must be told so before gRPC is imported (`storage/capture/forked.py`).
 """
 
@@ -7,9 +9,11 @@ import signal
 
 from hypothesis import settings
 
+from snapline.cli.collector import collect_seldom, spare_imported
 from snapline.storage.capture import forked
 
 forked.prepare()
+collect_seldom()
 
 settings.register_profile("snapline", deadline=None)
 settings.load_profile("snapline")
@@ -19,3 +23,7 @@ def pytest_configure() -> None:
     """A shell's job in the background ignores Ctrl-C, and so would everything that a test starts and then interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    spare_imported()

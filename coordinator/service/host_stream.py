@@ -3,6 +3,7 @@
 from snapline.channels.counts import check_counts
 from snapline.conversation.messages import HostMessage, MessagePart
 from snapline.conversation.wire import decode_host_message, host_messages
+from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
@@ -11,9 +12,9 @@ UNCOUNTED_BYTES_MAX = 64 * 1024
 MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
 """Of a message in parts; hosts make parts of a MiB."""
 
-ENTRIES_MAX, NUMBERS_MAX = 64 * 1024, 4 * 1024 * 1024
-"""Of a larger one: names of all agents a fleet may have, and of as many that are gone; numbers in the columns of 30 channels
-for each of them."""
+ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
+"""Of a larger one: a definition has an entry and two fields for each agent that a fleet may have, a report its name, and those of twice as many that
+are gone; numbers in the columns of 40 channels for each of them."""
 
 
 def read_host_message(data: bytes) -> HostMessage:

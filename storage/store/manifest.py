@@ -17,6 +17,9 @@ An agent's checkpoint lists its chunks, and is covered by the root through its d
 none of later ones. Files of version 1 knew no chunks, and only packs of their own epoch.
 """
 
+from bisect import bisect_left
+from operator import attrgetter
+
 import msgspec
 from blake3 import blake3
 
@@ -199,11 +202,16 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def line_of(self, agent: str) -> AgentLine:
         """Return the agent's line; NotFoundError if it is not in this epoch."""
-        for line in self.agents:
+        place = bisect_left(self.agents, agent, key=_agent_of)
+        if place < len(self.agents) and self.agents[place].agent == agent:
+            return self.agents[place]
+        for line in self.agents:  # not sorted, or not there
             if line.agent == agent:
                 return line
         raise NotFoundError(f"agent {agent!r} is not in epoch {self.metadata.epoch}: `snapshot show` lists its agents")
 
+
+_agent_of = attrgetter("agent")
 
 _Content = tuple[str, str, str, int, bool, bytes, int]
 _Place = tuple[int, int, int, int, bytes]

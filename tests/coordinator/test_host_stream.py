@@ -26,7 +26,8 @@ from snapline.conversation.messages import (
     Welcome,
 )
 from snapline.conversation.wire import PART_BYTES, encode_host_message
-from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream
+from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream, read_host_message
+from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError
 
 AGENTS = 20_000
@@ -64,9 +65,17 @@ def test_nothing_comes_between_parts() -> None:
 
 
 def definition() -> FleetDefinition:
-    """The largest fleet, with long names: more than a server takes at once."""
+    """The largest fleet with long names: more than a server takes at once."""
     agents = [AgentKind(f"agent-{n:06}-{'x' * 100}", f"module.{'y' * 100}:Class") for n in range(AGENTS)]
     return FleetDefinition("f", "chandy-lamport", 0, 0, tuple(agents))
+
+
+def test_as_many_agents_as_a_fleet_may_have_are_not_too_many() -> None:
+    agents = tuple([AgentKind(f"agent-{number}", "module:Class") for number in range(AGENTS_MAX)])
+    named = FleetDefinition("f", "chandy-lamport", 0, 0, agents)
+    assert read_host_message(encode_host_message(named)) == named
+    with pytest.raises(ProtocolError, match="entries"):
+        read_host_message(encode_host_message(FleetDefinition("f", "chandy-lamport", 0, 0, agents + agents)))
 
 
 async def defines(running: Running, limit_s: float) -> bool:

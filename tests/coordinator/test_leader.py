@@ -257,6 +257,16 @@ def test_two_seconds_of_silence_are_a_loss() -> None:
     assert bench.closed, "it has to join again"
 
 
+def test_a_host_of_very_many_agents_may_be_silent_for_longer() -> None:
+    """What concerns all of them takes it long in one piece: else the plan that it works on is made anew, for ever."""
+    bench = Bench(agents=40_000)
+    bench.start_fleet("h1", "h2")
+    bench.pass_time(3.8, silent=("h2",))
+    assert bench.state.image.hosts["h2"].state == "alive"
+    bench.pass_time(0.5, silent=("h2",))
+    assert bench.state.image.hosts["h2"].state == "lost"
+
+
 def test_a_coordinator_that_was_stopped_suspects_nobody() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")

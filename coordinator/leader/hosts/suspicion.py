@@ -1,4 +1,4 @@
-"""Who is lost: a host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s; when its stream has been broken for 1 s,
+"""Who is lost: a host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s, or more if it has very many agents; when its stream has been broken for 1 s,
 or at once if a peer says in that time that its link broke too; at once when a launcher says that the process is over, or an operator that it shall be.
 
 A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
@@ -16,6 +16,10 @@ from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
 
 SILENCE_NS = 2 * SECOND_NS
 """Four heartbeats. Only a hung or frozen host is found this way: the streams of dead ones break."""
+
+AGENTS_A_SECOND = 10_000
+"""What concerns all agents of a host, such as a plan, takes it so long in one piece: for every so many it may be silent for a second more. A host with
+a hundred thousand was given up, and told the same plan again, for ever."""
 
 BROKEN_NS = 1 * SECOND_NS
 """A stream that broke is opened again within 50 to 500 ms, if the host lives."""
@@ -103,6 +107,11 @@ class Suspicion:
         if lost and self._desk.propose("lose", op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)))):
             self._desk.note("warning", f"lost: {'; '.join(reasons)}")
 
+    def _silence_ns(self) -> int:
+        state = self._desk.state
+        hosts = 1 if state.plan is None else len(state.plan.hosts)
+        return SILENCE_NS + len(state.image.agents) // (hosts * AGENTS_A_SECOND) * SECOND_NS
+
     def _suspicion_of(self, host: str, record: HostRecord) -> str:
         now = self._desk.now
         start, reason = self._exits.get(host, (0, ""))
@@ -112,8 +121,9 @@ class Suspicion:
         if session is not None:
             if self._deadlines:
                 self._deadlines.pop(host, None)
-            is_silent = isinstance(session.stage, Attached) and now - session.stage.heard_ns >= SILENCE_NS
-            return f"nothing heard of it for {SILENCE_NS / 1e9:g} s" if is_silent else ""
+            limit_ns = self._silence_ns()
+            is_silent = isinstance(session.stage, Attached) and now - session.stage.heard_ns >= limit_ns
+            return f"nothing heard of it for {limit_ns / 1e9:g} s" if is_silent else ""
         if host not in self._deadlines:
             start, since_ns = self._peer_suspicions.get(host, (0, 0))
             is_agreed = start == record.start and now - since_ns <= BROKEN_NS
