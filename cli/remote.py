@@ -38,9 +38,8 @@ def speak(address: str, security: "Security", call: "Callable[[Client], Awaitabl
 
 async def _speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
     from snapline.client.client import open_client
-    from snapline.conversation.coordinator_client import patiently
 
-    async with await patiently(lambda: open_client(address, security, CLIENT_NAME)) as client:
+    async with await open_client(address, security, CLIENT_NAME) as client:
         return await call(client)
 
 

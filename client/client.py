@@ -90,7 +90,7 @@ class Client:
 
     async def start(self) -> None:
         """Hear the coordinator's first word. For `connect`."""
-        await self._coordinator.locate((), connecting.CONNECT_S_MAX)
+        await patiently(lambda: self._coordinator.locate((), connecting.CONNECT_S_MAX))
         if self._security.is_tls:
             self._reloading = asyncio.create_task(connecting.keep_reloading(self._security, self._renew))
 

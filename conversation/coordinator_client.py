@@ -60,9 +60,6 @@ TROUBLE_S = 2.5
 RETRY_S = 0.05
 """Between two replicas: an election takes a second or two."""
 
-ATTEMPT_TIMED_OUT, SLOW_S = "connection attempt timed out", 1.0
-"""What gRPC says of a port that took the connection and no more for a tenth of a second: a busy machine's is no dead one, for so long."""
-
 AGAIN_S = 0.25
 """With less time left nobody is asked again: cut short, it would say that the outcome is unknown, where we know who is not there."""
 
@@ -329,7 +326,6 @@ class CoordinatorClient:
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
-        slow_s = loop.time() + SLOW_S
         while True:
             address, left_s = self._turns.current, deadline_s - loop.time()
             try:
@@ -342,8 +338,7 @@ class CoordinatorClient:
                     )  # not by us: gRPC's server had too many calls waiting, and has not begun this one
                     continue
                 failure = self._failure(error, address, silent)
-                is_slow = ATTEMPT_TIMED_OUT in (error.details() or "") and loop.time() < slow_s
-                is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent and not is_slow
+                is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise failure from error
                 if deadline_s - loop.time() < AGAIN_S or is_alone:

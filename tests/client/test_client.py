@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from tests.channels.certificates import Authority
 from tests.client.fake_fleet import FakeCoordinator, FakeFleet, fleet_and_client
@@ -31,6 +33,7 @@ from snapline.errors import (
     MessageTooLargeError,
     MisuseError,
 )
+from snapline.protos.v1 import coordinator_pb2_grpc
 
 LIMIT_S = 20.0
 
@@ -302,6 +305,22 @@ async def test_status_and_agents_are_read() -> None:
         ]
         status = await client.status()
         assert (status["kind"], status["fleet"], status["phase"]) == ("FleetStatus", "shop", "running")
+
+
+async def test_a_coordinator_that_answers_in_a_moment_is_waited_for() -> None:
+    """A busy machine's takes a connection and says nothing for a tenth of a second, which is gRPC's limit here: that is no dead one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    server = grpc.aio.server()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(FakeFleet().coordinator, server)  # type: ignore[no-untyped-call]
+    connected = asyncio.create_task(Client.connect(f"127.0.0.1:{port}"))
+    await asyncio.sleep(0.3)
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        await (await connected).close()
+    finally:
+        await server.stop(None)
 
 
 async def test_nobody_there_is_told_when_it_connects(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Who is lost: a host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s, or more if it has very many agents; when its stream has been broken for 1 s,
-or at once if a peer says in that time that its link broke too; at once when a launcher says that the process is over, or an operator that it shall be.
+"""Who is lost: a host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s (more, if hosts have ten thousand agents each);
+when its stream has been broken for 1 s, or at once if a peer says in that time that its link broke too; at once when a launcher says that the process
+is over, or an operator that it shall be.
 
 A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
 makes everything it did meanwhile void.
@@ -18,8 +19,8 @@ SILENCE_NS = 2 * SECOND_NS
 """Four heartbeats. Only a hung or frozen host is found this way: the streams of dead ones break."""
 
 AGENTS_A_SECOND = 10_000
-"""What concerns all agents of a host, such as a plan, takes it so long in one piece: for every so many it may be silent for a second more. A host with
-a hundred thousand was given up, and told the same plan again, for ever."""
+"""What concerns all agents of a host, such as a plan, takes it so long in one piece: for every so many, on average over the plan's hosts, it may be silent for a second
+more. A host with a hundred thousand was given up, and told the same plan again, for ever."""
 
 BROKEN_NS = 1 * SECOND_NS
 """A stream that broke is opened again within 50 to 500 ms, if the host lives."""
