@@ -126,10 +126,11 @@ class _Trial:
         """The leader dies, another leads; the dead one comes back, wherever that is, and is fit to lead again."""
         leader = (await self._until("a leader", lambda now: now.leader != "")).leader
         self.step = f"{leader} killed, which led"
-        self._fleet.kill(leader)
+        self._fleet.kill(leader, is_kept_down=True)  # at once back, it might be elected again
         await self._until("another leader", lambda now: now.leader not in ("", leader))
         await self._until_more_epochs(1)
         self.step = f"{leader} started again"
+        self._fleet.restart(leader)
         await self._until_led_by(leader)
         await self._until_more_epochs(1)
 

@@ -42,6 +42,7 @@ class ScriptedNode:
         self.selfNode = RaftNode("c1", "")
         self.otherNodes = {RaftNode("c2", "")}
         self.transfer_code = SUCCESS
+        self.transfers = 0
 
     def doTick(self, timeout_s: float) -> None:
         self.thread = threading.current_thread()
@@ -67,6 +68,7 @@ class ScriptedNode:
         return self.leader
 
     def transferLeadership(self, target: RaftNode | None, callback: Callback) -> None:
+        self.transfers += 1
         callback(None, self.transfer_code)
 
     def destroy(self) -> None:
@@ -324,6 +326,7 @@ async def test_who_is_named_leads_or_the_call_fails(driven: Driven) -> None:
 
     driven.node.is_leader, driven.node.transfer_code = True, SUCCESS
     asked = asyncio.create_task(driven.driver.transfer_leadership("c2", timeout_s=10))
+    await until(lambda: driven.node.transfers == 1)  # an election before would be none of its own
     await driven.on_tick_thread(elect)
     with pytest.raises(CoordinatorUnavailableError, match="c3 won the election, not c2"):
         await asked
