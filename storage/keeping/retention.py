@@ -6,7 +6,7 @@ has its manifest, and a manifest its packs. What remains otherwise is garbage, w
 Packs are shared: an epoch's manifest may name those of earlier ones. So a pack goes only if no manifest that stays names it,
 whether a ref leads to that manifest or not: its epoch may be complete and not published, or about to be. Where a manifest
 cannot be read nobody knows what it needs: then no pack goes that is as old as its epoch, or at all if not even that is
-known. Manifests are written once, so what one says is remembered (`_packs_named`).
+known. Manifests are written once, so what one says is remembered (`Notes`).
 
 The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs; everything of an epoch whose ref or manifest
 cannot be read; and everything of epochs and writers that the caller says may still be in use. Only one process deletes, and
@@ -14,11 +14,13 @@ none but it publishes: otherwise a ref could appear while the sweep looks.
 """
 
 import contextlib
+from collections.abc import Sequence
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import Manifest
 
 Notes = dict[str, tuple[int, frozenset[str]]]
 """Path of a manifest -> its epoch, and the packs that it names. A manifest never changes, so whoever owns a store keeps
@@ -27,14 +29,14 @@ these from one deletion to the next; those of manifests that are gone are droppe
 
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
     """Delete one published epoch; see `Store.delete_epoch`."""
-    root, packs = _belongings(disk, store_id, epoch)
+    manifests, packs = _belongings(disk, store_id, epoch, notes)
     removed = files.unlink(disk, [layout.ref_path(epoch)])
     if not removed:
         return []
     disk.sync_directory(layout.EPOCH_REFS)
     failpoint("store.delete.ref")
-    if root is not None:
-        removed += files.unlink(disk, _manifests_with(disk, root))
+    if manifests:
+        removed += files.unlink(disk, manifests)
         disk.sync_directory(layout.MANIFESTS)
         failpoint("store.delete.manifest")
     named = _Named(disk, store_id, notes)
@@ -66,26 +68,33 @@ def delete_unreferenced(
     return removed
 
 
-def _belongings(disk: Disk, store_id: str, epoch: int) -> tuple[str | None, list[str]]:
-    """Return the root and the packs of an epoch; where ref or manifest is damaged, the packs that bear its number."""
-    root = None
-    with contextlib.suppress(DamagedDataError):
+def _belongings(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
+    """Return the manifest of an epoch, in all its generations, and the packs that any of them names, each once.
+
+    Where ref or manifest is damaged: the packs that bear its number.
+    """
+    manifests: list[str] = []
+    try:
         root = files.read_ref(disk, epoch, store_id)
-        return root, _packs_of(disk, root, epoch)
-    return root, [path for path, name in _packs(disk) if name.epoch == epoch]
-
-
-def _packs_of(disk: Disk, root: str, epoch: int) -> list[str]:
-    """Return the packs that any generation of the manifest names, each once."""
-    found: dict[str, None] = {}
-    for number in sorted(files.generations(disk).get(root, [0])):
-        manifest = files.read_manifest(disk, root, epoch=epoch, generation=number)
-        found |= dict.fromkeys([pack.path for pack in manifest.packs])
-    return list(found)
+        manifests = _manifests_with(disk, root)
+        packs: dict[str, None] = {}
+        for path in manifests or [layout.manifest_path(root)]:
+            packs |= dict.fromkeys(_packs_of(disk, path, root, epoch, notes))
+    except DamagedDataError:
+        return manifests, [path for path, name in _packs(disk) if name.epoch == epoch]
+    return manifests, list(packs)
 
 
 def _manifests_with(disk: Disk, root: str) -> list[str]:
     return [layout.manifest_path(root, number) for number in sorted(files.generations(disk).get(root, []))]
+
+
+def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Sequence[str]:
+    known = notes.get(path)
+    if known is not None:
+        return sorted(known[1])
+    _, generation = layout.parse_manifest_path(path) or ("", 0)
+    return [pack.path for pack in files.read_manifest(disk, root, epoch=epoch, generation=generation).packs]
 
 
 class _Named:
@@ -102,7 +111,7 @@ class _Named:
         self.kept_up_to = -1
         paths = _list_files(disk, layout.MANIFESTS)
         for gone in notes.keys() - set(paths):
-            del notes[gone]
+            notes.pop(gone, None)
         damaged: list[str] = []
         for path in paths:
             known = notes.get(path)  # first, since a deletion looks at every name
@@ -127,7 +136,11 @@ class _Named:
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
     """Read epoch and packs of a manifest, and note them. StoreError: the store cannot be read just now; nothing may be deleted."""
-    manifest = files.read_manifest(disk, root, generation=generation)
+    return note(notes, path, files.read_manifest(disk, root, generation=generation))
+
+
+def note(notes: Notes, path: str, manifest: Manifest) -> tuple[int, frozenset[str]]:
+    """Note epoch and packs of a manifest that has just been read or written; return them."""
     known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
     return known
 

@@ -238,6 +238,7 @@ class Store(StoreReader):
                 raise StoreError(
                     f"{path} exists with other packs: give the new manifest of epoch {epoch} another creation time"
                 ) from None
+        retention.note(self._notes, path, manifest)
         return root
 
     def publish(self, epoch: int, root: str) -> None:

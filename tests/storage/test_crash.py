@@ -141,16 +141,16 @@ def _publish_first(store: Store, epoch: int) -> None:
 
 
 def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    root, packs = retention._belongings(disk, store_id, epoch)
-    for path in [*packs, f"manifests/{root}.0", f"refs/epochs/{epoch}"]:
+    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    for path in [*packs, *manifests, f"refs/epochs/{epoch}"]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
     return []
 
 
 def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    root, packs = retention._belongings(disk, store_id, epoch)
-    return files.unlink(disk, [f"refs/epochs/{epoch}", f"manifests/{root}.0", *packs])
+    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    return files.unlink(disk, [f"refs/epochs/{epoch}", *manifests, *packs])
 
 
 def _make_directory(prefix: str) -> Callable[..., None]:

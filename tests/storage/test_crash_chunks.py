@@ -249,23 +249,23 @@ def test_a_generation_whose_writer_died_before_its_name_was_durable_is_no_danger
 
 
 def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    root, packs = retention._belongings(disk, store_id, epoch)
+    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
     named = {
         pack.path
         for other, numbers in files.generations(disk).items()
         for number in numbers
-        if other != root
+        if f"manifests/{other}.{number}" not in manifests
         for pack in files.read_manifest(disk, other, generation=number).packs
     }
-    for path in [*[path for path in packs if path not in named], f"manifests/{root}.0", f"refs/epochs/{epoch}"]:
+    for path in [*[path for path in packs if path not in named], *manifests, f"refs/epochs/{epoch}"]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
     return []
 
 
 def _delete_shared_packs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    root, packs = retention._belongings(disk, store_id, epoch)
-    for path in [f"refs/epochs/{epoch}", f"manifests/{root}.0", *packs]:
+    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    for path in [f"refs/epochs/{epoch}", *manifests, *packs]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
     return []
