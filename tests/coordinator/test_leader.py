@@ -229,6 +229,43 @@ def test_a_host_of_another_run_of_the_fleet_is_turned_away() -> None:
     assert isinstance(away, msg.TurnedAway) and away.is_final and "another run of the fleet" in away.reason
 
 
+def asked(bench: Bench) -> list[str]:
+    """Hosts whose streams stand that were asked for the fleet's definition."""
+    said = {host: bench.heard.get(number, []) for host, number in bench.current.items()}
+    return [
+        host for host, heard in said.items() if any(isinstance(x, msg.Welcome) and x.wants_definition for x in heard)
+    ]
+
+
+def join_unasked(bench: Bench, host: str) -> None:
+    """Its Welcome comes; what it asks for is not said yet."""
+    number = bench.join(host)
+    probe = bench.heard[number][-1]
+    assert isinstance(probe, msg.ReadProbe)
+    bench.say(host, msg.ProbeRead(probe.path, b"content"))
+    assert "Welcome" in bench.kinds(host)
+
+
+def test_of_many_hosts_some_are_asked_what_the_fleet_is_and_others_for_those_that_go() -> None:
+    """All hosts of a large fleet said it at once, none was heard in time, and it never began."""
+    bench, hosts = Bench(hosts_expected=8), [f"h{number}" for number in range(8)]
+    for host in hosts:
+        join_unasked(bench, host)
+    assert asked(bench) == hosts[:4]
+    bench.drop("h1")
+    bench.feed(ev.TimerFired())
+    assert asked(bench) == ["h0", "h2", "h3", "h4"]
+    bench.pass_time(9.0, silent=("h0",))
+    assert bench.state.image.hosts["h0"].state == "alive"
+    bench.pass_time(1.5, silent=("h0",))
+    assert bench.state.image.hosts["h0"].state == "lost"
+    assert asked(bench) == ["h2", "h3", "h4", "h5"]
+    bench.say("h4", bench.definition)
+    assert bench.state.is_defined
+    bench.join("h1")
+    assert asked(bench) == ["h2", "h3", "h4", "h5"]
+
+
 def test_what_a_stream_that_comes_back_hears_in_this_order() -> None:
     bench = Bench(hosts_expected=2)
     bench.start_fleet("h1", "h2")
@@ -262,6 +299,16 @@ def test_a_host_of_very_many_agents_may_be_silent_for_longer() -> None:
     bench = Bench(agents=40_000)
     bench.start_fleet("h1", "h2")
     bench.pass_time(3.8, silent=("h2",))
+    assert bench.state.image.hosts["h2"].state == "alive"
+    bench.pass_time(0.5, silent=("h2",))
+    assert bench.state.image.hosts["h2"].state == "lost"
+
+
+def test_a_host_that_reads_a_plan_of_very_many_may_be_silent_for_longer() -> None:
+    bench = Bench(agents=40_000)
+    bench.attach("h1")
+    bench.attach("h2")
+    bench.pass_time(5.8, silent=("h2",))
     assert bench.state.image.hosts["h2"].state == "alive"
     bench.pass_time(0.5, silent=("h2",))
     assert bench.state.image.hosts["h2"].state == "lost"

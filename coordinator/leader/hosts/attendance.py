@@ -19,6 +19,10 @@ from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import CloseStream, RemoveProbe
 from snapline.coordinator.state.fleet_records import ALIVE
 
+ASKED_MAX = 4
+"""Hosts that are asked for the fleet's definition at a time: if one is slow or dies, another has said it. To say it and to hear it takes half a second each
+where it has a hundred thousand agents. Of hosts that were all asked none was heard in time: each was given up, joined again and was asked again, for ever."""
+
 
 class Joining(msgspec.Struct):
     """Since when it waits for its probe."""
@@ -50,6 +54,7 @@ class HostSession(msgspec.Struct):
     Attributes:
         start: host start; 0 before a new run is admitted.
         heartbeat, beaten_ns: its last heartbeat, and when that came.
+        is_asked: for the fleet's definition.
     """
 
     id: int
@@ -58,6 +63,7 @@ class HostSession(msgspec.Struct):
     start: int = 0
     heartbeat: Heartbeat = Heartbeat(0)
     beaten_ns: int = 0
+    is_asked: bool = False
 
     @property
     def host(self) -> str:
@@ -155,13 +161,21 @@ class Attendance:
 
     def attach(self, session: HostSession) -> None:
         """It takes part from here on."""
-        desk = self._desk
-        session.stage = Attached(desk.now)
-        cluster = desk.state.image.cluster or desk.options.cluster
-        wants, fork = not desk.state.is_defined, desk.state.image.fork
-        is_shadow = fork is not None and not fork.is_live
-        desk.send((session.id,), Welcome(session.start, cluster, wants, desk.options.heartbeat_ns, is_shadow))
+        session.stage = Attached(self._desk.now)
+        session.is_asked = self._asks_more()
+        self._welcome(session)
         self._newly_attached.append(session)
+
+    def _welcome(self, session: HostSession) -> None:
+        desk, fork = self._desk, self._desk.state.image.fork
+        cluster = desk.state.image.cluster or desk.options.cluster
+        is_shadow = fork is not None and not fork.is_live
+        wants, heartbeat_ns = session.is_asked, desk.options.heartbeat_ns
+        desk.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
+
+    def _asks_more(self) -> bool:
+        """Whether one more host is to say what the fleet is."""
+        return not self._desk.state.is_defined and sum(x.is_asked for x in self._sessions.values()) < ASKED_MAX
 
     def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
         """Send it off, with a reason."""
@@ -218,10 +232,18 @@ class Attendance:
     def evaluate(self) -> None:
         """Follow the state, and send the roster."""
         self._drop_lost_sessions()
+        self._ask_others()
         roster = self.roster()
         if roster != self._roster:
             self._roster = roster
             self._desk.send(self.all_sessions(), roster)
+
+    def _ask_others(self) -> None:
+        """Those that were asked for the definition may be gone."""
+        for session in self._current.values() if self._asks_more() else ():
+            if isinstance(session.stage, Attached) and not session.is_asked and self._asks_more():
+                session.is_asked = True
+                self._welcome(session)
 
     def roster(self) -> Roster:
         """Where the living hosts are."""

@@ -13,14 +13,17 @@ from snapline.conversation.messages import Leave, PeerSuspected, TurnedAway
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.hosts.attendance import Attached, Attendance, HostSession
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
+from snapline.coordinator.state.fleet_records import ALIVE, RUNNING, HostRecord
 
 SILENCE_NS = 2 * SECOND_NS
 """Four heartbeats. Only a hung or frozen host is found this way: the streams of dead ones break."""
 
 AGENTS_A_SECOND = 10_000
-"""What concerns all agents of a host, such as a plan, takes it so long in one piece: for every so many, on average over the plan's hosts, it may be silent for a second
-more. A host with a hundred thousand was given up, and told the same plan again, for ever."""
+"""What concerns all of its agents takes a host so long in one piece: for every so many, on average over the plan's hosts, it may be silent for a second more; and for
+every so many of the whole fleet while there is a plan to be read, which names them all. A host with a hundred thousand was given up, and told the same plan again, for ever."""
+
+DEFINING_NS = 10 * SECOND_NS
+"""For a host that was asked what the fleet is: how large it is nobody knows yet."""
 
 BROKEN_NS = 1 * SECOND_NS
 """A stream that broke is opened again within 50 to 500 ms, if the host lives."""
@@ -108,9 +111,12 @@ class Suspicion:
         if lost and self._desk.propose("lose", op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)))):
             self._desk.note("warning", f"lost: {'; '.join(reasons)}")
 
-    def _silence_ns(self) -> int:
+    def _silence_ns(self, session: HostSession) -> int:
+        """How long it may be silent."""
         state = self._desk.state
-        hosts = 1 if state.plan is None else len(state.plan.hosts)
+        if session.is_asked and not state.is_defined:
+            return DEFINING_NS
+        hosts = len(state.plan.hosts) if state.plan is not None and state.phase == RUNNING else 1
         return SILENCE_NS + len(state.image.agents) // (hosts * AGENTS_A_SECOND) * SECOND_NS
 
     def _suspicion_of(self, host: str, record: HostRecord) -> str:
@@ -122,9 +128,10 @@ class Suspicion:
         if session is not None:
             if self._deadlines:
                 self._deadlines.pop(host, None)
-            limit_ns = self._silence_ns()
-            is_silent = isinstance(session.stage, Attached) and now - session.stage.heard_ns >= limit_ns
-            return f"nothing heard of it for {limit_ns / 1e9:g} s" if is_silent else ""
+            silent_ns = now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
+            if silent_ns < SILENCE_NS or silent_ns < (limit_ns := self._silence_ns(session)):
+                return ""
+            return f"nothing heard of it for {limit_ns / 1e9:g} s"
         if host not in self._deadlines:
             start, since_ns = self._peer_suspicions.get(host, (0, 0))
             is_agreed = start == record.start and now - since_ns <= BROKEN_NS
