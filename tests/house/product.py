@@ -5,12 +5,17 @@ name, `agent_runtime/host/core.py:HostCore`.
 """
 
 import ast
+import functools
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 NOT_PRODUCT = ("tests", "benchmarks", "docs")
 GENERATED = "src/snapline/protos/"
+BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Where a statement has others, in the order of their fields."""
+
 RECORDS = {"Struct", "NamedTuple", "StrEnum", "Enum", "IntEnum"}
 
 
@@ -62,23 +67,35 @@ class Product:
         return any("Exception" in each.others for each in [self.classes[name], *self.ancestors(name)])
 
 
+def parsed_once(path: Path) -> ast.Module:
+    """A file that one rule looks at."""
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+parsed = functools.cache(parsed_once)
+"""A file of the product, for all rules that look at it: it takes seconds to parse them all."""
+
+
+def is_product(name: str) -> bool:
+    """Is this file, named by its place in the repository, one of ours that is packed?"""
+    return name.partition("/")[0] not in NOT_PRODUCT and not name.startswith(GENERATED)
+
+
 def read(root: Path, files: list[Path]) -> Product:
     """The product of a checkout."""
-    names = {
-        path.relative_to(root).as_posix(): path for path in files if path.suffix == ".py" and not path.is_symlink()
-    }
-    return product(
-        {
-            name: path.read_text()
-            for name, path in names.items()
-            if name.partition("/")[0] not in NOT_PRODUCT and not name.startswith(GENERATED)
-        }
-    )
+    python = [path for path in files if path.suffix == ".py" and not path.is_symlink()]
+    names = {name: path for path in python if is_product(name := path.relative_to(root).as_posix())}
+    lines = {name: len(path.read_text().splitlines()) for name, path in names.items()}
+    return _product({name: parsed(path) for name, path in names.items()}, lines)
 
 
 def product(texts: dict[str, str]) -> Product:
     """A product of these files."""
     trees = {name: ast.parse(text, filename=name) for name, text in texts.items()}
+    return _product(trees, {name: len(text.splitlines()) for name, text in texts.items()})
+
+
+def _product(trees: dict[str, ast.Module], lines: dict[str, int]) -> Product:
     known = {f"{file}:{node.name}" for file, tree in trees.items() for node in top_classes(tree)}
     classes = {}
     for file, tree in trees.items():
@@ -89,7 +106,17 @@ def product(texts: dict[str, str]) -> Product:
                 home = home_of(base, file, homes, known)
                 bases.append(home) if home is not None else others.append(last_name(base))
             classes[f"{file}:{node.name}"] = Class(file, node, tuple(bases), tuple(others))
-    return Product(trees, {name: len(text.splitlines()) for name, text in texts.items()}, classes)
+    return Product(trees, lines, classes)
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All its statements, in the order of `ast.walk`, which looks into their expressions too: ten times as many nodes."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for name in BODIES:
+            waiting.extend(getattr(node, name, ()))
 
 
 def top_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
@@ -126,7 +153,7 @@ def home_of(base: ast.expr, file: str, homes: dict[str, str], known: set[str]) -
 def imported_names(tree: ast.Module, trees: dict[str, ast.Module]) -> dict[str, str]:
     """What the imports of a file bind: a name → `file:name` of a class, or a module's file."""
     homes = {}
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 module = file_of(f"{node.module}.{alias.name}", trees)
@@ -149,7 +176,7 @@ def file_of(module: str, trees: dict[str, ast.Module]) -> str | None:
 def imported_files(tree: ast.Module, trees: dict[str, ast.Module]) -> set[str]:
     """The product files that a file imports, wherever the import stands: also in a function or for the type checker."""
     found = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             found |= {file_of(alias.name, trees) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -200,7 +227,7 @@ def reaching_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
     `x = self.a.x` and then `x.y = …` is the same.
     """
-    for function in ast.walk(tree):
+    for function in statements(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             body = list(statements_of(function))
             known = {name: part for node in body for name, part in names_of_parts(node)}
@@ -242,7 +269,7 @@ def polls(tree: ast.AST) -> Iterator[tuple[int, str]]:
     A core is what is called `core`, and a state machine's `image`. How long to sleep may be read from a core: that is
     its timer.
     """
-    for loop in ast.walk(tree):
+    for loop in statements(tree):
         if not isinstance(loop, ast.While):
             continue
         sleeps = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and last_name(node.func) == "sleep"]
@@ -259,7 +286,7 @@ def is_core(node: ast.AST) -> bool:
 
 def stubs(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of functions that do nothing but raise NotImplementedError."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[ast.get_docstring(node) is not None :]
             match body:

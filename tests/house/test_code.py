@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.house.product import is_product, parsed, parsed_once, statements
 
 GROUND_FLOOR = ("protocols", "recovery")
 GROUND_FLOOR_MAY = ("msgspec", "snapline.protocols", "snapline.recovery", "snapline.errors", "snapline.ids")
@@ -29,10 +30,6 @@ FUNCTION_LINES_MAX = 70
 
 ORDER_DOES_NOT_MATTER = {"sorted", "set", "frozenset", "len", "min", "max", "sum", "any", "all"}
 ORDER_MATTERS = {"list", "tuple", "enumerate", "iter", "next", "zip", "map", "filter", "reversed"}
-
-
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
 
 
 def test_imports_point_down(root: Path) -> None:
@@ -64,7 +61,7 @@ def test_the_ground_floor_stands_on_the_standard_library_and_msgspec(root: Path,
         name = path.relative_to(root)
         if name.parts[0] not in GROUND_FLOOR:
             continue
-        for line, module in imports(parse(path)):
+        for line, module in imports(parsed(path)):
             if module.partition(".")[0] not in sys.stdlib_module_names and not is_within(module, GROUND_FLOOR_MAY):
                 offences.append(f"{name}:{line} imports {module}")
     assert not offences, "\n".join(offences)
@@ -79,7 +76,7 @@ def is_core(tree: ast.AST) -> bool:
         isinstance(node, ast.FunctionDef)
         and node.name == "handle"
         and [a.arg for a in node.args.args[:2]] == ["self", "now_ns"]
-        for node in ast.walk(tree)
+        for node in statements(tree)
     )
 
 
@@ -87,7 +84,7 @@ def is_core(tree: ast.AST) -> bool:
 def cores(root: Path, handwritten: list[Path]) -> dict[str, ast.AST]:
     """All cores, with what they import from their own room: name → code."""
     trees = {
-        path.relative_to(root).as_posix(): parse(path)
+        path.relative_to(root).as_posix(): parsed(path)
         for path in handwritten
         if path.relative_to(root).parts[0] not in ("tests", "benchmarks", "src")
     }
@@ -255,7 +252,7 @@ def test_no_function_is_longer_than_a_screen(root: Path, handwritten: list[Path]
     offences = [
         f"{path.relative_to(root)}:{node.lineno} {node.name} has {length} lines"
         for path in handwritten
-        for node in ast.walk(parse(path))
+        for node in statements(parsed(path) if is_product(path.relative_to(root).as_posix()) else parsed_once(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]

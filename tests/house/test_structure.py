@@ -281,8 +281,9 @@ def reaching(product: Product) -> list[str]:
     return [
         f"{name} {target}"
         for name, tree in product.trees.items()
+        if name.startswith(REACHING_ROOMS)
         for _, target in house.reaching_assignments(tree)
-        if name.startswith(REACHING_ROOMS) and "desk." not in target
+        if "desk." not in target
     ]
 
 
