@@ -32,10 +32,11 @@ def test_a_right_store_stands_a_kill_at_each_write(snapline_crash_kit: CrashKit,
 def test_a_wrong_store_is_found_for_what_it_is(snapline_crash_kit: CrashKit, program: Program, kind: str) -> None:
     report = snapline_crash_kit.run(program)
     assert kind in {each.kind for each in report.findings}, report
-    again = snapline_crash_kit.run(program, points=[next(x.at for x in report.findings if x.kind == kind)])
+    point = next(x.at for x in report.findings if x.kind == kind)
+    again = snapline_crash_kit.run(program, points=[point])
     assert kind in {each.kind for each in again.findings}, "one point is enough to see it again"
     with pytest.raises(AssertionError, match=rf"{program.__name__} does not resume rightly[^¿]*points=\["):
-        snapline_crash_kit.check(program)
+        snapline_crash_kit.check(program, points=[point])
 
 
 def test_what_is_wrong_without_a_kill_is_told_before_any(snapline_crash_kit: CrashKit) -> None:
