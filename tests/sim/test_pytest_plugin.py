@@ -51,7 +51,8 @@ def test_one_run(snapline_sim):
 def test_own_agents(snapline_sim):
     class Local(my_module.Passer):
         state: my_module.Purse
-    fleet = snapline.Fleet("local", agents={"a": Local(my_module.Purse("a", ["a"]))})
+    agents = {name: Local(my_module.Purse(name, [other])) for name, other in ("ab", "ba")}
+    fleet = snapline.Fleet("local", agents=agents)
     snapline_sim.check(fleet, seeds=1, **QUICK)
 
 def test_wrong(snapline_sim):
@@ -92,7 +93,7 @@ asyncio_default_fixture_loop_scope = function
 MORE = """
 
 def sound_and_slow() -> snapline.Fleet:
-    return snapline.Fleet("slow", agents={"a": Clock(100)}, triggers=[snapline.Every(0.2)])
+    return snapline.Fleet("slow", agents={"a": Clock(100)}, triggers=[snapline.Every(2)])
 """
 
 
