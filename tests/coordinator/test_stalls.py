@@ -46,8 +46,8 @@ class Cables:
         self.since.pop((other, one), None)
 
 
-def fleet(*hosts: str) -> tuple[Bench, Cables]:
-    bench = Bench(hosts_expected=len(hosts), agents=2 * len(hosts))
+def fleet(*hosts: str, agents: int = 0) -> tuple[Bench, Cables]:
+    bench = Bench(hosts_expected=len(hosts), agents=agents or 2 * len(hosts))
     bench.start_fleet(*hosts)
     return bench, Cables(bench, *hosts)
 
@@ -74,6 +74,16 @@ def the_only(concerns: tuple[Concern, ...]) -> Concern:
 
 
 # ---- cuts -----------------------------------------------------------------------------------------------------------
+
+
+def test_where_very_many_agents_have_their_first_turns_links_have_time() -> None:
+    """Hosts of a hundred thousand put each other out as soon as the fleet ran."""
+    bench, cables = fleet("h1", "h2", "h3", agents=30_000)
+    cables.pull("h1", "h2")
+    bench.pass_time(3 + CUT_NS / SECOND - 0.5)
+    assert put_out(bench) == []
+    bench.pass_time(1.5)
+    assert put_out(bench) == ["h2"]
 
 
 def test_of_a_cut_pair_the_larger_id_goes_and_its_agents_move() -> None:

@@ -11,7 +11,8 @@ the larger id, none twice within the rejoin grace. Pairs cut a little later coun
 that lost all its links lost them within a heartbeat or so. The agents of a host that is put out are placed elsewhere
 (`spares.py`), so the fleet goes on though the cut lasts for ever.
 
-While a plan is being applied links are not all there yet: a cut counts from when the fleet runs.
+While a plan is being applied links are not all there yet: a cut counts from when the fleet runs, and a second later for every ten thousand agents, whose
+first turns come before anything else that their hosts do.
 """
 
 import msgspec
@@ -20,7 +21,7 @@ from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.leader.hosts.spares import Spares
-from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
+from snapline.coordinator.leader.hosts.suspicion import AGENTS_A_SECOND, SILENCE_NS
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 
 CUT_NS = SILENCE_NS
@@ -71,6 +72,7 @@ class NetworkCuts:
         plan, running, found = self._desk.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._desk.state.phase != RUNNING or running is None or running.plan != plan.number:
             return found
+        begins_ns = running.since_ns + len(self._desk.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
         for host in plan.hosts:
             session = self._attendance.attached_session(host)
             if session is None or session.heartbeat.plan != plan.number:
@@ -78,7 +80,7 @@ class NetworkCuts:
             for peer in session.heartbeat.unreached[: len(plan.hosts)]:
                 if not self._is_other(plan, host, peer.host, peer.host_start):
                     continue
-                since_ns = max(session.beaten_ns - peer.elapsed_ns, running.since_ns)
+                since_ns = max(session.beaten_ns - peer.elapsed_ns, begins_ns)
                 cut = found.setdefault(
                     (min(host, peer.host), max(host, peer.host)), NetworkCut(since_ns, peer.is_waited)
                 )
