@@ -13,7 +13,8 @@ import msgspec
 import snapline
 from snapline.examples.bank import Account, Tokens
 
-THOUGHT_S = 0.004
+THOUGHT_S = 0.06
+"""More than the others leave it for each of their transfers, at three lines of an agent and its delay: some always wait in its mailbox, for every cut to find."""
 
 
 class Due(snapline.Message):
@@ -98,7 +99,7 @@ def fleet(
     agents: str = "9",
     tokens: str = "50",
     lines: str = "3",
-    delay: str = "0.02",
+    delay: str = "0.1",
     period: str = "0.2",
     nap: str = "0",
     protocol: str = "chandy-lamport",
