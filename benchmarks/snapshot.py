@@ -5,6 +5,9 @@
 100 agents on two hosts, each with eight channels out, messaging without pause. Windows with and without snapshots
 alternate in random order in one run, so that the machine's drift falls on both alike. CPU is user plus system time of
 the coordinator and of both hosts, all threads; messages are counted in the handlers. Ratios are per pair of windows.
+
+With `--tokens 0` the fleet does nothing else: printed is what one epoch costs each process, its loop (the main thread), gRPC's threads and the
+others, which write files and keep the log; what they cost without snapshots is taken off.
 """
 
 import argparse
@@ -34,6 +37,16 @@ def cpu_s(pids: list[int]) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total / TICKS
+
+
+def thread_ms(pid: int) -> dict[str, float]:
+    """CPU milliseconds of a process so far: of its loop, of gRPC's threads, and of the others."""
+    found = dict.fromkeys(("loop", "gRPC", "others"), 0.0)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        of_grpc = (task / "comm").read_text().startswith(("event_engine", "grpc", "iomgr", "timer"))
+        kind = "loop" if int(task.name) == pid else "gRPC" if of_grpc else "others"
+        found[kind] += int((task / "schedstat").read_text().split()[0]) / 1e6
+    return found
 
 
 def handled(folder: Path) -> int:
@@ -83,8 +96,11 @@ async def measure(pairs: int, seconds: float, agents: int, tokens: int, per_seco
             await until_running(client)
             await asyncio.sleep(2.0)
             await client.create_snapshot(30.0)
-            pids = [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
-            await _pairs(client, pids, counts, pairs, seconds, per_second)
+            pids = {each: pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None}
+            if tokens:
+                await _pairs(client, list(pids.values()), counts, pairs, seconds, per_second)
+            else:
+                await _by_thread(client, pids, pairs * seconds, per_second)
             await client.close()
 
 
@@ -129,13 +145,27 @@ async def _pairs(
     print(f"snapshots: {complete} complete ({complete / seconds_on:.1f} a second), {failed} not")
 
 
+async def _by_thread(client: CoordinatorClient, pids: dict[str, int], seconds: float, per_second: float) -> None:
+    await snapshots(client, time.monotonic() + 2.0, per_second)  # so that old ones are deleted
+    at_first = {name: thread_ms(pid) for name, pid in pids.items()}
+    await asyncio.sleep(seconds)
+    idle = {name: thread_ms(pid) for name, pid in pids.items()}
+    complete, failed = await snapshots(client, time.monotonic() + seconds, per_second)
+    for name, pid in pids.items():
+        spent = {
+            kind: (now - 2 * idle[name][kind] + at_first[name][kind]) / complete for kind, now in thread_ms(pid).items()
+        }
+        print(f"{name:12}" + "".join(f"  {kind} {ms:5.2f} ms" for kind, ms in spent.items()), flush=True)
+    print(f"snapshots: {complete} complete ({complete / seconds:.1f} a second), {failed} not")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--window", type=float, default=2.0, help="seconds")
     parser.add_argument("--per-second", type=float, default=10.0, help="snapshots")
     parser.add_argument("--agents", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=4, help="messages under way per agent")
+    parser.add_argument("--tokens", type=int, default=4, help="messages under way per agent; 0: CPU by thread")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     print(
