@@ -162,11 +162,11 @@ class Attendance:
     def attach(self, session: HostSession) -> None:
         """It takes part from here on."""
         session.stage = Attached(self._desk.now)
-        session.is_asked = self._asks_more()
         self._welcome(session)
         self._newly_attached.append(session)
 
     def _welcome(self, session: HostSession) -> None:
+        session.is_asked = self._asks_more()
         desk, fork = self._desk, self._desk.state.image.fork
         cluster = desk.state.image.cluster or desk.options.cluster
         is_shadow = fork is not None and not fork.is_live
@@ -242,7 +242,6 @@ class Attendance:
         """Those that were asked for the definition may be gone."""
         for session in self._current.values() if self._asks_more() else ():
             if isinstance(session.stage, Attached) and not session.is_asked and self._asks_more():
-                session.is_asked = True
                 self._welcome(session)
 
     def roster(self) -> Roster:
