@@ -91,7 +91,7 @@ def _manifests_with(disk: Disk, root: str) -> list[str]:
 
 def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Sequence[str]:
     known = notes.get(path)
-    if known is not None:
+    if known is not None and known[0] == epoch:
         return sorted(known[1])
     _, generation = layout.parse_manifest_path(path) or ("", 0)
     return [pack.path for pack in files.read_manifest(disk, root, epoch=epoch, generation=generation).packs]
@@ -111,7 +111,7 @@ class _Named:
         self.kept_up_to = -1
         paths = _list_files(disk, layout.MANIFESTS)
         for gone in notes.keys() - set(paths):
-            notes.pop(gone, None)
+            del notes[gone]
         damaged: list[str] = []
         for path in paths:
             known = notes.get(path)  # first, since a deletion looks at every name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.storage.making import seeded_bytes, write_epoch
+from tests.storage.making import seeded_bytes, write_epoch, write_packs
 from tests.storage.making_chunks import Promise, changed, check_chunked, commit_chunked, first_state
 from tests.storage.simulated_disk import SimulatedDisk
 
@@ -140,9 +140,8 @@ def _keep_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _keep_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forever(dict[str, object]):
-        def pop(self, key: str, *default: object) -> object:
+        def __delitem__(self, key: str) -> None:
             """Keep it."""
-            return self.get(key)
 
     right = LongLife.__init__
 
@@ -184,3 +183,19 @@ def test_a_deletion_reads_no_more_files_of_a_larger_store(damaged: bool) -> None
         assert 1 < reads(20) < reads(40)
     else:
         assert reads(20) == reads(40) == 1  # its own ref
+
+
+def test_what_is_noted_of_a_manifest_is_no_word_for_a_ref_of_another_epoch() -> None:
+    """It is as damaged as it is for who reads the manifest."""
+
+    def removed(*, is_noted: bool) -> list[str]:
+        store = Store.create("simulated", disk=SimulatedDisk(), random_bytes=seeded_bytes())
+        root = write_epoch(store, 1)
+        write_packs(store, 2)
+        store.publish(2, root)
+        if not is_noted:
+            store._notes.clear()
+        return store.delete_epoch(2)
+
+    found = removed(is_noted=True)
+    assert found == removed(is_noted=False) and any("packs/" in path and "/2." in path for path in found)

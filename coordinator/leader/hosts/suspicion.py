@@ -129,9 +129,10 @@ class Suspicion:
             if self._deadlines:
                 self._deadlines.pop(host, None)
             silent_ns = now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
-            if silent_ns < SILENCE_NS or silent_ns < (limit_ns := self._silence_ns(session)):
+            if silent_ns < SILENCE_NS:
                 return ""
-            return f"nothing heard of it for {limit_ns / 1e9:g} s"
+            limit_ns = self._silence_ns(session)
+            return f"nothing heard of it for {limit_ns / 1e9:g} s" if silent_ns >= limit_ns else ""
         if host not in self._deadlines:
             start, since_ns = self._peer_suspicions.get(host, (0, 0))
             is_agreed = start == record.start and now - since_ns <= BROKEN_NS

@@ -14,7 +14,7 @@ import snapline
 from snapline.examples.bank import Account, Tokens
 
 THOUGHT_S = 0.06
-"""More than the others leave it for each of their transfers, at three lines of an agent and its delay: some always wait in its mailbox, for every cut to find."""
+"""Longer than it takes until the next transfer comes to it: some wait in its mailbox nearly always, for a cut to find."""
 
 
 class Due(snapline.Message):
