@@ -31,21 +31,19 @@ STALL_S = 10.0
 """Without an epoch for so long, the fleet would count as standing still; one takes half a second."""
 
 
-async def until_over(client: CoordinatorClient, seconds: float) -> int:
-    """Look on for so long; epochs must be completed all the time. Returns how many were."""
+async def until_over(client: CoordinatorClient, seconds: float) -> None:
+    """Look on for so long; epochs must be completed all the time."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + seconds
-    first = count = 0
+    count = 0
     last_s = loop.time()
     while loop.time() < end_s:
         with contextlib.suppress(SnaplineError):
             now = (await client.status()).epochs_completed
-            first = first or now
             if now > count:
                 count, last_s = now, loop.time()
         assert loop.time() < last_s + STALL_S, f"no epoch for {STALL_S} s, after {count}"
         await asyncio.sleep(0.1)
-    return count - first
 
 
 def plaintext(_: str, address: str) -> grpc.aio.Channel:
@@ -61,8 +59,11 @@ async def test_without_certificates_nothing_forged_is_believed(data_dir: Path, s
         replicas = dict(zip(bank.local.coordinators, read_addresses(data_dir), strict=True))
         forger = Forger(Store.open(data_dir / "store").store_id, replicas, status, plaintext)
         async with forger.at_work():
-            assert await until_over(bank.client, seconds) >= seconds / 10
-        assert forger.welcome == 0 and sum(forger.refused.values()) > 20 * seconds, forger.refused
+            await until_over(bank.client, seconds)
+            async with asyncio.timeout(LIMIT_S):
+                while sum(forger.refused.values()) <= 20 * seconds:
+                    await asyncio.sleep(0.1)
+        assert forger.welcome == 0, forger.refused
         assert await term_of(bank) < term + 20, "a few elections at most, of a machine that is busy"
         for name in (*bank.local.coordinators, *bank.local.hosts):
             bank.local.kill(name)
@@ -153,7 +154,7 @@ async def test_with_certificates_who_has_no_role_is_not_even_read(fleet: Fleet, 
     cluster = Store.open(fleet.folder / "store").store_id
     forger = Forger(cluster, fleet.members, status, fleet.stranger)
     async with forger.at_work():
-        assert await until_over(client, seconds) >= seconds / 10
+        await until_over(client, seconds)
     assert forger.welcome == 0 and forger.refused["PERMISSION_DENIED"] > 10 * seconds, forger.refused
     before = (await fleet.until(client, 1)).epochs_completed
     await fleet.kill()

@@ -224,9 +224,9 @@ class Client:
         self.attempts = 0
         self._connections = [Connection(made.sockets[each]) for each in made.names]
 
-    async def work(self, end_s: float) -> None:
-        """Do operations of all kinds until then. Registers change twice a second, so that histories stay short."""
-        while time.monotonic() < end_s:
+    async def work(self, end_s: float, acked_min: int) -> None:
+        """Do operations of all kinds until then, and until so many are acknowledged. Registers change twice a second, so that histories stay short."""
+        while time.monotonic() < end_s or len(self.acked) < acked_min:
             name = f"r{self.chance.randrange(3)}.{int(2 * (end_s - time.monotonic()))}"
             asked: tuple[Any, ...] = self.chance.choice(
                 [("add", 1), ("write", self.sequence), ("cas", self.sequence % 3, self.sequence % 5), ("read",)]
@@ -263,10 +263,12 @@ class Client:
         return None
 
 
-async def harm(made: Replicas, end_s: float, chance: random.Random, say: Callable[[str], None]) -> Counter[str]:
-    """Kill and pause until then; everything runs again afterwards. Returns what was done how often."""
+async def harm(
+    made: Replicas, end_s: float, harmed_min: int, chance: random.Random, say: Callable[[str], None]
+) -> Counter[str]:
+    """Kill and pause until then, and at least so often; everything runs again afterwards. Returns what was done how often."""
     done: Counter[str] = Counter()
-    while time.monotonic() < end_s:
+    while time.monotonic() < end_s or done.total() < harmed_min:
         await asyncio.sleep(chance.uniform(0.3, 2.0))
         leader = await made.leader()
         name = leader if leader is not None and chance.random() < 0.7 else chance.choice(made.names)

@@ -161,8 +161,9 @@ async def test_sessions_of_different_peers_do_not_meet(c1: End) -> None:
 async def test_under_cuts_nothing_is_repeated_or_reordered() -> None:
     chance = random.Random(1)
     c1, c2 = await connected()
-    sent = 0
-    for _ in range(15):
+    sent = cuts = 0
+    while cuts < 15 or len(c2.numbers) <= 100:
+        cuts += 1
         for _ in range(chance.randrange(1, 200)):
             if "c2" in c1.open:
                 sent += 1
@@ -174,7 +175,6 @@ async def test_under_cuts_nothing_is_repeated_or_reordered() -> None:
     c1.open["c2"].push(encode_message(numbered(sent)))
     await until(lambda: sent in c2.numbers)
     assert c2.numbers == sorted(set(c2.numbers)), "a message twice, or out of order"
-    assert len(c2.numbers) > 100
     opened = [event for event in c1.events if event == "opened c2"]
     closed = [event for event in c1.events if event == "closed c2"]
     assert len(opened) == len(closed) + 1 > 3

@@ -42,7 +42,7 @@ class Speaker(snapline.Agent):
     @snapline.handler
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
         state = self.state
-        state.is_over = os.path.exists(state.stop)
+        state.is_over = state.sent > 10 and os.path.exists(state.stop)
         if not state.is_over:
             state.sent += 1
             ctx.send(state.following, Word(state.sent))

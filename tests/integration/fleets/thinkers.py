@@ -1,5 +1,6 @@
 """Agents with large states: an array, a chat and a document each. One thought goes round, so the outcome is known."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,21 @@ def make(number: int, agents: int, last: int, nap: float) -> Memory:
 
 
 def fleet(
-    agents: str = "4", last: str = "2000", nap: str = "0.002", period: str = "0.3", protocol: str = "chandy-lamport"
+    agents: str = "4",
+    last: str = "2000",
+    nap: str = "0.002",
+    period: str = "0.3",
+    protocol: str = "chandy-lamport",
+    stop: str = "",
 ) -> snapline.Fleet:
-    """Thinkers in a ring."""
+    """Thinkers in a ring. The fleet ends when the thought has come to its end and, if `stop` names a file, the file exists."""
     count = int(agents)
     return snapline.Fleet(
         "thinkers",
         agents={f"t{i}": Thinker(make(i, count, int(last), float(nap))) for i in range(count)},
         triggers=[snapline.Every(seconds=float(period))],
         protocol=protocol,
-        stop_when=lambda cut: cut.is_quiet,
+        stop_when=lambda cut: cut.is_quiet and (not stop or os.path.exists(stop)),
     )
 
 
