@@ -94,7 +94,7 @@ class Membership:
     def on_agents_reserved(self, event: msg.AgentsReserved) -> None:
         if event.request not in self.reservations:
             return
-        parent, wanted = self.reservations.pop(event.request)
+        parent, wanted = self.reservations[event.request]
         agent = self._desk.agents[parent]
         self._desk.ordinals.update(zip([each.agent for each in wanted], event.ordinals, strict=False))
         spawns, agent.spawns = agent.spawns, []
@@ -105,6 +105,7 @@ class Membership:
                 self._void(agent, name, creation_payload(kind, state), event.refused)
             else:
                 self._create(agent, name, kind, state, event)
+        del self.reservations[event.request]  # not earlier: an epoch must not close between two of the children
         self._outlets.leave(agent, held)
         agent.current = None
         self._mode.moved(agent)  # a checkpoint may have been taken since the turn: these sends are not in it

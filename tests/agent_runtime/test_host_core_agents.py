@@ -130,6 +130,19 @@ def test_a_child_is_unborn_in_the_epochs_open_at_its_creation(drive: Drive) -> N
     assert set(driver.last(ev.StoreEpoch).records) == {"a", "b"}, "its creation is outside the cut too"
 
 
+def test_all_children_of_one_turn_are_in_an_epoch_begun_after_their_creation(drive: Drive) -> None:
+    """The host has heard of the epoch before it hears that their creation was committed."""
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", spawns=[("c", "k", b"S"), ("d", "k", b"S")])
+    request = driver.last(msg.ReserveAgents).request
+    driver.feed(msg.BeginEpoch(1, 1))
+    driver.remote.mark(1, {})
+    driver.flush()
+    reserve(driver, request, recorded=0, open_epochs=())
+    assert set(driver.last(ev.StoreEpoch).records) == {"a", "b", "c", "d"}
+
+
 def test_a_creation_inside_the_cut_is_in_transit_to_an_unborn_agent(drive: Drive) -> None:
     driver = drive()
     driver.wake("b")

@@ -88,8 +88,8 @@ class Coordinated:
             self._ask_again(entry, stage)
             return
         if verdict.manifest is None:
-            level = "error" if verdict.is_alarm else "warning"
-            self._desk.note(level, f"epoch {entry.epoch} is NOT consistent and is aborted: {verdict.problem}")
+            if verdict.is_alarm:
+                self._desk.note("error", f"epoch {entry.epoch} is NOT consistent: {verdict.problem}")
             self._underway.fail(entry, verdict.problem)
             return
         manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
