@@ -12,10 +12,10 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-import asyncio
 import json
 from typing import Any
 
+from snapline.adapters.in_thread import in_thread
 from snapline.adapters.shelved_records import RecordsOwner
 
 _PATH = ("context",)
@@ -32,18 +32,18 @@ class SnaplineContexts(RecordsOwner):
         A step that runs just now is in it as one that will run again.
         """
         fields = {key: json.dumps(value).encode() for key, value in context.to_dict(serializer).items()}
-        await asyncio.to_thread(self._records.put, _PATH, {name: fields})
+        await in_thread(self._records.put, _PATH, {name: fields})
 
     async def load(self, name: str, workflow: Workflow, serializer: Any = None) -> Context | None:
         """Return a context for `workflow.run(ctx=…)`; None: none was saved."""
-        fields = await asyncio.to_thread(self._records.get, _PATH, name)
+        fields = await in_thread(self._records.get, _PATH, name)
         if fields is None:
             return None
         return Context.from_dict(workflow, {key: json.loads(data) for key, data in fields.items()}, serializer)
 
     async def delete(self, name: str) -> bool:
         """Delete a context; return whether there was one."""
-        return await asyncio.to_thread(self._records.delete, _PATH, name)
+        return await in_thread(self._records.delete, _PATH, name)
 
     def names(self) -> list[str]:
         """Return what saved contexts are called, sorted."""

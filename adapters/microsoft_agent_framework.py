@@ -14,11 +14,11 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-import asyncio
 import json
 from collections.abc import Iterable
 from datetime import datetime
 
+from snapline.adapters.in_thread import in_thread
 from snapline.adapters.shelved_records import RecordsOwner, ShelvedRecords
 
 _KIND = "workflow"
@@ -48,26 +48,26 @@ class SnaplineCheckpointStorage(RecordsOwner):
         """Save a checkpoint, and return its id; WorkflowCheckpointException: it could not be loaded again."""
         fields = self._fields_of(checkpoint)
         path = (_KIND, checkpoint.workflow_name)
-        await asyncio.to_thread(self._records.put, path, {checkpoint.checkpoint_id: fields})
+        await in_thread(self._records.put, path, {checkpoint.checkpoint_id: fields})
         return str(checkpoint.checkpoint_id)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
         """Return a checkpoint; WorkflowCheckpointException: there is none, or a type in it is not allowed."""
-        fields = await asyncio.to_thread(self._find, checkpoint_id)
+        fields = await in_thread(self._find, checkpoint_id)
         if fields is None:
             raise WorkflowCheckpointException(f"there is no checkpoint {checkpoint_id!r} in the store")
         return self._checkpoint_of(fields)
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow, oldest first."""
-        found = await asyncio.to_thread(self._records.all, (_KIND, workflow_name))
+        found = await in_thread(self._records.all, (_KIND, workflow_name))
         checkpoints = [self._checkpoint_of(fields) for fields in found.values()]
         return sorted(checkpoints, key=lambda checkpoint: datetime.fromisoformat(checkpoint.timestamp))
 
     async def delete(self, checkpoint_id: str) -> bool:
         """Delete a checkpoint; return whether there was one."""
         path = self._records.owner_of(_KIND, checkpoint_id)
-        return path is not None and await asyncio.to_thread(self._records.delete, path, checkpoint_id)
+        return path is not None and await in_thread(self._records.delete, path, checkpoint_id)
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
         """Return the newest checkpoint of a workflow, by its timestamp; None: there is none."""

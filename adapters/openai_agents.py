@@ -3,10 +3,10 @@
 An item is a record of a list, as JSON. What `add_items` is given is there whole or not at all.
 """
 
-import asyncio
 import json
 from typing import Any
 
+from snapline.adapters.in_thread import in_thread
 from snapline.adapters.shelved_records import RecordsOwner, ShelvedRecords
 
 Items = list[Any]
@@ -30,21 +30,21 @@ class SnaplineSession:
     async def get_items(self, limit: int | None = None) -> Items:
         """Return the latest `limit` items in their order, or all."""
         count = getattr(self.session_settings, "limit", None) if limit is None else limit
-        found = await asyncio.to_thread(self._records.last, self._path, None if count is None else max(0, count))
+        found = await in_thread(self._records.last, self._path, None if count is None else max(0, count))
         return [json.loads(record) for record in found]
 
     async def add_items(self, items: Items) -> None:
         """Add items at the end."""
-        await asyncio.to_thread(self._records.append, self._path, [json.dumps(item).encode() for item in items])
+        await in_thread(self._records.append, self._path, [json.dumps(item).encode() for item in items])
 
     async def pop_item(self) -> Any:
         """Take the latest item away, and return it; None: there is none."""
-        found = await asyncio.to_thread(self._records.pop, self._path)
+        found = await in_thread(self._records.pop, self._path)
         return None if found is None else json.loads(found)
 
     async def clear_session(self) -> None:
         """Delete all items."""
-        await asyncio.to_thread(self._records.clear, self._path)
+        await in_thread(self._records.clear, self._path)
 
 
 class SnaplineSessions(RecordsOwner):

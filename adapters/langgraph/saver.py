@@ -4,10 +4,9 @@ A checkpoint is an object that refers to the values of its channels. Of these on
 (`new_versions`), and the others are what they were in the checkpoint before. Checkpoints and pending writes are entries of one shelf
 (`checkpoints.py`), values its objects (`values.py`). A call that returns has made its change durable; a crash leaves each change whole or not at all.
 
-The async methods do the same in threads of the event loop's pool.
+The async methods do the same in threads of the event loop's pool (`in_thread.py`).
 """
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -25,6 +24,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from snapline.adapters.in_thread import in_thread
 from snapline.adapters.langgraph import thinning
 from snapline.adapters.langgraph.checkpoints import (
     Channels,
@@ -38,6 +38,7 @@ from snapline.adapters.langgraph.checkpoints import (
     without_channels,
     write_name,
 )
+from snapline.adapters.langgraph.late_writes import LateWrites
 from snapline.adapters.langgraph.recent import RecentValues
 from snapline.adapters.langgraph.values import ValueCodec
 from snapline.errors import MisuseError, NotFoundError
@@ -65,7 +66,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     `SnaplineSaver.open("folder")` gives one; it is a context manager, and an async one. Threads and event loops may share it. One process at a
     time may have a folder open, with one saver; another is refused.
 
-    Whatever a method changes is durable when it returns, whole or not at all. Where the environment names a key (`SNAPLINE_STORE_KEY`), all of it is
+    Whatever a method changes is durable when it returns, whole or not at all. What a run saves after its thread, or its checkpoints, were deleted or
+    pruned changes nothing; and a cancelled coroutine ends when its change is over. Where the environment names a key (`SNAPLINE_STORE_KEY`), all of it is
     encrypted, and what is not encrypted is refused.
     """
 
@@ -76,6 +78,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         self._codec = ValueCodec(shelf)
         self._recent: RecentValues[Channels] = RecentValues(RECENT_CHECKPOINTS)
         self._keep_last = keep_last
+        self._late = LateWrites()
 
     @classmethod
     def open(
@@ -126,7 +129,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a version that no other branch of the thread gives: a number, and chance."""
@@ -144,7 +147,11 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         """Save a checkpoint; the config names its parent. Channels that are not in `new_versions` are as in the parent."""
         place = place_of(config)
-        saved = self.serde.dumps_typed(get_serializable_checkpoint_metadata(config, metadata))
+        written = get_serializable_checkpoint_metadata(config, metadata)
+        known = self._shelf.entries(place.path)
+        if self._late.is_late(place.path, known, checkpoint["id"], parent=place.checkpoint, run=written.get("run_id")):
+            return place.config(checkpoint["id"])
+        saved = self.serde.dumps_typed(written)
         rest = self.serde.dumps_typed(without_channels(checkpoint))
         for before in self._parents(place):
             change = self._shelf.change()
@@ -153,6 +160,9 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             change.name(place.path, checkpoint["id"], digest)
             if self._keep_last is not None:
                 kept = thinning.newest(self, self._shelf, place, checkpoint["id"], metadata, channels, self._keep_last)
+                if checkpoint["id"] not in kept:
+                    self._late.on_overtaken(checkpoint["id"])
+                    return place.config(checkpoint["id"])
                 thinning.forget(self._shelf, change, place.path, kept)
             with contextlib.suppress(StaleReferenceError):
                 self._shelf.commit(change)
@@ -167,6 +177,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         place = place_of(config)
         if place.checkpoint is None:
             raise MisuseError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
+        if self._late.are_late(place.path, self._shelf.entries(place.path), place.checkpoint):
+            return
         path = (*place.path, place.checkpoint)
         known = self._shelf.entries(path)
         change = self._shelf.change()
@@ -180,8 +192,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread: its checkpoints and writes, in all namespaces."""
-        change = self._shelf.change()
-        thinning.forget_thread(self._shelf, change, str(thread_id))
+        self._forget_thread(change := self._shelf.change(), str(thread_id))
         self._commit(change)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -192,6 +203,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """
         change = self._shelf.change()
         thinning.forget_runs(self, self._shelf, change, {str(run) for run in run_ids})
+        self._late.on_runs_deleted([str(run) for run in run_ids])
         self._commit(change)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -215,9 +227,10 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         change = self._shelf.change()
         for thread in {str(thread) for thread in thread_ids}:
             if strategy == "delete":
-                thinning.forget_thread(self._shelf, change, thread)
+                self._forget_thread(change, thread)
             else:
-                thinning.keep_latest(self, self._shelf, change, thread)
+                for path, kept in thinning.keep_latest(self, self._shelf, change, thread).items():
+                    self._late.on_pruned(path, kept)
         self._commit(change)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -268,33 +281,33 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """As `put`."""
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+        return await in_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """As `put_writes`."""
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
+        await in_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """As `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
+        await in_thread(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """As `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
+        await in_thread(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """As `copy_thread`."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+        await in_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """As `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+        await in_thread(self.prune, thread_ids, strategy=strategy)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """As `get_tuple`."""
-        return await asyncio.to_thread(self.get_tuple, config)
+        return await in_thread(self.get_tuple, config)
 
     async def alist(
         self,
@@ -306,7 +319,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """As `list`."""
         found = self.list(config, filter=filter, before=before, limit=limit)
-        while (each := await asyncio.to_thread(next, found, None)) is not None:
+        while (each := await in_thread(next, found, None)) is not None:
             yield each
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -339,6 +352,9 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
                     saved = self._codec.save(self.serde, values[name], change)
                 channels[name] = (version, saved)
         return channels
+
+    def _forget_thread(self, change: Change, thread: str) -> None:
+        self._late.on_thread_deleted(thread, thinning.forget_thread(self._shelf, change, thread))
 
     def _commit(self, change: Change) -> None:
         if change.entries:

@@ -24,10 +24,14 @@ class MetadataReader(Protocol):
         """Return metadata, parent and channels of the checkpoint that this object holds; NotFoundError: it is gone."""
 
 
-def forget_thread(shelf: Shelf, change: Change, thread: str) -> None:
-    """Delete everything of a thread."""
+def forget_thread(shelf: Shelf, change: Change, thread: str) -> str:
+    """Delete everything of a thread. Returns the newest of its checkpoints, "" if it has none."""
+    newest = ""
     for path in shelf.paths(thread):
-        _forget_names(change, path, shelf.entries(path))
+        names = shelf.entries(path)
+        newest = max(newest, *names, "") if len(path) == 2 else newest
+        _forget_names(change, path, names)
+    return newest
 
 
 def forget(shelf: Shelf, change: Change, path: Path, kept: Collection[str]) -> None:
@@ -39,14 +43,17 @@ def forget(shelf: Shelf, change: Change, path: Path, kept: Collection[str]) -> N
         _forget_names(change, (*path, name), shelf.entries((*path, name)))
 
 
-def keep_latest(reader: MetadataReader, shelf: Shelf, change: Change, thread: str) -> None:
-    """Delete all but the latest checkpoint of each namespace, and what that is made of."""
+def keep_latest(reader: MetadataReader, shelf: Shelf, change: Change, thread: str) -> dict[Path, str]:
+    """Delete all but the latest checkpoint of each namespace, and what that is made of. Returns the latest ones."""
+    latest: dict[Path, str] = {}
     for path in shelf.paths(thread):
-        if len(path) == 2:
-            names = shelf.entries(path)
-            kept = {max(names)} if names else set()
+        names = shelf.entries(path)
+        if len(path) == 2 and names:
+            latest[path] = max(names)
+            kept = {latest[path]}
             forget(shelf, change, path, kept | _ancestors(reader, names, kept))
     _forget_orphans(shelf, change, thread)
+    return latest
 
 
 def newest(
@@ -58,11 +65,11 @@ def newest(
     channels: Channels,
     keep_last: int,
 ) -> set[str]:
-    """Return which checkpoints stay when one is `added`: so many, and what they are made of."""
+    """Return which checkpoints stay when one is `added`: the newest, and what they are made of. A late one may be older than all of them."""
     names = shelf.entries(place.path)
-    kept = {added, *sorted((name for name in names if name != added), reverse=True)[: keep_last - 1]}
-    if not metadata.get(DELTA_COUNTERS):
-        return kept
+    kept = set(sorted({added, *names}, reverse=True)[:keep_last])
+    if added not in kept or not metadata.get(DELTA_COUNTERS):
+        return kept | _ancestors(reader, names, kept - {added})
     needed = delta_channels(metadata, channels)
     return kept | set(_walk(reader, names, place.checkpoint, needed)) | _ancestors(reader, names, kept - {added})
 

@@ -59,8 +59,8 @@ def judge(
             return Verdict(problem=problem, is_alarm=True)
     absent = [agent for agent in members if agent not in lines]
     if absent:
-        # Not an alarm: a host whose stream broke may not have heard yet that its creation was committed.
-        return Verdict(problem=f"no report on {_some(absent)}")
+        # No crash explains it: a host sends no markers while it waits to hear that a creation was committed.
+        return Verdict(problem=f"no report on {_some(absent)}", is_alarm=True)
     told = _told_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
     if told is not None:
         channels = list(told.channels)

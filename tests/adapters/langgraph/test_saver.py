@@ -272,7 +272,7 @@ def test_a_parent_that_is_deleted_while_its_child_is_saved_is_not_needed(tmp_pat
 
 
 def test_saving_goes_on_while_others_delete_copy_and_read(saver: Any, tmp_path: Path) -> None:
-    """What a change refers to may be gone when it comes to the disk: then it is brought again. Nobody sees half of anything."""
+    """What a change refers to may be gone when it comes to the disk. Nobody sees half of anything, and a new run can use the thread afterwards."""
     over, failed = threading.Event(), list[BaseException]()
     item = "x" * 200
 
@@ -299,7 +299,7 @@ def test_saving_goes_on_while_others_delete_copy_and_read(saver: Any, tmp_path: 
     for each in others:
         each.join()
     assert not failed
-    put(saver, 200, {"items": "last"}, parent=199)
+    put(saver, 200, {"items": "last"})
     saver.close()
     with SnaplineSaver.open(tmp_path / "store") as again:
         assert values_of(again) == {"items": "last"}
@@ -418,3 +418,91 @@ def _check_after_kill(saver: Any, *, puts: int, writes: int) -> None:
     values = {"items": [], "number": 9}
     put(saver, 9, values, parent=newest)
     assert values_of(saver) == values
+
+
+# ---- writes that come late ---------------------------------------------------------------------------------------------
+
+
+def everything(saver: SnaplineSaver) -> list[tuple[Any, ...]]:
+    """All checkpoints of all threads, and their writes."""
+    return [
+        (each.config["configurable"], each.checkpoint["channel_values"], each.pending_writes)
+        for each in saver.list(None)
+    ]
+
+
+def test_a_checkpoint_that_comes_late_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    with SnaplineSaver.open(tmp_path / "store", keep_last=1) as saver:
+        put(saver, 1, {"value": "first"})
+        put(saver, 3, {"value": "new"}, parent=1)
+        before = everything(saver)
+        assert put(saver, 2, {"value": "old"}, parent=1) == thread("t", checkpoint=f"{2:08}")
+        saver.put_writes(thread("t", checkpoint=f"{2:08}"), [("value", "old")], "task")
+        assert everything(saver) == before and values_of(saver) == {"value": "new"}
+        assert not saver._shelf.entries(("t", "", f"{2:08}")), "its writes are not left behind"
+
+
+DELETIONS: dict[str, Any] = {
+    "thread": lambda saver: saver.delete_thread("t"),
+    "runs": lambda saver: saver.delete_for_runs(["run"]),
+    "prune": lambda saver: saver.prune(["t"]),
+    "prune all": lambda saver: saver.prune(["t"], strategy="delete"),
+}
+
+
+@pytest.mark.parametrize("deletion", DELETIONS)
+@pytest.mark.parametrize("is_used_again", [False, True])
+def test_what_a_run_saves_after_its_deletion_changes_nothing(
+    saver: SnaplineSaver, deletion: str, is_used_again: bool
+) -> None:
+    put(saver, 1, {"value": "first"}, run_id="run")
+    put(saver, 2, {"value": "second"}, parent=1, run_id="run")
+    put(saver, 5, {"value": "third"}, parent=2, run_id="run")
+    DELETIONS[deletion](saver)
+    if is_used_again:
+        put(saver, 6, {"value": "new"}, parent=5 if deletion == "prune" else None, run_id="other")
+    before = everything(saver)
+    put(saver, 3, {"value": "late"}, parent=2, run_id="run")
+    put(saver, 4, {"value": "later"}, parent=3, run_id="run")
+    for number in (2, 3, 4):
+        saver.put_writes(thread("t", checkpoint=f"{number:08}"), [("value", "late")], "task")
+    assert everything(saver) == before
+    if deletion != "prune":
+        put(saver, 7, {"value": "latest"}, parent=4, run_id="run")
+        assert everything(saver) == before, "a run that goes on is not there any more"
+
+
+def test_a_deleted_thread_can_be_put_back(saver: SnaplineSaver) -> None:
+    put(saver, 1, {"value": "first"})
+    put(saver, 2, {"value": "second"}, parent=1)
+    before = everything(saver)
+    saver.delete_thread("t")
+    put(saver, 1, {"value": "first"})
+    put(saver, 2, {"value": "second"}, parent=1)
+    assert everything(saver) == before
+
+
+async def test_a_cancelled_coroutine_ends_when_its_write_is_over(
+    saver: SnaplineSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+    commit = saver._shelf.commit
+
+    def slowly(change: Any) -> None:
+        begun.set()
+        assert may_go_on.wait(20)
+        commit(change)
+
+    monkeypatch.setattr(saver._shelf, "commit", slowly)
+    made = checkpoint(1, {"value": "old"})
+    writing = asyncio.create_task(saver.aput(thread(), made, {"step": 1}, made["channel_versions"]))  # type: ignore[arg-type]
+    await asyncio.to_thread(begun.wait, 20)
+    writing.cancel()
+    await asyncio.sleep(0)
+    writing.cancel()
+    done, _ = await asyncio.wait([writing], timeout=0.05)
+    assert not done
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert values_of(saver) == {"value": "old"}
