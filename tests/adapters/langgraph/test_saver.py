@@ -495,7 +495,7 @@ async def test_a_cancelled_coroutine_ends_when_its_write_is_over(
 
     monkeypatch.setattr(saver._shelf, "commit", slowly)
     made = checkpoint(1, {"value": "old"})
-    writing = asyncio.create_task(saver.aput(thread(), made, {"step": 1}, made["channel_versions"]))  # type: ignore[arg-type]
+    writing = asyncio.create_task(saver.aput(thread(), made, {"step": 1}, made["channel_versions"]))
     await asyncio.to_thread(begun.wait, 20)
     writing.cancel()
     await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """The native agents of the cycle, and a fleet of them alone, which the simulator can run."""
 
 import json
+import os
 
 from tests.adapters.grpc_services.bank_fleets import TOKENS, Coins, Kept
 from tests.adapters.one_cut.cycle import CYCLE, after
@@ -12,6 +13,9 @@ KICKS = 3
 """So many messages of each native agent go round."""
 
 ENDLESS = 10**9
+
+IDLE_S = 0.3
+"""Without tokens from others for so long, an agent passes some on by itself: else all of them come to rest in time."""
 
 PASSES = 40
 """Of each agent, in a fleet of native ones alone: so that it comes to rest."""
@@ -41,10 +45,11 @@ def amount_of(message: object) -> int:
 
 
 class Passing(Kept):
-    """`to`: whom it passes tokens on to, `left` times more."""
+    """`to`: whom it passes tokens on to, `left` times more, or until there is a file `stop`."""
 
     to: str = ""
     left: int = ENDLESS
+    stop: str = ""
 
 
 class PassingAgent(snapline.Agent):
@@ -62,11 +67,16 @@ class PassingAgent(snapline.Agent):
         self.give(ctx)
 
     def give(self, ctx: snapline.Context) -> None:
-        if self.state.left:
-            amount = 1 + int(ctx.random() * min(4, self.state.tokens))
-            self.state.left -= 1
-            self.state.tokens -= amount
-            ctx.send(self.state.to, tokens_for(self.state.to, amount))
+        state = self.state
+        if not state.left or os.path.exists(state.stop):
+            return
+        if state.tokens:
+            amount = 1 + int(ctx.random() * min(4, state.tokens))
+            state.left -= 1
+            state.tokens -= amount
+            ctx.send(state.to, tokens_for(state.to, amount))
+        if state.stop:
+            ctx.set_timer("idle", IDLE_S, Coins(0))
 
 
 def natives() -> snapline.Fleet:

@@ -1,6 +1,7 @@
 """One fleet of two graphs of LangGraph, three agents of AutoGen, two gRPC services and four agents of ours, which pass tokens on in a cycle."""
 
 import operator
+import os
 from typing import Annotated, Any, TypedDict
 
 from langgraph.graph import START, StateGraph
@@ -78,7 +79,8 @@ class PassingBank(BankAgent):
 
 
 def fleet() -> snapline.Fleet:
-    natives = {agent: PassingAgent(Passing(to=next_agent(agent))) for agent in NATIVES}
+    stop = os.environ.get("SNAPLINE_ONE_CUT_STOP", "")
+    natives = {agent: PassingAgent(Passing(to=next_agent(agent), stop=stop)) for agent in NATIVES}
     graphs = {"graph..1": QuickGraph(), "graph..2": ThinkingGraph()}
     banks = {bank: PassingBank() for bank in BANKS}
     return snapline.Fleet(
