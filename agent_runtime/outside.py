@@ -9,6 +9,7 @@ from typing import Any
 
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.heartbeats import Beat, heard_of
+from snapline.channels.child_processes import end_if_child
 from snapline.errors import MisuseError
 from snapline.ids import is_plain
 
@@ -28,7 +29,7 @@ class Outside:
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         if inspect.iscoroutinefunction(function):
             return await function()
-        outcome = await asyncio.to_thread(function)
+        outcome = await asyncio.to_thread(_in_thread, function)
         if inspect.isawaitable(outcome):
             return await outcome
         return outcome
@@ -47,6 +48,13 @@ class Outside:
         """A step whose function can say that it lives; TimeoutError if nothing is heard of it for `heartbeat_s`."""
         running = self.step(name, beat.of(function))
         return running if heartbeat_s is None else heard_of(running, beat, heartbeat_s)
+
+
+def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
+    try:
+        return function()
+    finally:
+        end_if_child()
 
 
 async def run_step(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result

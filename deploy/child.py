@@ -1,7 +1,8 @@
 """One child process of a launcher: its own session, its own log file, and never longer alive than the launcher.
 
 Each child leads a session of its own, so a Ctrl-C at the terminal reaches the launcher alone, and a signal to the child's
-process group reaches whatever the child has started as well. `deploy/leash.py` ties its life to the launcher's.
+process group reaches whatever the child has started as well; what is left of the group when the child has ended is killed.
+`deploy/leash.py` ties its life to the launcher's.
 
 Starting is one short blocking call, so that no cancellation can fall between a process and our knowledge of it: a fork of a process
 that has imported everything (`deploy/forks.py`), if there is one, or a new program, whose end is seen through a pidfd, which needs no
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from snapline.deploy.forks import ForkedProcess, ForkServer
+from snapline.deploy.forks import ForkedProcess, ForkServer, end_group
 from snapline.deploy.starting import environment_of, leash
 
 LOG_BYTES_MAX = 16 << 20
@@ -57,6 +58,7 @@ class SpawnedProcess:
         def ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
+            end_group(self.pid)
             self._process.wait()
             then()
 

@@ -11,6 +11,7 @@ a variable is wanted that counts when a program starts, a child is started as ev
 """
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -83,6 +84,12 @@ Request = StartFork | Reap
 Word = Ready | Forked | ForkRefused | Ended
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 WORDS: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
+
+
+def end_group(pid: int) -> None:
+    """Kill what a process that has ended, and is not reaped yet, has left of its group: its children must not work on for a run that is over."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def is_forkable(command: Sequence[str]) -> bool:
@@ -223,6 +230,7 @@ class ForkServer:
 
     def _note_end(self, word: Ended) -> None:
         child = self._children.pop(word.pid, None)
+        end_group(word.pid)
         if child is not None:
             child.end(word.code)
         try:

@@ -4,9 +4,9 @@ Nothing is decided about the fleet here. Dead processes come back, with growing 
 
 - a dead *coordinator* always comes back and continues from its log; with three or five of them the fleet goes on meanwhile, as
   long as a majority is there, and also without one that fails again and again;
-- a dead *host* comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
-  (`on_failure="move"`). The coordinator is told first, and asked how the fleet is: hosts of a fleet that has failed end with 1,
-  and that is no reason to start them again.
+- a *host* that has ended comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
+  (`on_failure="move"`), whatever its exit code. The coordinator is told first, and asked how the fleet is: hosts of a fleet that has
+  ended end too, and that is no reason to start them again.
 
 The caller's duties: (1) carry commands out in their order; (2) answer every `StartProcess` by `ProcessStarted`, then `ProcessEnded` when
 it has ended, or by `ProcessEnded` alone; (3) answer every `ReportExit` by `ExitReported`, whether or not anybody could be told;
@@ -144,9 +144,6 @@ class Keeper:
         if not place.is_host:
             place.stage = "down"
             self._rest(place, None if self.is_over else self._coordinator_pause(place))
-        elif event.exit.code == 0:
-            place.stage = "down"
-            self._rest(place, None)
         else:
             place.stage = "reporting"
             self._commands.append(ReportExit(place.name, event.instance, event.exit.text))

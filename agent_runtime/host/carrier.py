@@ -30,6 +30,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.outside import Outside
+from snapline.channels.child_processes import end_if_child
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.conversation.messages import (
     BeginEpoch,
@@ -168,6 +169,7 @@ class HostCarrier:
 
     def feed(self, event: ev.Heard) -> None:
         """Hand one event to the core and carry its commands out."""
+        end_if_child()
         if self._is_over:
             return
         try:
@@ -193,6 +195,7 @@ class HostCarrier:
                 break
             self.at = turn = queue.popleft()
             ended = run(turn)
+            end_if_child()
             if ended is None:
                 self.started[turn.agent] = now_ns()
                 continue
@@ -473,7 +476,7 @@ class HostCarrier:
         self._tables.loaded(command.line_epoch, outcome.tables)
         self._reports.plan_began()
         if outcome.buffers:
-            self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), _nothing)
+            self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), lambda _: None)
         if self.tracing.is_on:
             loaded = outcome.agents
             numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
@@ -485,10 +488,6 @@ class HostCarrier:
                 command.plan, agents, logged.inputs, logged.dropped, logged.entries, why_no_log=logged.why_none
             )
         )
-
-
-def _nothing(_result: object) -> None:
-    """Nobody waits for it."""
 
 
 def _log_letter(sender: str, receiver: str, error: str) -> None:

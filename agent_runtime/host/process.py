@@ -27,6 +27,7 @@ from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.view_service import ViewService
+from snapline.channels.child_processes import end_if_child, handle_signal, keep_from_children, port_of
 from snapline.channels.doors import HOST
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
@@ -150,7 +151,7 @@ class Host:
         self._options.security.check_listen_address(self._options.listen)
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                loop.add_signal_handler(number, self.finish, 0 if number == signal.SIGTERM else 130)
+                handle_signal(loop, number, self.finish, 0 if number == signal.SIGTERM else 130)
         port = await self._transport.start(
             self._options.listen, {INPUTS: self._inputs.handlers(), AGENTS: self._views.handlers()}
         )
@@ -163,6 +164,7 @@ class Host:
                 await open_health_door(doors, self._transport.healthy, self._options.health)
                 await open_metrics_door(doors, self._metrics_door, self._options.metrics, self._options.host)
                 await doors.enter_async_context(supervised())
+                keep_from_children(loop, self._fleet_ports)
                 doors.enter_context(self._options.log_ids.reading(self._standing))
                 return await self._finished
         finally:
@@ -220,6 +222,8 @@ class Host:
         except Exception as error:
             self.fail(error)
             return
+        finally:
+            end_if_child()  # its SystemExit must not end this loop as ours
         if self._carrier.queue:
             asyncio.get_running_loop().call_soon(self._pump)
         else:
@@ -304,6 +308,11 @@ class Host:
         """Is the host elsewhere? Asked by the links."""
         address = self.address_of(peer)
         return bool(address) and not is_loopback(address)
+
+    def _fleet_ports(self) -> list[int]:
+        """Of the coordinator and the other hosts."""
+        addresses = [entry.address for entry in self._carrier.core.links.roster.values()]
+        return [port_of(address) for address in [*self._options.coordinator.split(","), *addresses]]
 
     def place_of(self, agent: str) -> tuple[str, str]:
         """Another host where the agent lives, as far as is known here, and its address. Asked for clients."""

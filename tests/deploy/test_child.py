@@ -99,6 +99,18 @@ async def test_a_kill_takes_its_own_children_along(tmp_path: Path) -> None:
     assert wait_until_dead(grandchild)
 
 
+async def test_a_death_takes_its_own_children_along(tmp_path: Path) -> None:
+    """Nobody signalled the group: the child alone was killed, as by the kernel when memory is short."""
+    code = """
+        import os, signal, subprocess, sys
+        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    child = Child.start("h1", python(code), log_path=tmp_path / "h1.log")
+    assert await child.wait() == -signal.SIGKILL
+    assert wait_until_dead(int(child.last_line()))
+
+
 async def test_a_signal_to_an_ended_child_is_nothing(tmp_path: Path) -> None:
     child = Child.start("h1", python("pass"), log_path=tmp_path / "h1.log")
     await child.wait()

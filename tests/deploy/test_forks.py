@@ -73,6 +73,18 @@ async def test_it_ends_and_says_what_a_new_program_would(server: ForkServer, tmp
         other.log_path.unlink()
 
 
+async def test_what_a_dead_one_has_started_dies_with_it(server: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "speaking.py").write_text(
+        "import os, signal, subprocess\n"
+        "print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    child = start(server, tmp_path, host())
+    assert is_forked(child)
+    assert await child.wait() == -signal.SIGKILL
+    assert wait_until_dead(int(child.last_line()))
+
+
 async def test_one_that_was_begun_early_is_the_next_launcher_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the environment that it was begun in: what has changed since is told with each child."""
     (tmp_path / "speaking.py").write_text(SPEAKING)

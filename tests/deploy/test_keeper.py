@@ -75,7 +75,7 @@ def test_everything_is_started_coordinators_first() -> None:
     assert started == [StartProcess(name) for name in ("c1", "c2", "c3", "h1", "h2")]
 
 
-@pytest.mark.parametrize("ended", [KILLED, CRASHED, GONE])
+@pytest.mark.parametrize("ended", [KILLED, CRASHED, GONE, LEFT])
 def test_a_dead_host_is_reported_before_anything_is_decided(ended: Exit) -> None:
     fleet = Driver().all_up()
     assert fleet.feed(ProcessEnded("h1", "run-7", ended)) == [ReportExit("h1", "run-7", ended.text)]
@@ -208,7 +208,6 @@ class World:
         self.starting: set[str] = set()
         self.kept_down: set[str] = set()
         self.given_up: set[str] = set()
-        self.left: set[str] = set()
         self.endings = 0
         self.wanted: tuple[str, ...] = ("h1", "h2")
 
@@ -226,7 +225,6 @@ class World:
                         "nothing starts in an ended fleet"
                     )
                     self.starting.add(command.name)
-                    self.left.discard(command.name)
                 case KillProcess():
                     assert command.name in self.running
                 case StopProcess():
@@ -247,8 +245,6 @@ class World:
             case "end" if name in self.running:
                 self.running.discard(name)
                 ended = (KILLED, CRASHED, LEFT, GONE)[number % 4]
-                if ended.code == 0:
-                    self.left.add(name)
                 self.feed(ProcessEnded(name, "run", ended), after_s=number)
             case "kill" | "keep down":
                 if what == "keep down":
@@ -301,6 +297,4 @@ def test_whatever_happens(on_failure: OnFailure, plan: list[tuple[str, str, int]
     if not world.driver.keeper.is_over:
         back = world.running | world.kept_down | world.given_up
         assert back >= {"c1", "c2", "c3"}, "coordinators always come back"
-        assert on_failure == "move" or back | world.left >= set(world.wanted), (
-            "hosts come back, unless they left by themselves"
-        )
+        assert on_failure == "move" or back >= set(world.wanted), "hosts come back"
