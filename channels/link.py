@@ -31,8 +31,10 @@ error. An epoch is a stamp, never a fence.
 Floor. With the first Hellos both sides agree on the newest epoch that has begun on either: who dials says its own, who accepts answers with
 the newer of both. The caller sends nothing that is stamped lower: epochs up to the floor have nothing to do with the link.
 
-Liveness. A frame at least every 500 ms; 2 s without one make the peer suspect and end the stream. EOF without Bye is
-reported as a break. Bye is sent when all is acked, and answered.
+Liveness. A frame at least every 500 ms. A peer that sends none is busy, not dead: its stream stands as long as gRPC's own
+threads answer pings, and they break the stream of a dead, frozen or unreachable peer within 2 s (`channels/options.py`).
+Only a Hello must come within 2 s of opening: then the dialler tries again. EOF without Bye is reported as a break. Bye is
+sent when all is acked, and answered.
 
 The caller's duties:
 
@@ -83,7 +85,6 @@ from snapline.channels.link_events import (
     ReportEnded,
     ReportEstablished,
     ReportRefused,
-    ReportSilence,
     StreamClosed,
     StreamOpened,
     TimerFired,
@@ -97,8 +98,8 @@ from snapline.errors import ProtocolError
 HEARTBEAT_NS = 500_000_000
 """A frame at least this often while a stream is established."""
 
-SILENCE_NS = 2_000_000_000
-"""No frame for this long makes the peer suspect: four heartbeats."""
+HELLO_NS = 2_000_000_000
+"""A stream on which no Hello has come for this long is closed, and another one opened: the peer was busy, or did not take it."""
 
 # What a stream is to this link. IDLE → OPENING → ESTABLISHED → CLOSING → IDLE; StreamClosed leads to IDLE from anywhere.
 _IDLE = "idle"  # no stream
@@ -116,7 +117,7 @@ class LinkCore:
         begun: the newest epoch that has begun on this host; its owner's word.
         floor: agreed upon with the peer; None before the first Hellos.
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
-        written_ns, heard_ns: when the last frame of this stream was made, and came: heartbeat and silence count from them.
+        opened_ns, written_ns: when this stream was opened, and when its last frame was made: Hello and heartbeat are due by them.
         opened: number of the last channel opened; they rise.
         is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, for good.
     """
@@ -139,7 +140,7 @@ class LinkCore:
         self._is_hello_due = False
         self._is_heartbeat_due = False
         self._written_ns = 0
-        self._heard_ns = 0
+        self._opened_ns = 0
         self._is_bye_wanted = False
         self._is_bye_sent = False
         self._is_bye_received = False
@@ -180,16 +181,12 @@ class LinkCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """When `TimerFired` is wanted next; None without a stream."""
-        wakeup_ns = self._heard_ns + SILENCE_NS
+        """When `TimerFired` is wanted next; None if nothing is due by time."""
         if self._phase is not _ESTABLISHED:
-            return wakeup_ns if self._phase is _OPENING else None
-        heartbeat_ns, words = self._written_ns + HEARTBEAT_NS, self._words
-        if heartbeat_ns < wakeup_ns and not self._is_heartbeat_due:
-            wakeup_ns = heartbeat_ns
-        if words.due_ns is not None and words.due_ns < wakeup_ns and not words.is_due:
-            wakeup_ns = words.due_ns
-        return wakeup_ns
+            return self._opened_ns + HELLO_NS if self._phase is _OPENING else None
+        wakeup_ns = None if self._is_heartbeat_due else self._written_ns + HEARTBEAT_NS
+        due_ns = None if self._words.is_due else self._words.due_ns
+        return due_ns if wakeup_ns is None or (due_ns is not None and due_ns < wakeup_ns) else wakeup_ns
 
     @property
     def has_unacked(self) -> bool:
@@ -332,7 +329,6 @@ class LinkCore:
     # Receiving.
 
     def _on_frame_received(self, now_ns: int, frame: Frame) -> list[Command]:
-        self._heard_ns = now_ns
         body = frame.body
         try:
             if self._phase is _ESTABLISHED:
@@ -411,7 +407,7 @@ class LinkCore:
         self.attempt = attempt
         self._phase = _OPENING
         self._is_hello_due = self.is_dialler
-        self._heard_ns = self._written_ns = now_ns
+        self._opened_ns = self._written_ns = now_ns
         return commands
 
     def _on_hello(self, now_ns: int, frame: Frame, hello: LinkHello) -> list[Command]:
@@ -469,12 +465,10 @@ class LinkCore:
         return [ReportEnded(is_clean=self._is_over)]
 
     def _on_timer_fired(self, now_ns: int) -> list[Command]:
-        if self._phase is _OPENING and now_ns >= self._heard_ns + SILENCE_NS:
+        if self._phase is _OPENING and now_ns >= self._opened_ns + HELLO_NS:
             return self._close(f"no Hello of {self.identity.peer} for 2 s")
         if self._phase is not _ESTABLISHED:
             return []
-        if now_ns >= self._heard_ns + SILENCE_NS:
-            return [ReportSilence(), *self._close(f"nothing heard of {self.identity.peer} for 2 s")]
         if now_ns >= self._written_ns + HEARTBEAT_NS:
             self._is_heartbeat_due = True
         self._words.note_time(now_ns)
@@ -491,7 +485,8 @@ class LinkCore:
         assert not (self._is_hello_due and self._phase is _IDLE), "a Hello is due without a stream"
         assert not (self._is_bye_sent and self.has_unacked), "Bye was sent before all was acked"
         assert self._phase is _IDLE or self.attempt > 0
-        assert (self.wakeup_ns is not None) == (self._phase in (_OPENING, _ESTABLISHED))
+        assert self.wakeup_ns is None or self._phase in (_OPENING, _ESTABLISHED)
+        assert self.wakeup_ns is not None or self._phase is not _OPENING, "nobody would give up the stream"
 
     def freeze(self) -> tuple[object, ...]:
         """Hashable image of what the link is, without its clocks."""

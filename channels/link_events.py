@@ -190,10 +190,6 @@ class ReportRefused(Struct, frozen=True, gc=False):
     is_final: bool
 
 
-class ReportSilence(Struct, frozen=True, gc=False):
-    """No frame for 2 s: the peer is suspect."""
-
-
 class ReportEnded(Struct, frozen=True, gc=False):
     """An established stream is over. `is_clean`: both said Bye, the link is done; otherwise it broke and may resume."""
 
@@ -212,6 +208,5 @@ Command = (
     | CloseStream
     | Refuse
     | ReportRefused
-    | ReportSilence
     | ReportEnded
 )

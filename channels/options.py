@@ -1,7 +1,10 @@
 """gRPC options of every server and client of snapline.
 
-C-core answers and sends keepalive pings itself, so they find dropped packets and frozen machines but not a hung event
-loop: that is what the link's own heartbeat is for. The defaults of gRPC are wrong for long streams: a server kills a
+C-core sends and answers keepalive pings itself, in threads that hold no lock of Python's. So they tell a process that is
+busy (its event loop, or its interpreter, is held by somebody's code) from one that is dead, frozen or cut off: the stream
+of the first stands, that of the second breaks within 2 s. Liveness of hosts and links rests on this (docs/decisions/0084).
+
+The defaults of gRPC are wrong for long streams: a server kills a
 client that pings an idle link (`too_many_pings`), a frozen peer is noticed after 60 s, a lost server is dialled again
 after up to 1.8 s, a message above 4 MiB kills the stream at the receiver only, and two processes may listen on one port.
 """
@@ -10,11 +13,11 @@ import resource
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 
-PING_INTERVAL_MS = 2000
-"""Dropped packets are found in 1.2–2.1 s at half of this; with the link's heartbeat there is no need to be faster."""
+PING_INTERVAL_MS = 1000
+"""After so long without a byte from the peer a ping is sent."""
 
-PING_TIMEOUT_MS = 2000
-"""A frozen peer is found after this; 60 s by default."""
+PING_TIMEOUT_MS = 1000
+"""The peer is dead, frozen or cut off if that ping is not answered in this time: it is found 2 s after its last byte. 60 s by default."""
 
 PING_INTERVAL_MIN_MS = 500
 """A server takes pings this often; below `PING_INTERVAL_MS`, so that clocks may drift."""

@@ -60,7 +60,7 @@ class Concern(msgspec.Struct, frozen=True):
     """What the fleet waits for, or goes without.
 
     Attributes:
-        kind: "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
+        kind: "busy": a host is alive, and code holds its event loop; "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
             whether the fleet may stop; "spare": a host gets no agents for now; "drained": an operator wants that; "memory": a host's agents stand still;
             "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look;
             "rpo", "rto": a failure would undo more, or recovery takes longer, than the fleet's definition allows.

@@ -1,7 +1,7 @@
 """A whole fleet at some launcher's place: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
 
 This is the adapter around `deploy/keeper.py`: it carries the keeper's commands out through a `Launcher`, asks the coordinator how
-the fleet is, and tells it at once when a host has died (quicker than missed heartbeats, and only a reason to suspect: the
+the fleet is, and tells it at once when a host has died (quicker than its broken stream, and only a reason to suspect: the
 coordinator decides).
 
 Limits of time are `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that meets a finished call, and a

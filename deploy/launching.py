@@ -3,7 +3,7 @@
 A *place* is this machine, a Ray cluster, a batch system: wherever processes can be had. What to start, when to start it again
 and when it is over is decided by `deploy/keeper.py`, the same for every launcher; what becomes of the fleet is decided by the
 coordinator, which knows no launcher. A launcher's word that a host is gone is only one more reason to suspect it
-(`ReportHostExit`): without it missed heartbeats say so a few seconds later. No launcher invents an incarnation or a host start:
+(`ReportHostExit`): without it its broken stream says so a second or two later. No launcher invents an incarnation or a host start:
 Raft does, when the process registers. `instance` merely names one run, so that word of its end cannot hit the next one.
 
 `snapline.deploy.conformance` tests launchers, ours and other people's.

@@ -4,7 +4,7 @@ The user's own `ssh` is run, with the user's configuration, and asks no question
 words and all certificates; no secret is on a command line.
 
 A connection that breaks says nothing about the processes behind it: it is made again, for as long as it takes, and no end is told that nobody
-has seen. Whether the fleet goes on without such a machine is the coordinator's to say, by missed heartbeats. A name keeps its machine: a host
+has seen. Whether the fleet goes on without such a machine is the coordinator's to say, by the hosts' streams. A name keeps its machine: a host
 whose machine is down comes back with it, and its agents are with the others meanwhile.
 """
 

@@ -250,9 +250,9 @@ class HostLinks:
                     self._ends.hold(peer)
                     self._mode.linked(peer)
                 desk.note("info", f"link to {peer.host} {'resumed' if command.resumed else 'established'}")
-            case lk.ReportSilence() | lk.ReportEnded():
+            case lk.ReportEnded():
                 peer.broken_ns = desk.now if peer.broken_ns is None else peer.broken_ns
-                self._suspect(peer, "silent for 2 s" if isinstance(command, lk.ReportSilence) else "stream broken")
+                self._suspect(peer, "stream broken")
             case lk.Refuse():
                 desk.out.append(ev.RefuseStream(peer.host, command.reason, command.is_final))
             case lk.ReportRefused():

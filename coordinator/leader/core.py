@@ -64,6 +64,7 @@ from snapline.coordinator.leader.events import (
     EpochPublished,
     EpochReleased,
     Event,
+    HostBusyReported,
     HostExitReported,
     LeaderStarted,
     LineChecked,
@@ -179,6 +180,8 @@ class LeaderCore:
                 parts.rollbacks.on_resolved(event)
             case HostExitReported():
                 parts.suspicion.on_exit_reported(event.host, event.instance, event.reason)
+            case HostBusyReported():
+                parts.suspicion.on_busy_reported(event)
             case ForgetHostRequested():
                 parts.forgetting.on_requested(event)
             case EndHostRequested():
@@ -224,6 +227,7 @@ class LeaderCore:
         """What there is to say about the fleet now, beside what the state says."""
         parts = self.parts
         speakers = (
+            parts.suspicion,
             parts.cuts,
             parts.answers,
             parts.stop_question,

@@ -190,6 +190,15 @@ class HostExitReported(Event, frozen=True, gc=False):
     reason: str
 
 
+class HostBusyReported(Event, frozen=True, gc=False):
+    """A thread of this run of a host says that its process lives, and that its event loop has been held for so long, and by what."""
+
+    host: str
+    instance: str
+    busy_ns: int
+    what: str
+
+
 class OutputReadersChanged(Event, frozen=True, gc=False):
     """Somebody reads outputs as they come, or nobody any more."""
 

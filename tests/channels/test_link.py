@@ -45,7 +45,6 @@ from snapline.channels.link_events import (
     ReportEnded,
     ReportEstablished,
     ReportRefused,
-    ReportSilence,
     StreamClosed,
     StreamOpened,
     TimerFired,
@@ -210,9 +209,6 @@ def test_judge_changes_nothing_and_wants_a_newer_attempt(acceptor: LinkCore) -> 
 def test_an_attempt_far_ahead_shuts_the_peer_out_for_no_longer_than_its_stream_lives(acceptor: LinkCore) -> None:
     establish(acceptor, attempt=2**64 - 1)
     assert acceptor.judge(hello(attempt=2)) is not None
-    commands = acceptor.handle(3 * SECOND, TimerFired())
-    assert CloseStream in [type(command) for command in commands], "whoever jumped is silent"
-    assert acceptor.judge(hello(attempt=2)) is not None, "the stream has not ended yet"
     acceptor.handle(3 * SECOND, StreamClosed())
     assert acceptor.judge(hello(attempt=2)) is None
     assert establish(acceptor, 3 * SECOND, attempt=2) == [ReportEstablished(resumed=True)]
@@ -493,7 +489,7 @@ def test_the_peers_credit_is_passed_on(dialler: LinkCore) -> None:
     assert dialler.handle(0, FrameReceived(frame)) == [RaiseCredit([1], [384])]
 
 
-def test_a_heartbeat_every_500_ms_and_silence_after_2_s(dialler: LinkCore) -> None:
+def test_a_heartbeat_every_500_ms_and_a_silent_peer_is_busy(dialler: LinkCore) -> None:
     establish(dialler)
     assert dialler.wakeup_ns == 500 * MS
     dialler.handle(499 * MS, TimerFired())
@@ -501,11 +497,10 @@ def test_a_heartbeat_every_500_ms_and_silence_after_2_s(dialler: LinkCore) -> No
     dialler.handle(500 * MS, TimerFired())
     assert written(dialler, 500 * MS).body is None
     assert dialler.wakeup_ns == SECOND
-    dialler.handle(900 * MS, FrameReceived(Frame()))
-    assert dialler.handle(2899 * MS, TimerFired()) == []
-    commands = dialler.handle(2900 * MS, TimerFired())
-    assert [type(command) for command in commands] == [ReportSilence, CloseStream, ReportEnded]
-    assert dialler.wakeup_ns is None
+    for number in range(2, 100):
+        assert dialler.handle(number * 500 * MS, TimerFired()) == [], "the stream stands, so the peer lives"
+        assert written(dialler, number * 500 * MS).body is None
+    assert dialler.is_established
 
 
 def test_a_stream_without_a_hello_is_closed(acceptor: LinkCore) -> None:

@@ -61,7 +61,10 @@ def cuts_count_before_the_fleet_runs(patch: Patch) -> None:
 
 
 def words_of_any_run_count(patch: Patch) -> None:
-    patch.setattr(NetworkCuts, "_is_other", lambda self, plan, host, peer, start: peer in plan.hosts and peer != host)
+    def mutant(self: NetworkCuts, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
+        return self._attendance.attached_session(peer) if peer in plan.hosts and peer != host else None
+
+    patch.setattr(NetworkCuts, "_other", mutant)
 
 
 def who_was_put_out_is_used_at_once(patch: Patch) -> None:

@@ -8,11 +8,10 @@ from snapline.conversation.status import Concern
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.hosts.cuts import CUT_NS
 from snapline.coordinator.leader.hosts.spares import SPARE_NS
-from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
 from snapline.coordinator.leader.plans.plan_answers import ANSWER_NS
 from snapline.coordinator.state import operations as op
 
-THREE_TIMEOUTS_S = 3 * SILENCE_NS / SECOND
+THREE_TIMEOUTS_S = 3 * CUT_NS / SECOND
 
 
 class Cables:
@@ -181,6 +180,28 @@ def test_a_link_that_comes_back_in_time_costs_nobody_anything() -> None:
         cables.mend("h1", "h2")
         bench.pass_time(0.5)
     assert put_out(bench) == []
+
+
+def test_a_host_that_is_busy_is_cut_from_nobody() -> None:
+    """Its event loop is held: it answers no peer that opens a link, and what it said of its own is old."""
+    bench, cables = fleet("h1", "h2", "h3")
+    cables.pull("h1", "h2")
+    bench.pass_time(0.5)
+    bench.pass_time(60, silent=("h2",))
+    assert put_out(bench) == []
+    bench.pass_time(1.5)
+    assert put_out(bench) == [], "it opens its links now"
+    cables.mend("h1", "h2")
+    bench.pass_time(60)
+    assert put_out(bench) == []
+
+
+def test_a_cut_that_outlasts_that_a_host_was_busy_is_decided() -> None:
+    bench, cables = fleet("h1", "h2", "h3")
+    cables.pull("h1", "h2")
+    bench.pass_time(10, silent=("h2",))
+    bench.pass_time(3)
+    assert put_out(bench) == ["h2"]
 
 
 def test_words_of_another_plan_or_of_another_run_do_not_count() -> None:

@@ -2,7 +2,7 @@
 
 `python -m tests.house.walked_fleet FILE` runs it and writes, as JSON, for each way of docs/four-ways.md, and each time that it was gone, the
 functions of the product that were entered, as `file:qualified name`. The fleet sends messages, makes epochs, is asked for its recovery line, and
-recovers from a host that goes silent. Calls of all threads are in one list, in the order in which they began.
+recovers from a host whose stream breaks. Calls of all threads are in one list, in the order in which they began.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 
+import grpc.aio
 import msgspec
 from typer.main import get_command
 
@@ -26,10 +27,13 @@ from snapline.cli import nouns
 from snapline.coordinator.service.server import ADDRESS_FILE, CoordinatorOptions, run_coordinator
 
 LIMIT_S = 45.0
-"""It takes five seconds: two of them are silence, by the product's own clock."""
+"""It takes five seconds: one of them is waited for the stream, by the product's own clock."""
 
 PAUSE_S, BALL_S, EPOCH_S = 0.02, 0.1, 0.4
 """Between two looks, two messages, two epochs."""
+
+AWAY_S = 2.0
+"""Longer than a stream that broke is waited for."""
 
 PACKAGE = "/snapline/"
 
@@ -137,15 +141,26 @@ async def walk(folder: Path) -> None:
     WALK.mark("asked")
     await asyncio.to_thread(ask_line, address)
     WALK.mark("answered")
-    fall_silent(hosts[1])
+    break_stream(hosts[1])
     await until(lambda: any(name.startswith("ping 2") for name in WALK.marks))
     await asyncio.sleep(BALL_S)
     WALK.mark("recovered")
 
 
-def fall_silent(host: Host) -> None:
-    """It runs on, and the coordinator hears nothing of it any more."""
-    host._session.send = lambda message: None  # type: ignore[method-assign]
+def break_stream(host: Host) -> None:
+    """Its stream to the coordinator breaks at the next directive, and is not dialled again for a while."""
+    session = host._session
+    attend, take = session._attend, session._take
+
+    async def stay_away(channel: grpc.aio.Channel) -> None:
+        await asyncio.sleep(AWAY_S)
+        session._attend = attend  # type: ignore[method-assign]
+
+    def end_stream(data: bytes) -> None:
+        session._attend, session._take = stay_away, take  # type: ignore[method-assign]
+        raise asyncio.InvalidStateError("the stream breaks")
+
+    session._take = end_stream  # type: ignore[method-assign]
 
 
 def ways() -> dict[str, list[list[str]]]:

@@ -17,12 +17,12 @@ from tests.integration.proxies import Cable, free_port
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import Concern, FleetStatus
-from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
+from snapline.coordinator.leader.hosts.cuts import CUT_NS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 FLEET = "tests.integration.fleets.paced_bank:fleet"
-THREE_TIMEOUTS_S = 3 * SILENCE_NS / 1e9
+THREE_TIMEOUTS_S = 3 * CUT_NS / 1e9
 BUSY_S = 20.0
 """What a busy machine may add; without a decision it would take for ever."""
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from snapline.coordinator.leader import stop_question
-from snapline.coordinator.leader.hosts.cuts import NetworkCuts
-from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
+from snapline.coordinator.leader.hosts.cuts import CUT_NS, NetworkCuts
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord
 from snapline.sim.result import Result
@@ -23,7 +22,7 @@ from snapline.sim.scenario import (
 from snapline.sim.world.recording import Recording
 
 SECOND = 1_000_000_000
-THREE_TIMEOUTS_NS = 3 * SILENCE_NS
+THREE_TIMEOUTS_NS = 3 * CUT_NS
 LASTS_S = 30
 PROTOCOLS = ("chandy-lamport", "bcs", "koo-toueg")
 NEVER_NS = 10**18

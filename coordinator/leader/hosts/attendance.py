@@ -15,13 +15,20 @@ A session of a run replaces the one before it; a session of a newer run ends the
 import msgspec
 
 from snapline.conversation.messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
-from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import CloseStream, RemoveProbe
 from snapline.coordinator.state.fleet_records import ALIVE
 
 ASKED_MAX = 4
 """Hosts that are asked for the fleet's definition at a time: if one is slow or dies, another has said it. To say it and to hear it takes half a second each
 where it has a hundred thousand agents. Of hosts that were all asked none was heard in time: each was given up, joined again and was asked again, for ever."""
+
+
+QUIET_NS = 1 * SECOND_NS
+"""A host that misses two heartbeats is busy: its event loop does not run. It is not dead, as long as its stream stands."""
+
+DEFINING_NS = 10 * SECOND_NS
+"""A host that was asked for the fleet's definition and says nothing for so long: another one is asked."""
 
 
 class Joining(msgspec.Struct):
@@ -43,9 +50,10 @@ class Admitting(msgspec.Struct, frozen=True):
 
 
 class Attached(msgspec.Struct):
-    """When it was last heard of: it owes heartbeats."""
+    """When it was last heard of (it owes heartbeats), and when it was last heard of again after it had been quiet."""
 
     heard_ns: int
+    woken_ns: int = 0
 
 
 class HostSession(msgspec.Struct):
@@ -132,6 +140,10 @@ class Attendance:
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
 
+    def quiet_ns(self, session: HostSession) -> int:
+        """How long nothing has been heard of it."""
+        return self._desk.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
+
     def log_bytes(self) -> int:
         """Of the sender logs in memory, those of the host that has most."""
         return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
@@ -175,7 +187,10 @@ class Attendance:
 
     def _asks_more(self) -> bool:
         """Whether one more host is to say what the fleet is."""
-        return not self._desk.state.is_defined and sum(x.is_asked for x in self._sessions.values()) < ASKED_MAX
+        return not self._desk.state.is_defined and sum(map(self._may_answer, self._sessions.values())) < ASKED_MAX
+
+    def _may_answer(self, session: HostSession) -> bool:
+        return session.is_asked and self.quiet_ns(session) < DEFINING_NS
 
     def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
         """Send it off, with a reason."""
@@ -208,6 +223,8 @@ class Attendance:
     def on_heard(self, session: HostSession) -> None:
         """Any message is a sign of life."""
         if isinstance(session.stage, Attached):
+            if self.quiet_ns(session) >= QUIET_NS:
+                session.stage.woken_ns = self._desk.now
             session.stage.heard_ns = self._desk.now
 
     def on_heartbeat(self, session: HostSession, message: Heartbeat) -> None:
@@ -223,6 +240,7 @@ class Attendance:
                     session.stage.since_ns = min(session.stage.since_ns + late_ns, now)
                 case Attached():
                     session.stage.heard_ns = min(session.stage.heard_ns + late_ns, now)
+                    session.stage.woken_ns = min(session.stage.woken_ns + late_ns, now)
                     session.beaten_ns = min(session.beaten_ns + late_ns, now)
                 case Admitting():
                     pass

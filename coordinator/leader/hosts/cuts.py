@@ -11,6 +11,9 @@ the larger id, none twice within the rejoin grace. Pairs cut a little later coun
 that lost all its links lost them within a heartbeat or so. The agents of a host that is put out are placed elsewhere
 (`spares.py`), so the fleet goes on though the cut lasts for ever.
 
+A host that is quiet is busy (`suspicion.py`): it does not answer when its peers open links, and what it said of its own is old. Its links count
+from when it is heard of again.
+
 While a plan is being applied links are not all there yet: a cut counts from when the fleet runs, and a second later for every ten thousand agents, whose
 first turns come before anything else that their hosts do.
 """
@@ -19,13 +22,15 @@ import msgspec
 
 from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attached, Attendance, HostSession
 from snapline.coordinator.leader.hosts.spares import Spares
-from snapline.coordinator.leader.hosts.suspicion import AGENTS_A_SECOND, SILENCE_NS
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 
-CUT_NS = SILENCE_NS
-"""As long as a silent host is waited for. With the silence before, and a plan after it, three of these are enough."""
+CUT_NS = 2 * SECOND_NS
+"""As long as it takes to find a stream broken. With that time before, and a plan after it, three of these are enough."""
+
+AGENTS_A_SECOND = 10_000
+"""Agents whose first turns take their hosts a second, together: links are made after them."""
 
 COUNTED_NS = CUT_NS // 2
 """A pair that has been cut for this long counts when the host that goes is chosen."""
@@ -75,12 +80,13 @@ class NetworkCuts:
         begins_ns = running.since_ns + len(self._desk.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
         for host in plan.hosts:
             session = self._attendance.attached_session(host)
-            if session is None or session.heartbeat.plan != plan.number:
+            if session is None or session.heartbeat.plan != plan.number or self._is_busy(session):
                 continue
             for peer in session.heartbeat.unreached[: len(plan.hosts)]:
-                if not self._is_other(plan, host, peer.host, peer.host_start):
+                other = self._other(plan, host, peer.host, peer.host_start)
+                if other is None or self._is_busy(other):
                     continue
-                since_ns = max(session.beaten_ns - peer.elapsed_ns, begins_ns)
+                since_ns = max(session.beaten_ns - peer.elapsed_ns, begins_ns, _woken_ns(session), _woken_ns(other))
                 cut = found.setdefault(
                     (min(host, peer.host), max(host, peer.host)), NetworkCut(since_ns, peer.is_waited)
                 )
@@ -88,9 +94,12 @@ class NetworkCuts:
                 cut.is_waited = cut.is_waited or peer.is_waited
         return found
 
-    def _is_other(self, plan: PlanRecord, host: str, peer: str, start: int) -> bool:
-        session = self._attendance.attached_session(peer)
-        return peer != host and peer in plan.hosts and session is not None and session.start == start
+    def _other(self, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
+        session = self._attendance.attached_session(peer) if peer != host and peer in plan.hosts else None
+        return session if session is not None and session.start == start else None
+
+    def _is_busy(self, session: HostSession) -> bool:
+        return self._attendance.quiet_ns(session) >= QUIET_NS
 
     def concerns(self) -> list[Concern]:
         """Which hosts do not reach each other."""
@@ -135,3 +144,7 @@ class NetworkCuts:
                 longest_ns = self._desk.now - min(cuts[pair].since_ns for pair in cuts if host in pair)
                 reasons[host] = f"cut from {', '.join(sorted(others[host]))} for {longest_ns / 1e9:.1f} s"
         return reasons
+
+
+def _woken_ns(session: HostSession) -> int:
+    return session.stage.woken_ns if isinstance(session.stage, Attached) else 0

@@ -1,6 +1,9 @@
-"""Who is lost: a host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s (more, if hosts have ten thousand agents each);
-when its stream has been broken for 1 s, or at once if a peer says in that time that its link broke too; at once when a launcher says that the process
-is over, or an operator that it shall be.
+"""Who is lost: a host is *suspected*, and its loss proposed, when its stream has been broken for 1 s, or at once if nothing was heard of it for a second before,
+or if a peer says in that time that its link broke too; at once when a launcher says that the process is over, or an operator that it shall be.
+
+Silence is no loss while the stream stands. Somebody's code holds the host's event loop, or its interpreter, and gRPC's own threads answer for the process
+(`channels/options.py`): they break the stream of a dead, frozen or unreachable one 2 s after its last byte. A *busy* host is shown as a concern. A thread
+of its process reports what holds the loop (`HostBusyReported`), also when the stream is gone, as after a change of leader: that puts off its loss.
 
 A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
 makes everything it did meanwhile void.
@@ -9,29 +12,35 @@ Deadlines move when this process itself was late: a coordinator that was stopped
 is not the hosts' fault.
 """
 
+import msgspec
+
 from snapline.conversation.messages import Leave, PeerSuspected, TurnedAway
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.hosts.attendance import Attached, Attendance, HostSession
+from snapline.coordinator.leader.events import HostBusyReported
+from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attached, Attendance, HostSession
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, RUNNING, HostRecord
-
-SILENCE_NS = 2 * SECOND_NS
-"""Four heartbeats. Only a hung or frozen host is found this way: the streams of dead ones break."""
-
-AGENTS_A_SECOND = 10_000
-"""What concerns all of its agents takes a host so long in one piece: for every so many, on average over the plan's hosts, it may be silent for a second more; and for
-every so many of the whole fleet while there is a plan to be read, which names them all. A host with a hundred thousand was given up, and told the same plan again, for ever."""
-
-DEFINING_NS = 10 * SECOND_NS
-"""For a host that was asked what the fleet is: how large it is nobody knows yet."""
+from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
 
 BROKEN_NS = 1 * SECOND_NS
 """A stream that broke is opened again within 50 to 500 ms, if the host lives."""
+
+BUSY_NS = 2 * SECOND_NS
+"""A busy host reports every second: one report may be lost."""
 
 RESTART_GRACE_NS = 3 * SECOND_NS
 """For hosts that were alive when the leader started: their streams have yet to come back."""
 
 ENDED = "an operator has ended it"
+
+
+class BusyReport(msgspec.Struct, frozen=True):
+    """What a run of a host said last of what holds its event loop, and when."""
+
+    start: int
+    at_ns: int
+    busy_ns: int
+    what: str
 
 
 class Suspicion:
@@ -46,6 +55,9 @@ class Suspicion:
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
         """Host → (start, when): a link to that run broke."""
+        self._heard_ns: dict[str, int] = {}
+        """Hosts that have a session: when they were last heard of."""
+        self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
         """All hosts that are alive in the state get time to come back."""
@@ -56,12 +68,21 @@ class Suspicion:
     def on_peer_suspected(self, message: PeerSuspected) -> None:
         """A link to that host broke. That counts within a second of its stream to us breaking."""
         record = self._desk.state.image.hosts.get(message.host)
-        if record is None or record.start != message.host_start:
+        if record is None or record.start != message.host_start or self._is_reported(message.host, record):
             return
         if message.host in self._deadlines:
             self._deadlines[message.host] = min(self._deadlines[message.host], self._desk.now)
         else:
             self._peer_suspicions[message.host] = (message.host_start, self._desk.now)
+
+    def on_busy_reported(self, event: HostBusyReported) -> None:
+        """A thread of the host: its process lives, and something holds its event loop."""
+        record, now = self._desk.state.image.hosts.get(event.host), self._desk.now
+        if record is None or record.instance != event.instance or record.state != ALIVE:
+            return
+        self._busy[event.host] = BusyReport(record.start, now, event.busy_ns, op.clip(event.what))
+        if event.host in self._deadlines:
+            self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
 
     def on_exit_reported(self, host: str, instance: str, reason: str) -> None:
         """A launcher's word."""
@@ -83,7 +104,13 @@ class Suspicion:
 
     def shift(self, late_ns: int) -> None:
         """This process was late by so much: nobody is suspected for that."""
+        now = self._desk.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
+        self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
+        self._busy = {
+            host: msgspec.structs.replace(report, at_ns=min(report.at_ns + late_ns, now))
+            for host, report in self._busy.items()
+        }
 
     def evaluate(self) -> None:
         """Propose losses."""
@@ -96,7 +123,7 @@ class Suspicion:
         reasons: list[str] = []
         for host, record in self._desk.state.image.hosts.items():
             if record.state != ALIVE:
-                for known in (self._deadlines, self._leaves, self._exits):
+                for known in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
                     known.pop(host, None)
                 continue
             if self._leaves.get(host, (0, ""))[0] == record.start:
@@ -111,14 +138,6 @@ class Suspicion:
         if lost and self._desk.propose("lose", op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)))):
             self._desk.note("warning", f"lost: {'; '.join(reasons)}")
 
-    def _silence_ns(self, session: HostSession) -> int:
-        """How long it may be silent."""
-        state = self._desk.state
-        if session.is_asked and not state.is_defined:
-            return DEFINING_NS
-        hosts = len(state.plan.hosts) if state.plan is not None and state.phase == RUNNING else 1
-        return SILENCE_NS + len(state.image.agents) // (hosts * AGENTS_A_SECOND) * SECOND_NS
-
     def _suspicion_of(self, host: str, record: HostRecord) -> str:
         now = self._desk.now
         start, reason = self._exits.get(host, (0, ""))
@@ -128,13 +147,47 @@ class Suspicion:
         if session is not None:
             if self._deadlines:
                 self._deadlines.pop(host, None)
-            silent_ns = now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
-            if silent_ns < SILENCE_NS:
-                return ""
-            limit_ns = self._silence_ns(session)
-            return f"nothing heard of it for {limit_ns / 1e9:g} s" if silent_ns >= limit_ns else ""
+            self._heard_ns[host] = session.stage.heard_ns if isinstance(session.stage, Attached) else now
+            return ""
         if host not in self._deadlines:
-            start, since_ns = self._peer_suspicions.get(host, (0, 0))
-            is_agreed = start == record.start and now - since_ns <= BROKEN_NS
-            self._deadlines[host] = now + (0 if is_agreed else BROKEN_NS)
+            self._deadlines[host] = self._deadline_of(host, record)
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
+
+    def _deadline_of(self, host: str, record: HostRecord) -> int:
+        """When a host whose stream has just broken is lost."""
+        now = self._desk.now
+        if self._is_reported(host, record):
+            return self._busy[host].at_ns + BUSY_NS
+        start, since_ns = self._peer_suspicions.get(host, (0, 0))
+        is_agreed = start == record.start and now - since_ns <= BROKEN_NS
+        is_quiet = now - self._heard_ns.get(host, now) >= QUIET_NS
+        return now + (0 if is_agreed or is_quiet else BROKEN_NS)
+
+    def _is_reported(self, host: str, record: HostRecord) -> bool:
+        """Has its process said within the last moments that it lives?"""
+        report = self._busy.get(host)
+        return report is not None and report.start == record.start and self._desk.now - report.at_ns < BUSY_NS
+
+    # ---- for people -------------------------------------------------------------------------------------------------
+
+    def concerns(self) -> list[Concern]:
+        """Which hosts are busy, and with what."""
+        found = []
+        for host, record in self._desk.state.image.hosts.items():
+            busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
+            if busy_ns:
+                text = (
+                    f"host {host} is alive, and its agents have stood still for {busy_ns / 1e9:.1f} s: "
+                    f"{what or 'something holds its event loop; its log says what, as soon as it can'}"
+                )
+                found.append(Concern("busy", (host,), busy_ns, text))
+        return found
+
+    def _busy_with(self, host: str, record: HostRecord) -> tuple[int, str]:
+        """How long it has been busy, and with what, as far as it could say."""
+        session = self._attendance.session_of(host)
+        quiet_ns = 0 if session is None else self._attendance.quiet_ns(session)
+        if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
+            report = self._busy[host]
+            return report.busy_ns + self._desk.now - report.at_ns, report.what
+        return (quiet_ns, "") if quiet_ns >= BUSY_NS else (0, "")
