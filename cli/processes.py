@@ -139,9 +139,10 @@ def coordinator_run(
         str,
         typer.Option(
             "--retention",
-            metavar="last=N,hourly=N,daily=N",
-            help="Snapshots that stay in the store beyond that: the last, one an hour, one a day.",
-            show_default="--keep-epochs, 24, 14",
+            metavar="last=N,hourly=N,daily=N,manual=N,within=DURATION",
+            help="Snapshots that stay in the store beyond that: the last, one an hour, one a day, the last taken by hand, "
+            "all from so long before the newest (2h, 7d).",
+            show_default="--keep-epochs, 24, 14, 100, 0s",
         ),
     ] = "",
     stay: Annotated[

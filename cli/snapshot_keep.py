@@ -123,6 +123,13 @@ def prune(
     daily: Annotated[
         int, typer.Option("--daily", min=0, metavar="N", help="Keep the newest of each day, for N days.")
     ] = 14,
+    manual: Annotated[
+        int, typer.Option("--manual", min=0, metavar="N", help="Keep the last N that were taken by hand.")
+    ] = 100,
+    within: Annotated[
+        str,
+        typer.Option("--within", metavar="DURATION", help="Keep all from so long before the newest: 90s, 30m, 2h, 7d."),
+    ] = "0s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -131,9 +138,9 @@ def prune(
     Pinned and tagged ones stay. A running coordinator deletes by itself (coordinator run --retention). On a terminal it
     shows what goes and asks.
     """
-    from snapline.storage.keeping.retention_policy import Policy
+    from snapline.storage.keeping.retention_policy import Policy, parse_duration_s
 
-    policy = Policy(keep_last, hourly, daily)
+    policy = Policy(keep_last, hourly, daily, manual, parse_duration_s(within))
     store = place.open()
     printer = display.printer()
     if dry_run:
@@ -160,12 +167,11 @@ def _is_terminal() -> bool:
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
     """What stays and what goes. It is read from the manifests, not from a catalog."""
-    from snapline.storage.keeping.catalog import read_summaries
-    from snapline.storage.keeping.retention_policy import SnapshotTime, parse_created, retained
+    from snapline.storage.keeping.catalog import read_summaries, time_of
+    from snapline.storage.keeping.retention_policy import retained
 
     found = read_summaries(store)
-    times = [SnapshotTime(x.epoch, parse_created(x.created), is_damaged=bool(x.damage)) for x in found]
-    kept = retained(times, policy, now_ns=time.time_ns(), held=holds.held())
+    kept = retained(map(time_of, found), policy, now_ns=time.time_ns(), held=holds.held())
     rows = [
         {
             "epoch": x.epoch,

@@ -40,9 +40,9 @@ from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.instants import instant
-from snapline.storage.keeping.catalog import summarise
+from snapline.storage.keeping.catalog import summarise, time_of
 from snapline.storage.keeping.holds import Holds
-from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, parse_created, retained
+from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, retained
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
@@ -346,7 +346,7 @@ class StoreKeeper:
             return SnapshotTime(epoch, None)
         if summary is None:
             return None
-        return SnapshotTime(epoch, parse_created(summary.created), is_damaged=bool(summary.damage))
+        return time_of(summary)
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
         """Delete checkpoint packs; what fails is found by the next sweep after a plan."""

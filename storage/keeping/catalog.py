@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError
+from snapline.storage.keeping.retention_policy import BY_HAND, SnapshotTime, parse_created
 
 if TYPE_CHECKING:
     import sqlite3
@@ -80,6 +81,13 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
 
 _FIELDS = SnapshotSummary.__struct_fields__
 _INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * len(_FIELDS)))
+
+
+def time_of(summary: SnapshotSummary) -> SnapshotTime:
+    """Return what a retention policy must know of a snapshot."""
+    created_ns = parse_created(summary.created)
+    is_manual = summary.trigger == BY_HAND
+    return SnapshotTime(summary.epoch, created_ns, is_damaged=bool(summary.damage), is_manual=is_manual)
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:

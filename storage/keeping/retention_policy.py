@@ -1,4 +1,4 @@
-"""How long a snapshot is kept that no recovery needs any more: the last few, one an hour, one a day, and those that are held.
+"""How long a snapshot is kept that no recovery needs any more: the last few, one an hour, one a day, those taken by hand, and those that are held.
 
 The problem. A fleet writes a snapshot every few seconds. All of them fill any disk; the newest alone does not help somebody
 who finds out on Tuesday what went wrong on Sunday.
@@ -10,7 +10,10 @@ The model. `retained` is a pure function of the snapshots there are, the policy 
    evidence, and whoever looks for the newest must be told;
 3. it is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). They end with the newest
    snapshot, not with the clock: a store that lies untouched for a month loses nothing by that;
-4. its time is not known, or lies after the clock's. Then a clock is wrong, and what cannot be judged is not deleted. Such a
+4. it is one of the last `manual` that somebody took by hand;
+5. it is at most `within_s` older than the newest. A clock that is put right must make no snapshot old: what passed from one to the next counts
+   for an hour at most;
+6. its time is not known, or lies after the clock's. Then a clock is wrong, and what cannot be judged is not deleted. Such a
    snapshot stands for no hour and no day, so it drives no other one out.
 
 Numbers order snapshots, clocks do not: of two in one hour the higher number is the newer one, also where the clock went back.
@@ -18,13 +21,14 @@ Numbers order snapshots, clocks do not: of two in one hour the higher number is 
 Invariants (tested as properties):
 
 - the newest snapshot is kept;
-- at most `keep_last + hourly + daily` are kept by rules 2 and 3, but for damaged ones;
-- while time goes forward, what was dropped is never wanted again: for an hour's newest is also what a day's newest is chosen
+- at most `keep_last + hourly + daily + manual` are kept by rules 2 to 4, but for damaged ones;
+- while time goes forward, what was dropped is never wanted again by rules 1 to 4: for an hour's newest is also what a day's newest is chosen
   from. So whoever deletes what is not retained, whenever, ends with the same snapshots as whoever deletes late.
 
 Supports G7: this only ever says *keep*; what may be deleted at all the coordinator says.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -39,11 +43,19 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 COUNT_MAX = 1_000_000
 """Of each number of a policy. A list of so many epochs is the most that `snapshot list` could show to anybody."""
 
-LAST, HOURLY, DAILY = "last", "hourly", "daily"
+LAST, HOURLY, DAILY, MANUAL, WITHIN = "last", "hourly", "daily", "manual", "within"
 UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
 """Why a snapshot is kept; others come from the caller: `pinned`, `tag NAME`, `in use`."""
 
-_FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily"}
+_FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily", MANUAL: "manual", WITHIN: "within_s"}
+
+BY_HAND = "hand"
+"""The trigger of snapshots that somebody took by hand, in their manifests."""
+
+WITHIN_S_MAX = 10 * 366 * 86_400
+"""Ten years."""
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -53,20 +65,28 @@ class Policy(msgspec.Struct, frozen=True):
         keep_last: so many of the newest; at least 1.
         hourly: the newest of each hour, for so many hours; 0: none.
         daily: the newest of each day, for so many days; 0: none.
+        manual: so many of the newest that were taken by hand; 0: none.
+        within_s: all that are at most so many seconds older than the newest; 0: none.
     """
 
     keep_last: int = 10
     hourly: int = 24
     daily: int = 14
+    manual: int = 100
+    within_s: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in ((LAST, 1), (HOURLY, 0), (DAILY, 0)):
+        limits = ((LAST, 1, COUNT_MAX), (HOURLY, 0, COUNT_MAX), (DAILY, 0, COUNT_MAX), (MANUAL, 0, COUNT_MAX))
+        for name, least, most in (*limits, (WITHIN, 0, WITHIN_S_MAX)):
             count = getattr(self, _FIELDS[name])
-            if not least <= count <= COUNT_MAX:
-                raise MisuseError(f"the retention's {name}={count} is not possible: give {least} to {COUNT_MAX}")
+            if not least <= count <= most:
+                raise MisuseError(f"the retention's {name}={count} is not possible: give {least} to {most}")
 
     def __str__(self) -> str:
-        return f"last={self.keep_last},hourly={self.hourly},daily={self.daily}"
+        return (
+            f"last={self.keep_last},hourly={self.hourly},daily={self.daily},manual={self.manual},"
+            f"within={self.within_s}s"
+        )
 
 
 class SnapshotTime(msgspec.Struct, frozen=True):
@@ -76,15 +96,17 @@ class SnapshotTime(msgspec.Struct, frozen=True):
         epoch: its number.
         created_ns: nanoseconds since 1970; None if nobody knows. A whole number: near the edge of an hour a fraction may be on either side.
         is_damaged: it cannot be restored.
+        is_manual: somebody took it by hand.
     """
 
     epoch: int
     created_ns: int | None
     is_damaged: bool = False
+    is_manual: bool = False
 
 
 def parse_policy(text: str, default: Policy | None = None) -> Policy:
-    """Return the policy that `"last=10,hourly=24,daily=14"` says; what is left out is as in `default`.
+    """Return the policy that `"last=10,hourly=24,daily=14,manual=100,within=2h"` says; what is left out is as in `default`.
 
     Raises:
         MisuseError: an unknown name, one given twice, no number, or one that is not possible.
@@ -93,13 +115,30 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, count = (word.strip() for word in part.partition("="))
         if name not in _FIELDS:
-            raise MisuseError(f"{part!r} is no part of a retention: write last=N,hourly=N,daily=N")
+            raise MisuseError(
+                f"{part!r} is no part of a retention: write last=N,hourly=N,daily=N,manual=N,within=DURATION"
+            )
         if _FIELDS[name] in given:
             raise MisuseError(f"the retention {text!r} gives {name} twice: give it once")
+        if name == WITHIN:
+            given[_FIELDS[name]] = parse_duration_s(count)
+            continue
         if not (count.isascii() and count.isdecimal() and len(count) <= len(str(COUNT_MAX))):
             raise MisuseError(f"{part!r} needs a number from 0 to {COUNT_MAX}: write {name}=N")
         given[_FIELDS[name]] = int(count)
     return msgspec.structs.replace(default or Policy(), **given)
+
+
+def parse_duration_s(text: str) -> int:
+    """Return the seconds that `"90s"`, `"30m"`, `"2h"` or `"7d"` says; a number alone is seconds.
+
+    Raises:
+        MisuseError: it is no duration.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    if found is None:
+        raise MisuseError(f"{text!r} is no duration: write a whole number and a unit, such as 90s, 30m, 2h or 7d")
+    return int(found[1]) * _UNITS_S[found[2]]
 
 
 def parse_created(created: str) -> int | None:
@@ -124,6 +163,8 @@ def retained(
     judged = [(x.epoch, x.created_ns) for x in sound if x.created_ns is not None and x.created_ns <= now_ns]
     hourly = _newest_of_each(judged, HOUR_NS, policy.hourly)
     daily = _newest_of_each(judged, DAY_NS, policy.daily)
+    manual = frozenset([x.epoch for x in sound if x.is_manual][-policy.manual :] if policy.manual else ())
+    within = _within(judged, policy.within_s * 10**9)
     kept: dict[int, str] = {}
     for snapshot in ordered:
         epoch = snapshot.epoch
@@ -135,6 +176,10 @@ def retained(
             kept[epoch] = HOURLY
         elif epoch in daily:
             kept[epoch] = DAILY
+        elif epoch in manual:
+            kept[epoch] = MANUAL
+        elif epoch in within:
+            kept[epoch] = WITHIN
         elif not snapshot.is_damaged and (reason := _doubt(snapshot.created_ns, now_ns)):
             kept[epoch] = reason
     return kept
@@ -151,3 +196,17 @@ def _newest_of_each(times: Sequence[tuple[int, int]], length_ns: int, count: int
     newest = {created_ns // length_ns: epoch for epoch, created_ns in times}
     end = max(newest, default=0)
     return frozenset([epoch for span, epoch in newest.items() if span > end - count])
+
+
+def _within(times: Sequence[tuple[int, int]], length_ns: int) -> frozenset[int]:
+    """Return the epochs that are at most `length_ns` older than the last; `times` ascends by epoch."""
+    kept: set[int] = set()
+    age_ns, after_ns = 0, None
+    for epoch, created_ns in reversed(times if length_ns else ()):
+        if after_ns is not None:
+            age_ns += min(max(after_ns - created_ns, 0), HOUR_NS)
+        if age_ns > length_ns:
+            break
+        kept.add(epoch)
+        after_ns = created_ns
+    return frozenset(kept)

@@ -148,7 +148,11 @@ def test_prune_deletes_what_the_policy_does_not_keep(run: Run, store: Path) -> N
     done = run("snapshot", "prune", *ONE, "--store", store)
     assert (done.code, done.err) == (0, "")
     result = done.json
-    assert (result["kind"], result["retention"], result["is_dry_run"]) == ("Pruning", "last=1,hourly=0,daily=0", False)
+    assert (result["kind"], result["retention"], result["is_dry_run"]) == (
+        "Pruning",
+        "last=1,hourly=0,daily=0,manual=100,within=0s",
+        False,
+    )
     assert [(row["epoch"], row["action"], row["reason"]) for row in result["snapshots"]] == [
         (1, "delete", "not retained"),
         (2, "keep", "last"),
@@ -169,7 +173,7 @@ def test_a_dry_run_deletes_nothing_also_while_the_fleet_runs(run: Run, data_dir:
 
 def test_the_usual_policy_keeps_a_few_snapshots(run: Run, store: Path) -> None:
     done = run("snapshot", "prune", "--store", store).json
-    assert (done["retention"], done["deleted"]) == ("last=10,hourly=24,daily=14", [])
+    assert (done["retention"], done["deleted"]) == ("last=10,hourly=24,daily=14,manual=100,within=0s", [])
 
 
 def test_hours_and_days_keep_older_ones(run: Run, store: Path) -> None:
@@ -190,7 +194,7 @@ def test_the_plan_as_a_table(run: Run, store: Path) -> None:
     lines = run("snapshot", "prune", *ONE, "--dry-run", "--store", store, "-o", "table").out.splitlines()
     assert lines[0].split() == ["EPOCH", "CREATED", "SIZE", "BECAUSE"]
     assert lines[1].split()[0] == "1" and "goes" in lines[1] and lines[2].rstrip().endswith("last")
-    assert lines[3] == "1 of 2 snapshots to delete; retention last=1,hourly=0,daily=0"
+    assert lines[3] == "1 of 2 snapshots to delete; retention last=1,hourly=0,daily=0,manual=100,within=0s"
     lines = run("snapshot", "prune", *ONE, "--store", store, "-o", "table").out.splitlines()
     assert "deleted" in lines[1] and lines[3].startswith("1 of 2 snapshots deleted")
 

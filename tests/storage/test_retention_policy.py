@@ -1,8 +1,10 @@
 """Which snapshots a policy keeps, compared with a slow reading of the rules, and over whole lives of a store."""
 
+import itertools
 import random
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,13 @@ from snapline.storage.keeping.retention_policy import (
     FUTURE_TIME,
     HOURLY,
     LAST,
+    MANUAL,
     UNKNOWN_TIME,
+    WITHIN,
     Policy,
     SnapshotTime,
     parse_created,
+    parse_duration_s,
     parse_policy,
     retained,
 )
@@ -35,8 +40,13 @@ def at(*moment: int) -> int:
 NOON = at(2025, 3, 9, 12)
 
 policies = st.builds(
-    Policy, keep_last=st.integers(1, 4), hourly=st.integers(0, 4) | st.integers(20, 30), daily=st.integers(0, 4)
+    Policy,
+    keep_last=st.integers(1, 4),
+    hourly=st.integers(0, 4) | st.integers(20, 30),
+    daily=st.integers(0, 4),
+    manual=st.integers(0, 3),
 )
+within_s = st.integers(0, 3 * 86_400)
 steps_ns = st.sampled_from(
     (1, SECOND, 600 * SECOND, 1800 * SECOND, HOUR, 5 * HOUR, 20 * HOUR, DAY, 3 * DAY)
 ) | st.integers(0, 2 * DAY)
@@ -112,20 +122,50 @@ def test_damaged_ones_do_not_count_among_the_last_and_stay_with_them() -> None:
     assert list(kept) == [3, 4, 5, 6, 7], "3, 4 and 7 are the last three that can be restored"
 
 
+def test_the_last_that_were_taken_by_hand_stay() -> None:
+    snapshots = [SnapshotTime(n, NOON + n, is_damaged=n == 4, is_manual=n in (1, 2, 4, 5)) for n in range(1, 9)]
+    kept = retained(snapshots, Policy(1, 0, 0, manual=2), now_ns=NOON + 9, held={})
+    assert kept == {2: MANUAL, 5: MANUAL, 8: LAST}, "a damaged one does not count"
+    assert retained(snapshots, Policy(1, 0, 0, manual=0), now_ns=NOON + 9, held={}) == {8: LAST}
+    assert len(retained(snapshots, Policy(1, 0, 0), now_ns=NOON + 9, held={})) == 4
+
+
+def test_all_of_the_last_hours_stay() -> None:
+    snapshots = made(*(NOON + 600 * SECOND * n for n in range(100)))
+    kept = retained(snapshots, Policy(1, 0, 0, within_s=2 * 3600), now_ns=NOON + 100 * HOUR, held={})
+    assert kept == {**dict.fromkeys(range(88, 100), WITHIN), 100: LAST}
+
+
+@pytest.mark.parametrize("jump_ns", [-5 * HOUR, 10 * 365 * DAY])
+def test_a_jump_of_the_clock_makes_no_snapshot_old(jump_ns: int) -> None:
+    snapshots = made(*(NOON + 600 * SECOND * n + (jump_ns if n > 5 else 0) for n in range(10)))
+    now_ns = NOON + 10 * HOUR + max(jump_ns, 0)
+    assert len(retained(snapshots, Policy(1, 0, 0, within_s=3 * 3600), now_ns=now_ns, held={})) == 10
+
+
+def test_durations_have_units() -> None:
+    assert [parse_duration_s(text) for text in ("5", "90s", "30m", "2h", "7d")] == [5, 90, 1800, 7200, 7 * 86_400]
+    assert parse_policy("within=2h,manual=3") == Policy(manual=3, within_s=7200)
+
+
 # ---- properties ----------------------------------------------------------------------------------------------------
 
 
 @given(
     st.lists(st.integers(-3 * DAY, 3 * DAY) | edges_ns | st.none(), max_size=40),
-    policies,
+    st.builds(msgspec.structs.replace, policies, within_s=within_s),
     st.sets(st.integers(0, 45), max_size=4),
+    st.sets(st.integers(0, 45)),
     st.randoms(use_true_random=False),
 )
-@example([0, 1], Policy(1, 1, 0), set(), random.Random(0))  # the second one is of the hour before, by one nanosecond
+@example(
+    [0, 1], Policy(1, 1, 0), set(), set(), random.Random(0)
+)  # the second one is of the hour before, by one nanosecond
 def test_what_is_kept_is_what_the_rules_say(
-    ages: list[int | None], policy: Policy, pinned: set[int], chance: object
+    ages: list[int | None], policy: Policy, pinned: set[int], manual: set[int], chance: object
 ) -> None:
     snapshots = made(*(None if age is None else NOON - age for age in ages))
+    snapshots = [msgspec.structs.replace(x, is_manual=x.epoch in manual) for x in snapshots]
     shuffled = list(snapshots)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
     kept = retained(shuffled, policy, now_ns=NOON, held=dict.fromkeys(pinned, "pinned"))
@@ -134,7 +174,8 @@ def test_what_is_kept_is_what_the_rules_say(
     if snapshots:
         assert snapshots[-1].epoch in kept
     unclear = sum(x.created_ns is None or x.created_ns > NOON for x in snapshots)
-    assert len(kept) <= policy.keep_last + policy.hourly + policy.daily + len(pinned) + unclear
+    if not policy.within_s:
+        assert len(kept) <= policy.keep_last + policy.hourly + policy.daily + policy.manual + len(pinned) + unclear
 
 
 def _slowly(it: SnapshotTime, all_: list[SnapshotTime], policy: Policy, pinned: set[int]) -> bool:
@@ -142,6 +183,8 @@ def _slowly(it: SnapshotTime, all_: list[SnapshotTime], policy: Policy, pinned: 
     if it.epoch in pinned or it.created_ns is None or it.created_ns > NOON:
         return True
     if sum(other.epoch > it.epoch for other in all_) < policy.keep_last:
+        return True
+    if it.is_manual and sum(other.epoch > it.epoch and other.is_manual for other in all_) < policy.manual:
         return True
     past = [x for x in all_ if x.created_ns is not None and x.created_ns <= NOON]
     end = max(x.created_ns or 0 for x in past)
@@ -151,7 +194,9 @@ def _slowly(it: SnapshotTime, all_: list[SnapshotTime], policy: Policy, pinned: 
         is_newest = all(x.epoch <= it.epoch for x in past if _calendar(x.created_ns or 0, unit) == own)
         if own in spans and is_newest:
             return True
-    return False
+    later = [x.created_ns or 0 for x in past if x.epoch >= it.epoch]
+    steps = [0 if b < a else HOUR if b - a > HOUR else b - a for a, b in itertools.pairwise(later)]
+    return policy.within_s > 0 and sum(steps) <= policy.within_s * SECOND
 
 
 def _calendar(time_ns: int, unit: str) -> str:
@@ -168,7 +213,8 @@ def test_what_was_dropped_is_never_wanted_again(policy: Policy, life: list[tuple
     for step_ns, is_made, back_ns, goes_back in life:
         now_ns += step_ns
         if is_made:
-            made_now = SnapshotTime(len(everything) + 1, now_ns - (back_ns if goes_back else 0))
+            number = len(everything) + 1
+            made_now = SnapshotTime(number, now_ns - (back_ns if goes_back else 0), is_manual=number % 3 == 0)
             everything.append(made_now)
             tidy.append(made_now)
         kept = retained(tidy, policy, now_ns=now_ns, held={})
@@ -197,6 +243,7 @@ def test_what_is_left_out_is_as_by_default() -> None:
     [
         *("10", "last", "last=", "last=x", "last=0", "last=-1", "hourly=1.5", "weekly=3", "last=1,last=2"),
         *("daily=²", f"daily={COUNT_MAX + 1}", "daily=99999999999999999999", "last=5;daily=3"),
+        *("manual=-1", "within=", "within=x", "within=2w", "within=1.5h", "within=99999d", "within=-1s"),
     ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
