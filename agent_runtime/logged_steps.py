@@ -75,7 +75,7 @@ class LoggedSteps:
         """
         if kind == EFFECT:
             return None
-        for each in self._by_place.get(place, ()):
+        for each in reversed(self._by_place.get(place, ())):  # a turn that was tried again has had the last one
             asked = each.entry.kind, each.entry.name, each.entry.digest
             if each.prefix == self._prefix and asked == (kind, name, digest):
                 return each.entry

@@ -23,7 +23,7 @@ from itertools import islice
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, LATE, REPLY, EffectIntent, Pause, call_id, reply_to
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, REPLY, EffectIntent, Pause, call_id, reply_to
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import effect_words, letters
 from snapline.agent_runtime.host import events as ev
@@ -169,6 +169,13 @@ class DurableTurns:
             agent.current, agent.attempts = None, 0
             self._desk.note("error", f"agent {agent.id} stands in the middle of a turn: {turn.problem}")
         return not event.is_divergent
+
+    def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """It is tried again: a step that has failed, and that nothing has followed, is run again. Nobody has seen that it failed."""
+        if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
+            del turn.journal[-1]
+            turn.logged = min(turn.logged, len(turn.journal))
+        self._steps.retried(agent, turn)
 
     def bury(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
         """It has failed for good: what it was begun for is a dead letter."""

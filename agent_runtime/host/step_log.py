@@ -90,6 +90,15 @@ class StepLog:
         if agent.begun is not None:
             agent.begun.logged.pop(agent.begun.count, None)
 
+    def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """It runs again: steps behind its journal of which the logs know that they failed are run again."""
+        if agent.begun is not None and turn.number in agent.begun.logged:
+            agent.begun.logged[turn.number] = tuple(
+                each
+                for each in agent.begun.logged[turn.number]
+                if each.place < len(turn.journal) or (each.entry.kind, each.entry.outcome) != ("step", FAILED)
+            )
+
     def put(self, agent: LocalAgent, turn: DurableTurn) -> None:
         """Its step has ended: the turn goes on when the log holds that, and what was before it."""
         if self._log.why_none:
@@ -121,11 +130,14 @@ class StepLog:
         """What earlier plans have put there of this very turn, looked for once."""
         found: dict[int, None] = {}
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
-        by_place = {(each.place, each.prefix): each.entry for each in logged if each.seed == turn.seed}
+        by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
+        for each in logged:
+            if each.seed == turn.seed:
+                by_place.setdefault((each.place, each.prefix), []).append(each.entry)
         if by_place:
             prefix = b""
             for place, entry in enumerate(turn.journal):
-                if by_place.get((place, prefix)) == entry:
+                if entry in by_place.get((place, prefix), ()):
                     found[place] = None
                 prefix = rolled(prefix, (entry,))
         return found

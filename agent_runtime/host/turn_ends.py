@@ -70,7 +70,8 @@ class TurnEnds:
             self._mailboxes.put_back(agent)
             return
         entry = agent.current
-        agent.attempts = 0
+        if event.pause is None:
+            agent.attempts = 0
         self._desk.counts.turns += 1
         if event.is_durable and agent.turn is None:
             self._durable.passed(agent)
@@ -154,6 +155,8 @@ class TurnEnds:
             self._give_up(agent, entry, event)
 
     def _try_again(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
+        if agent.turn is not None:
+            self._durable.retried(agent, agent.turn)
         wait_ns = event.waits_ns[agent.attempts - 1] if event.waits_ns else 0
         if not wait_ns:
             self._mailboxes.start(agent, entry)

@@ -8,7 +8,7 @@ import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime import durable
-from snapline.agent_runtime.durable import DONE, LATE, Pause, call_id
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, Pause, call_id
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
@@ -208,6 +208,32 @@ def test_a_turn_that_fails_is_run_again_by_its_journal() -> None:
     undone, again = driver.fail("a", retries=1)
     assert undone == ev.UndoTurn("a") and isinstance(again, ev.StartTurn)
     assert again.found is None and again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"r")])
+
+
+def test_a_step_whose_failure_fails_its_turn_is_run_again() -> None:
+    driver = waiting(STEP)
+    finish_step(driver)
+    pause(driver, STEP)
+    driver.feed(de.StepEnded("a", 1, 1, FAILED, b"no"))
+    _, again = driver.fail("a", retries=1)
+    assert isinstance(again, ev.StartTurn)
+    assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"r")])
+    said = pause(driver, STEP)
+    assert de.RunStep("a", 1, 1, "look") in said
+    driver.feed(de.StepEnded("a", 1, 1, FAILED, b"no"))
+    driver.fail("a", retries=1)
+    (letter,) = driver.core.agents["a"].dead_letters
+    assert letter.attempts == 2
+
+
+def test_a_failed_step_that_the_turn_went_on_from_is_not_run_again() -> None:
+    driver = waiting(STEP)
+    driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
+    pause(driver, STEP)
+    finish_step(driver, place=1)
+    _, again = driver.fail("a", retries=1)
+    assert isinstance(again, ev.StartTurn)
+    assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"no", FAILED), done(STEP, b"r")])
 
 
 def test_a_turn_that_fails_for_good_is_a_dead_letter_of_its_message() -> None:

@@ -19,14 +19,14 @@ from tests.agent_runtime.test_durable_turns import (
     finish_step,
 )
 
-from snapline.agent_runtime.durable import DONE, Pause
+from snapline.agent_runtime.durable import DONE, FAILED, Pause
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import host_log
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
-from snapline.agent_runtime.logged_steps import rolled
+from snapline.agent_runtime.logged_steps import LoggedSteps, rolled
 from snapline.conversation import messages as msg
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedEntry
@@ -190,6 +190,20 @@ def test_a_store_without_logs_is_told_of_once_and_steps_go_on() -> None:
     assert answer.answers[0].reason == "the store X overwrites objects: a fleet with inputs needs another one"
 
 
+def test_a_failed_step_that_is_run_again_is_in_the_log_twice() -> None:
+    driver = waiting()
+    driver.feed(msg.LogOpened(1))
+    driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
+    appended(driver)
+    driver.fail("a", retries=1)
+    stand(driver)
+    finish_step(driver)
+    appended(driver)
+    first, second = [each.entries for each in batches(driver)]
+    assert first == (logged(0, done(STEP, b"no", FAILED)),) and second == (logged(0, done(STEP, b"r")),)
+    assert LoggedSteps(SEED, [*first, *second]).find(0, "step", "look", b"") == done(STEP, b"r")
+
+
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +274,14 @@ def test_turns_to_come_get_theirs_and_those_that_have_ended_nothing() -> None:
     driver.remote_sends("z", "a", GO)
     assert (driver.turns["a"].number, driver.turns["a"].logged) == (3, ())
     assert not driver.core.agents["a"].begun.logged  # type: ignore[union-attr]  # it has had some
+
+
+def test_a_step_that_failed_before_a_recovery_is_run_again_when_its_turn_is() -> None:
+    failed = logged(0, done(STEP, b"no", FAILED))
+    driver = recovered(failed, turn=SavedTurn("message", "z", GO, SEED, "", [], STEP))
+    assert driver.turns["a"].logged == (failed,)
+    _, again = driver.fail("a", retries=1)
+    assert isinstance(again, ev.StartTurn) and again.turn is not None and again.logged == ()
 
 
 def test_what_is_in_the_log_is_not_written_again_and_what_is_not_is() -> None:
