@@ -186,7 +186,7 @@ class Context:
         asked.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
-        """End this agent after the turn. What is sent to it afterwards becomes a dead letter."""
+        """End this agent after the turn. What is sent to it afterwards becomes a dead letter, and so do inputs from outside that still wait."""
         self._check_open()
         self._stops = True
 

@@ -73,7 +73,8 @@ class Asks:
         if inputs is None or inputs.consumed <= inputs.released:
             return False
         fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
-        is_untold = any(known.reply or (agent.id, known.key) in self._waiting for known in fresh)
+        is_of_letters = agent.last_letter > 0  # an operator asks only when told that the word was taken
+        is_untold = any(is_of_letters or known.reply or (agent.id, known.key) in self._waiting for known in fresh)
         if is_untold:
             self._wish.say(agent)
         return is_untold

@@ -120,6 +120,18 @@ class Inputs:
             agent.inputs.close(key, is_buried=is_buried, reply=reply)
             self.asks.consumed(agent, key)
 
+    def keeps(self, agent: LocalAgent) -> bool:
+        """Must an agent that has stopped stay: for inputs that are not consumed, for what clients still have to hear, for dead letters of theirs?"""
+        is_awaited = self.asks.keeps(agent)
+        has_open = agent.inputs is not None and bool(agent.inputs.waiting)
+        has_put_off = any(stashed.key for stashed in agent.stash)
+        return (
+            is_awaited
+            or has_open
+            or has_put_off
+            or any(letters.is_from_outside(letter) for letter in agent.dead_letters)
+        )
+
     # ---- in -------------------------------------------------------------------------------------------------------
 
     def on_inputs_offered(self, event: ev.InputsOffered) -> None:
@@ -189,8 +201,9 @@ class Inputs:
             )
         if not offered.is_word and offered.payload[:1] in (b"", CREATE):
             return InputOutcome(REFUSED, reason="it is no message")
-        if agent.is_leaving:
-            return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped")
+        if agent.is_leaving and (agent.is_retiring or not (offered.is_word and letters.is_drop(offered.payload))):
+            only = ": a dead letter of it can only be dropped" if offered.is_word and not agent.is_retiring else ""
+            return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped{only}")
         refusal = _refusal_of_word(agent, offered.payload) if offered.is_word else None
         if refusal is not None:
             return refusal

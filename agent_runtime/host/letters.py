@@ -29,6 +29,17 @@ def is_word(entry: Entry) -> bool:
     return isinstance(mark, LoggedInput) or (isinstance(mark, StashedMessage) and bool(mark.key))
 
 
+def is_from_outside(letter: DeadLetterRecord) -> bool:
+    """Was it an input? Its client has a receipt."""
+    return letter.sender.startswith("@")
+
+
+def is_drop(payload: bytes) -> bool:
+    """Does this word have a letter forgotten?"""
+    is_of_letters = payload[:1] == WORD and not (is_effect_word(payload) or is_effect_wish(payload))
+    return is_of_letters and read_word(payload).verb == DROP
+
+
 def identity_of(letter: DeadLetterRecord) -> bytes:
     """The same for the same message of the same sender."""
     return digest_of(letter.sender.encode() + b"\x00" + letter.payload)[:IDENTITY_BYTES]

@@ -19,6 +19,7 @@ from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_f
 from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
     START,
+    TOLD,
     AgentInlet,
     AgentOutlet,
     Entry,
@@ -48,6 +49,9 @@ class Keeping(Protocol):
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
         """Is the receiver just being created here? Then this is kept for it."""
+
+    def retire_if_drained(self, agent: LocalAgent) -> None:
+        """The agent has stopped, and its inputs are dead letters: perhaps it may leave."""
 
 
 class Answering(Protocol):
@@ -142,6 +146,9 @@ class Mailboxes:
             return
         if agent.owes:
             self._before_turn(agent)
+        if agent.is_leaving:
+            self._settle_what_waits(agent)
+            return
         if (agent.turn is not None or agent.stash) and not self._next_segment(agent):
             return
         is_odd = bool(self._poison)
@@ -177,19 +184,26 @@ class Mailboxes:
 
     def _is_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Is it consumed without a turn: buried, or an operator's word that takes none?"""
-        told = letters.settled(agent, entry) if letters.is_word(entry) else None
-        if told is not None:
-            self.consume_own(entry, is_buried=False, reply=told, agent=agent)
-            if self._desk.is_watched:
-                self._desk.out.append(we.WordTaken(agent.id, entry[2], told))
-            self._mode.moved(agent)
-        elif not self._is_buried(agent, entry):
+        if self._is_word_settled(agent, entry):
+            return True
+        if not self._is_buried(agent, entry):
             return False
         elif entry[0] is None:
             self.consume_own(entry, is_buried=True, agent=agent)
         else:
             self.consume(entry, is_buried=True)
             self._refuse(agent, entry)
+        return True
+
+    def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
+        """Is it an operator's word that takes no turn? Then it is done."""
+        told = letters.settled(agent, entry) if letters.is_word(entry) else None
+        if told is None:
+            return False
+        self.consume_own(entry, is_buried=False, reply=told, agent=agent)
+        if self._desk.is_watched:
+            self._desk.out.append(we.WordTaken(agent.id, entry[2], told))
+        self._mode.moved(agent)
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
@@ -255,20 +269,50 @@ class Mailboxes:
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
+    def _settle_what_waits(self, agent: LocalAgent) -> None:
+        """The agent has stopped: inputs that wait become dead letters, which keep it here, and their clients are told. Nobody waits then for what other agents sent."""
+        if agent.is_retiring or agent.is_held or agent.spawns:
+            return
+        inputs = _take_inputs(agent)
+        agent.current = TOLD  # Busy: a client that waits may bring a checkpoint.
+        for entry in inputs:
+            if not self._is_word_settled(agent, entry):
+                self._bury_unheard(agent, entry)
+                self.consume_own(entry, is_buried=True, agent=agent)
+        if any(letters.is_from_outside(letter) for letter in agent.dead_letters):
+            self.drain(agent)
+        agent.current = None
+        if agent.owes:
+            self._before_turn(agent)
+        if inputs:
+            self._membership.retire_if_drained(agent)
+
+    def _bury_unheard(self, agent: LocalAgent, entry: Entry) -> None:
+        self._failures.bury(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
+
     def drain(self, agent: LocalAgent) -> None:
-        """The agent has stopped: what still comes is consumed, without a turn."""
+        """The agent has stopped: what still comes is consumed, without a turn. As long as the agent may send, who has called hears that nobody answers."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self.consuming(agent, entry)
-            self._desk.counts.dead_letters += is_from_others(entry)
-            self.consume(entry, is_buried=True)
-            if entry[0] is None:
-                self._mode.moved(agent)
+            self._drop(agent, entry)
         while agent.stash:
             stashed = agent.stash.pop(0)
-            self._desk.counts.dead_letters += is_from_others((None, stashed, stashed.payload))
-            self.consume_own((None, stashed, stashed.payload), is_buried=True, agent=agent)
+            self._drop(agent, (None, stashed, stashed.payload))
+
+    def _drop(self, agent: LocalAgent, entry: Entry) -> None:
+        is_call = bool(refusal_of(entry[2])) and not agent.is_retiring
+        if is_call:
+            self._bury_unheard(agent, entry)
+        else:
+            self._desk.counts.dead_letters += is_from_others(entry)
+        if entry[0] is None:
+            self.consume_own(entry, is_buried=True, agent=agent)
             self._mode.moved(agent)
+        else:
+            self.consume(entry, is_buried=True)
+        if is_call:
+            self._refuse(agent, entry)
 
     def consume(self, entry: Entry, *, is_buried: bool = False, is_open: bool = False) -> None:
         """The message counts as received; its place in the windows is free again. An input counts as consumed."""
@@ -370,6 +414,18 @@ def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
         and not is_creation(entry)
         and any(other is inlet and payload[:1] == CREATE for other, _, payload in agent.mailbox)
     )
+
+
+def _take_inputs(agent: LocalAgent) -> list[Entry]:
+    """What clients and operators have said, and no turn has taken: in order, out of the stash and both queues."""
+    found: list[Entry] = [(None, stashed, stashed.payload) for stashed in agent.stash if stashed.key]
+    agent.stash = [stashed for stashed in agent.stash if not stashed.key]
+    for queue in (agent.deferred, agent.mailbox):
+        found += [entry for entry in queue if isinstance(entry[1], LoggedInput)]
+        others = [entry for entry in queue if not isinstance(entry[1], LoggedInput)]
+        queue.clear()
+        queue.extend(others)
+    return found
 
 
 def _is_own(agent: LocalAgent, entry: Entry) -> bool:

@@ -161,10 +161,10 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """A leaving agent's outbox drains before its numbers are final, and what it said to the outside is released."""
+        """A leaving agent's outbox drains before its numbers are final, what it said to the outside is released, and no dead letter of a client is left."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
             return
-        if self._outputs.keeps(agent) or self._inputs.asks.keeps(agent):
+        if self._outputs.keeps(agent) or self._inputs.keeps(agent):
             return
         agent.is_retiring = True
         self._mode.retiring(agent)

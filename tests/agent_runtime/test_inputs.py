@@ -479,16 +479,6 @@ def test_agent_that_has_stopped_stays_until_its_answer_may_be_told(driver: Drive
     assert asked(driver)[1] == ("replied", 1, b"\x01yes") and len(driver.all_of(msg.RetireAgent)) == 1
 
 
-def test_who_waits_for_an_answer_when_its_agent_leaves_is_told_so(driver: Driver, client: Client) -> None:
-    driver.wake("a")
-    client.offer(("a", "k1", b"\x011"))
-    client.append()
-    ask(driver, 1, "a", "k1")
-    driver.end("a", stops=True)
-    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
-    assert asked(driver)[1][0] == "unknown"
-
-
 def test_agent_that_checkpoints_alone_takes_one_for_who_waits() -> None:
     driver = Driver(protocol="hmnr")
     client = Client(driver)
