@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.logged_steps import LoggedSteps
+from snapline.conversation.payloads import CALL, CALL_ID_BYTES, REPLY
 from snapline.errors import DivergenceError, MisuseError
 from snapline.storage.log.records import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
@@ -28,8 +29,6 @@ DONE, FAILED, LATE = "done", "failed", "late"
 
 ADOPTED, REFUSED = "adopted", "refused"
 """How an effect can end besides: an earlier turn has done it, or did so with other arguments."""
-
-DIGEST_BYTES = 8
 
 JOURNAL_BYTES_MAX = 64 * 2**20
 """Of results in one turn's journal: it is in memory, twice where it is sealed, and a recovery reads it before the turn goes on."""
@@ -283,17 +282,13 @@ def _line_of_handler() -> str:
 
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------
 
-CALL, REPLY = b"\x05@call", b"\x06@reply"
-"""Before the id of a call, and the message: no type has such a name."""
-
-
 STALE = "@reply"
 """The name under which a reply comes to an agent that waits for it no more."""
 
 
 def call_id(seed: bytes, place: int) -> bytes:
     """Names the call in this place of a turn's journal, from 0."""
-    return blake2b(place.to_bytes(8, "big"), key=seed, digest_size=DIGEST_BYTES).digest()
+    return blake2b(place.to_bytes(8, "big"), key=seed, digest_size=CALL_ID_BYTES).digest()
 
 
 def call_payload(call: bytes, payload: bytes) -> bytes:
@@ -310,16 +305,8 @@ def read_call(payload: bytes) -> tuple[bytes, bytes]:
     """The call's id, b"" if it asks for no reply, and the message."""
     if not payload.startswith(CALL):
         return b"", payload
-    end = len(CALL) + DIGEST_BYTES
+    end = len(CALL) + CALL_ID_BYTES
     return payload[len(CALL) : end], payload[end:]
-
-
-def unwrapped(payload: bytes) -> bytes:
-    """The message in a call or a reply; any other one as it is. Of a reply that says nothing the whole."""
-    for prefix in (CALL, REPLY):
-        if payload.startswith(prefix):
-            return payload[len(prefix) + DIGEST_BYTES :] or payload
-    return payload
 
 
 def refusal_of(payload: bytes) -> bytes:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
-from snapline.agent_runtime.traceparents import MARK, TAIL_BYTES
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.storage.capture.decoder import StateDecoder
@@ -149,14 +148,6 @@ def encode_message(message: object) -> bytes:
             "send it in pieces, or put it into shared storage and send its name"
         )
     return payload
-
-
-def split_message(payload: bytes) -> tuple[str, memoryview]:
-    """Take a payload apart into the type's name and the body."""
-    end = 1 + payload[0]
-    if end > TAIL_BYTES and payload.startswith(MARK, end - TAIL_BYTES):
-        return payload[1 : end - TAIL_BYTES].decode(), memoryview(payload)[end:]
-    return payload[1:end].decode(), memoryview(payload)[end:]
 
 
 def field_names(kind: type) -> list[str]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.encoding import message_decoder, message_name, split_message
+from snapline.agent_runtime.encoding import message_decoder, message_name
+from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.outputs import reading
 from snapline.storage.outputs.reading import OutputBatch

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from snapline.agent_runtime.durable import DIGEST_BYTES, FAILED
+from snapline.agent_runtime.durable import FAILED
 from snapline.agent_runtime.encoding import (
     describe_failure,
     encode_body,
@@ -16,10 +16,10 @@ from snapline.agent_runtime.encoding import (
     message_decoder,
     message_name,
     result_decoder,
-    split_message,
 )
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.conversation.effect_records import TEXT_CHARACTERS_MAX, readable
+from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MessageTooLargeError, StepFailedError
 from snapline.storage.packs.checkpoint import JournalEntry
 
@@ -31,6 +31,9 @@ REASON_CHARACTERS_MAX = 1000
 _CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 
 
+ARGUMENT_DIGEST_BYTES = 8
+
+
 def argument_digest(step: str, arguments: object) -> bytes:
     """Tells arguments apart, sets whatever their order; "" for none.
 
@@ -38,7 +41,7 @@ def argument_digest(step: str, arguments: object) -> bytes:
         EncodingError: they cannot be encoded.
     """
     try:
-        return blake2b(encode_ordered(arguments), digest_size=DIGEST_BYTES).digest() if arguments else b""
+        return blake2b(encode_ordered(arguments), digest_size=ARGUMENT_DIGEST_BYTES).digest() if arguments else b""
     except _CANNOT as error:
         reason = describe_failure(arguments, error)
         raise EncodingError(

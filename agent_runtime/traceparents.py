@@ -15,10 +15,8 @@ two messages that differ in their tails are the same (`without_tail`).
 import re
 from typing import NamedTuple
 
-from snapline.agent_runtime.durable import CALL, DIGEST_BYTES, REPLY
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-
-TAIL_BYTES = 58
+from snapline.conversation.payloads import CALL, CALL_ID_BYTES, MARK, REPLY, TAIL_BYTES
 
 HOPS_MAX = 255
 """Turns, one after another, that a trace is followed through. Fleets send in circles, and a longer one is read by nobody."""
@@ -26,11 +24,8 @@ HOPS_MAX = 255
 NAME_BYTES_MAX, KIND_BYTES_MAX = 255, 0xFFFF
 """With the tail: one byte says the length of a name, two that of a kind. Where there is no room the trace ends."""
 
-MARK = b"@00-"
-"""How a tail begins: a qualified name of Python holds no `@`."""
-
 _CREATE = b"\x00"
-_CALL_BYTES = len(CALL) + DIGEST_BYTES
+_CALL_BYTES = len(CALL) + CALL_ID_BYTES
 _SAMPLED = 1
 
 _TAIL = re.compile(rb"@00-([0-9a-f]{32})-([0-9a-f]{16})-01([0-9a-f]{2})")
@@ -114,11 +109,6 @@ def without_tail(payload: bytes) -> bytes:
     """The message as it would be if nobody followed it."""
     name = _name_in(payload)
     return name.changed(payload, payload[name.start : name.end - TAIL_BYTES]) if name.has_tail(payload) else payload
-
-
-def plain_name(name: str) -> str:
-    """A type's name, or a kind, without a tail."""
-    return name[:-TAIL_BYTES] if name.startswith("@00-", len(name) - TAIL_BYTES) else name
 
 
 def is_of_type(payload: bytes, name: str) -> bool:

@@ -51,12 +51,13 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
         NotFoundError: no such snapshot or agent.
         DamagedDataError: something in it is not what was written.
     """
-    from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state
+    from snapline.agent_runtime.snapshots.cut import describe_state
+    from snapline.conversation.payloads import describe_payload
     from snapline.coordinator.service.documents import show_document
     from snapline.storage.store.store import Store
 
     return show_document(
-        Store.open(location), snapshot, agent, describe_state=describe_state, describe_payload=describe_payload
+        Store.open(location), snapshot, agent, describe_state=describe_state, describe_message=describe_payload
     )
 
 

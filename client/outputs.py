@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.reading import MessageReader, Output, Undone
 from snapline.client.giving import check_timeout
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutputs
+from snapline.conversation.payloads import split_message
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError, StoreError, UnknownOutcomeError
 
 WAIT_S = 10.0

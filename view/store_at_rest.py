@@ -4,10 +4,11 @@ from collections import Counter, deque
 
 from snapline.agent_runtime.effect_ledger import fold
 from snapline.agent_runtime.reading import Output, Undone
-from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state
+from snapline.agent_runtime.snapshots.cut import describe_state
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.conversation.answers import SnapshotList
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.payloads import describe_payload
 from snapline.coordinator.service.documents import list_snapshots, show_document
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError
 from snapline.storage.store.store import Store
@@ -29,7 +30,7 @@ class StoreAtRest:
 
     def snapshot_at(self, snapshot: str) -> dict[str, object]:
         """As `snapline snapshot show`. NotFoundError, DamagedDataError."""
-        found = show_document(self._store, snapshot, describe_state=describe_state, describe_payload=describe_payload)
+        found = show_document(self._store, snapshot, describe_state=describe_state, describe_message=describe_payload)
         return dict(found)
 
     def outside(self, last_epoch: int) -> WaitingFacts:

@@ -7,8 +7,8 @@ import msgspec
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.host.letters import identity_of
 from snapline.agent_runtime.host.view_events import AgentView, TurnView
-from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.conversation.documents import Rows, document
+from snapline.conversation.payloads import describe_payload
 from snapline.conversation.views import VIEW_BYTES_MAX, AgentState, WaitingAgent
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
 from snapline.storage.capture.json_values import json_of, too_large

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import events as ev
 from snapline.channels.doors import Context
 from snapline.conversation.input_wire import ASK, answer_messages, decode_ask
 from snapline.conversation.inputs import KEY_CHARACTERS_MAX, RETRY, AskOutcome
+from snapline.conversation.payloads import split_message
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
 

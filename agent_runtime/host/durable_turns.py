@@ -23,7 +23,7 @@ from itertools import islice
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, FAILED, LATE, REPLY, EffectIntent, Pause, call_id, reply_to
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import effect_words, letters
 from snapline.agent_runtime.host import events as ev
@@ -46,6 +46,7 @@ from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.traceparents import is_of_type
 from snapline.conversation.effect_words import read_effect_word
+from snapline.conversation.payloads import REPLY
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 

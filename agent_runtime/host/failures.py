@@ -3,12 +3,12 @@
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import letters
-from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.conversation import messages as msg
+from snapline.conversation.payloads import CREATE
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 

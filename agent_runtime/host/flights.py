@@ -10,12 +10,13 @@ from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, STALE, EffectWork, StepWork, read_call
 from snapline.agent_runtime.effects import at_rest, not_undone
-from snapline.agent_runtime.encoding import message_name, split_message
+from snapline.agent_runtime.encoding import message_name
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
 from snapline.agent_runtime.outside import Outside, run_step
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
+from snapline.conversation.payloads import split_message
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, MisuseError
 from snapline.storage.packs.saved_effects import MadeEffect
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType, Handler
-from snapline.agent_runtime.encoding import encode_message, split_message
+from snapline.agent_runtime.encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.storage.capture.values import decode_declared
 

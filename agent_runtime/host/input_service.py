@@ -20,7 +20,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import check_message, message_of_json
-from snapline.agent_runtime.traceparents import plain_name, with_tail
+from snapline.agent_runtime.traceparents import with_tail
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.conversation.effect_words import (
@@ -32,6 +32,7 @@ from snapline.conversation.effect_words import (
 from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
 from snapline.conversation.inputs import REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.conversation.letters import read_word
+from snapline.conversation.payloads import plain_name
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
 

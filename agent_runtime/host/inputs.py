@@ -15,7 +15,6 @@ from snapline.agent_runtime.host import effect_words, letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.asks import Asks, dropped_reason
-from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -25,6 +24,7 @@ from snapline.agent_runtime.traceparents import without_tail
 from snapline.conversation import messages as msg
 from snapline.conversation.effect_words import is_effect_word
 from snapline.conversation.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
+from snapline.conversation.payloads import CREATE
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.store.record import digest_of
 

@@ -10,10 +10,10 @@ a letter that was never kept.
 """
 
 from snapline.agent_runtime.host import effect_wishes
-from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
 from snapline.conversation.effect_words import EffectWish, is_effect_wish, is_effect_word, read_effect_wish
 from snapline.conversation.letters import DROP, GONE, RETRY, WORD, LetterWord, read_word
+from snapline.conversation.payloads import CREATE
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 from snapline.storage.store.record import digest_of

@@ -13,7 +13,6 @@ from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host import watch_events as we
-from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
 from snapline.agent_runtime.host.local_agent import (
@@ -30,6 +29,7 @@ from snapline.agent_runtime.host.local_agent import (
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
+from snapline.conversation.payloads import CREATE
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import StashedMessage
 

@@ -17,8 +17,8 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
-from snapline.agent_runtime.traceparents import plain_name
 from snapline.conversation import messages as msg
+from snapline.conversation.payloads import plain_name
 
 RESUMED: Entry = (None, "resumed", b"")
 """Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""

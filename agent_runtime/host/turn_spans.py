@@ -23,14 +23,14 @@ from opentelemetry.util.types import AttributeValue
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.traceparents import MARK, Traceparent, read_tail, tail_of, with_tail
+from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
 from snapline.channels.quick_span import QuickSpan
 from snapline.channels.span_export import SpanExport
 from snapline.channels.span_ids import SpanIds
+from snapline.conversation.payloads import MARK, split_message
 
 ROOTS = ("start", "timer")
 """What a trace may begin with here: nobody sent it. An input's begins where it comes in."""

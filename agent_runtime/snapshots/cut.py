@@ -4,10 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.durable import unwrapped
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.creation import CREATE, read_creation
 from snapline.agent_runtime.host.reviving import restored
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.snapshots.cut_contents import (
@@ -26,6 +23,7 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     pending_timers,
     pending_turns,
 )
+from snapline.conversation.payloads import CREATE, split_message, unwrapped
 from snapline.errors import StoreError
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
@@ -210,22 +208,3 @@ def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = N
         return plain(checkpoint.state, checkpoint.parts, read)
     except FAILURES as error:
         return f"<{len(checkpoint.state)} bytes that only its own class can read: {error}>"
-
-
-def describe_payload(payload: bytes) -> object:
-    """A message for people to read: its type's name and its fields."""
-    if payload[:1] == CREATE:
-        kind, state = read_creation(payload)
-        return {"creates": kind, "state": plain(state)}
-    try:
-        name, body = split_message(unwrapped(payload))
-    except (UnicodeDecodeError, IndexError):
-        return f"<{len(payload)} bytes>"
-    return {"type": name, "fields": _plain_body(body)}
-
-
-def _plain_body(body: memoryview) -> object:
-    try:
-        return plain(bytes(body))
-    except FAILURES:
-        return f"<{len(body)} bytes>"

@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from snapline.agent_runtime.durable import unwrapped
-from snapline.agent_runtime.encoding import split_message
-from snapline.agent_runtime.host.creation import CREATE
-from snapline.agent_runtime.traceparents import plain_name
 from snapline.agent_runtime.undoing import UNDO
+from snapline.conversation.payloads import CREATE, plain_name, split_message, unwrapped
 from snapline.storage.capture.plain_values import plain_value
 from snapline.storage.capture.saved_values import FAILURES, read_record
 from snapline.storage.packs.checkpoint import AgentCheckpoint

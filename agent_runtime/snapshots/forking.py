@@ -12,12 +12,11 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.durable import unwrapped
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.kinds import class_of, plan_line
 from snapline.agent_runtime.snapshots.fork_effects import has_open_effect, without_open_effects
 from snapline.agent_runtime.snapshots.state_setting import FieldSetting, find_agent, with_settings
+from snapline.conversation.payloads import split_message, unwrapped
 from snapline.errors import FleetDefinitionError, MisuseError
 from snapline.ids import check_id
 from snapline.protocols.names import is_autonomous

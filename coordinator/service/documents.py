@@ -13,6 +13,7 @@ import msgspec
 
 from snapline.conversation.answers import SnapshotList, StoreVerification
 from snapline.conversation.documents import Rows, document
+from snapline.conversation.payloads import describe_payload
 from snapline.conversation.status import ForkedFrom
 from snapline.errors import DamagedDataError
 from snapline.storage.capture.describe import plain
@@ -55,7 +56,7 @@ def show_document(
     agent: str | None = None,
     *,
     describe_state: DescribeState | None = None,
-    describe_payload: DescribePayload | None = None,
+    describe_message: DescribePayload | None = None,
     contents_bytes_max: int | None = None,
 ) -> Rows:
     """One snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
@@ -72,7 +73,7 @@ def show_document(
     manifest = store.read_manifest(root, epoch=epoch)
     hosts = {line.agent: line.host for line in manifest.agents}
     room, fork = _Room(contents_bytes_max), forked_from(store)
-    describe = room.payload(describe_payload or decode_payload)
+    describe = room.payload(describe_message or decode_payload)
     read_parts = store.part_reader(manifest).read if agent else None
     agents, channels = list[Mapping[str, object]](), list[Mapping[str, object]]()
     for checkpoint in store.read_checkpoints(manifest, [agent] if agent else None):  # not all at once in memory
@@ -148,12 +149,8 @@ def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = Non
 
 
 def decode_payload(payload: bytes) -> object:
-    """A message as `{"type": …, "fields": …}`: the payload is the length of the type's name, the name, MessagePack."""
-    end = 1 + payload[0] if payload else 0
-    try:
-        return {"type": payload[1:end].decode(), "fields": _decode(payload[end:])}
-    except FAILURES:
-        return f"<{len(payload)} bytes>"
+    """A message without its class: its type's name and its fields, in JSON's values."""
+    return describe_payload(payload, _decode)
 
 
 def _decode(data: bytes) -> object:

@@ -28,9 +28,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from snapline.agent_runtime.host.creation import CREATE, creation_payload
+from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.conversation.effect_records import EFFECTS_TOPIC
+from snapline.conversation.payloads import CREATE
 from snapline.coordinator.state.operations import Restore
 from snapline.sim.oracles.book_records import (
     NO_VOIDS,

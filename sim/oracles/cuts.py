@@ -19,7 +19,7 @@ another one than are inside the cut (Mattern 1989). Outboxes are not seen by the
 
 from collections.abc import Container, Iterator, Mapping
 
-from snapline.agent_runtime.host.creation import CREATE
+from snapline.conversation.payloads import CREATE
 from snapline.sim.oracles.book_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
 from snapline.sim.oracles.books import Books
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint

@@ -20,11 +20,11 @@ from typing import Any
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import STALE, read_call
-from snapline.agent_runtime.encoding import encode_body, split_message
+from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
-from snapline.agent_runtime.host.creation import CREATE, read_creation
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.outside import Outside
+from snapline.conversation.payloads import CREATE, read_creation, split_message
 from snapline.sim.oracles.book_records import AgentHistory, Turn, show
 
 NOT_POSSIBLE = "not possible"

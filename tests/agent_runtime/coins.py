@@ -14,7 +14,7 @@ from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
 from snapline.agent_runtime.host.reviving import restored
-from snapline.agent_runtime.snapshots.cut import describe_payload
+from snapline.conversation.payloads import describe_payload
 from snapline.protocols.coverage import AgentReport, uncovered
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 

@@ -12,7 +12,6 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.durable import DONE
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
@@ -23,6 +22,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.outside import Outside
 from snapline.conversation import messages as msg
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.payloads import split_message
 from snapline.storage.log.records import LoggedEntry
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 

@@ -37,11 +37,11 @@ from tests.kit.logged_fleet import LoggedFleet
 import snapline
 from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.creation import CREATE
 from snapline.channels import channel
 from snapline.channels.fences import LinkIdentity
 from snapline.channels.frame import Frame, Items, Marker, OpenChannel, decode_control
 from snapline.conversation import messages as msg
+from snapline.conversation.payloads import CREATE
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.protocols.names import is_autonomous, is_logged
 from snapline.sim.script.text import ScriptCommand

@@ -17,6 +17,7 @@ from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
 from snapline.conversation import messages as msg
+from snapline.conversation import payloads
 from snapline.conversation.inputs import REPEATED, REPLIED
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn, StashedMessage
 
@@ -372,7 +373,7 @@ def stash_not_saved(patch: Patch) -> None:
 
 
 def replies_of_all_calls(patch: Patch) -> None:
-    patch.setattr("snapline.agent_runtime.host.durable_turns._reply_to", lambda turn: durable.REPLY)
+    patch.setattr("snapline.agent_runtime.host.durable_turns._reply_to", lambda turn: payloads.REPLY)
 
 
 def divergence_is_a_failure(patch: Patch) -> None:

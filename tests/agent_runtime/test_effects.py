@@ -8,7 +8,6 @@ import pytest
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent, Pause
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import agent_effects
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
@@ -17,6 +16,7 @@ from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO, read_undo
 from snapline.conversation import messages as msg
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.payloads import split_message
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.saved_effects import SavedEffects
 

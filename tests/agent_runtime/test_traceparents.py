@@ -7,15 +7,13 @@ import msgspec
 import pytest
 
 from snapline.agent_runtime.durable import call_payload, reply_payload
-from snapline.agent_runtime.encoding import encode_message, split_message
-from snapline.agent_runtime.host.creation import creation_payload, read_creation
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.input_checks import check_message
 from snapline.agent_runtime.traceparents import (
     HOPS_MAX,
-    TAIL_BYTES,
     Traceparent,
     is_of_type,
-    plain_name,
     read_header,
     read_tail,
     tail_of,
@@ -23,6 +21,7 @@ from snapline.agent_runtime.traceparents import (
     without_tail,
 )
 from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.conversation.payloads import TAIL_BYTES, plain_name, read_creation, split_message
 
 
 class Order(msgspec.Struct):

@@ -14,14 +14,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message, split_message
+from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.creation import creation_payload, read_creation
+from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turn_spans import SpanOutside, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail
 from snapline.channels.span_export import SpanExport
+from snapline.conversation.payloads import read_creation, split_message
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 CALLER = Traceparent(0xA, 0xB, 9)

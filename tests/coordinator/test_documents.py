@@ -8,7 +8,8 @@ import pytest
 from tests.coordinator.conftest import Agreed
 
 from snapline.conversation.documents import document_of
-from snapline.coordinator.service.documents import list_snapshots, show_document, verify
+from snapline.conversation.payloads import CALL, CREATE, REPLY
+from snapline.coordinator.service.documents import decode_payload, list_snapshots, show_document, verify
 from snapline.coordinator.service.fleet_answers import coordinated_line, history, located, located_all
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
@@ -61,7 +62,7 @@ def test_states_and_messages_are_shown_without_their_classes(store: Store) -> No
 
 
 def test_a_caller_may_describe_states_itself(store: Store) -> None:
-    shown = show_document(store, "1", "a", describe_state=lambda x, _: f"state of {x.agent}", describe_payload=len)
+    shown = show_document(store, "1", "a", describe_state=lambda x, _: f"state of {x.agent}", describe_message=len)
     (agent,) = msgspec.convert(shown["agents"], list[dict[str, object]])
     assert agent["state"] == "state of a"
 
@@ -74,7 +75,7 @@ def test_what_has_no_room_is_told_by_its_size_and_not_decoded(store: Store) -> N
         return "s" * 40
 
     room = 42 + 32  # as JSON: of the state of a, and of the message to it
-    shown = show_document(store, "1", describe_state=told, describe_payload=lambda _: "m" * 30, contents_bytes_max=room)
+    shown = show_document(store, "1", describe_state=told, describe_message=lambda _: "m" * 30, contents_bytes_max=room)
     first, second = msgspec.convert(shown["agents"], list[dict[str, object]])
     assert first["state"] == "s" * 40 and "m" * 30 in str(shown["channels"])
     assert str(second["state"]).startswith("<1 bytes, too large") and decoded == ["a"]
@@ -161,3 +162,18 @@ def test_an_ended_fleet_says_so_beside_its_agents(agreed: Agreed) -> None:
     agreed.do(op.EndFleet(agreed.epoch(), "stopped", "stop_when holds"))
     found = located(agreed.state, ["a0"])
     assert (found.phase, found.reason) == ("finished", "stop_when holds")
+
+
+def test_a_call_and_a_creation_are_shown_as_what_they_hold() -> None:
+    payload = b"\x03Pay" + msgspec.msgpack.encode({"order": "17", 5: b"x"})
+    shown = {"type": "Pay", "fields": {"order": "17", "5": "<1 bytes>"}}
+    assert decode_payload(payload) == shown
+    assert decode_payload(CALL + bytes(8) + payload) == shown
+    assert decode_payload(REPLY + bytes(8) + payload) == shown
+    followed = b"\x3dPay@00-" + b"0" * 32 + b"-" + b"1" * 16 + b"-01ff" + payload[4:]
+    assert decode_payload(followed) == shown
+    assert decode_payload(CREATE + b"\x00\x03m:A" + msgspec.msgpack.encode({"n": 1})) == {
+        "creates": "m:A",
+        "state": {"n": 1},
+    }
+    assert decode_payload(b"") == "<0 bytes>"

@@ -12,7 +12,8 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.encoding import encode_message, split_message
+from snapline.agent_runtime.encoding import encode_message
+from snapline.conversation.payloads import split_message
 from snapline.errors import MisuseError
 from snapline.examples import bank, hello, pagerank
 from snapline.examples.forward_push import UNIT, Problem, choose_seeds, gather, messages_in_all, rounds_for

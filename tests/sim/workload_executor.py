@@ -12,11 +12,11 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import encode_state, restore_agent
-from snapline.agent_runtime.host.creation import CREATE, creation_payload, read_creation
+from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.outside import Outside
+from snapline.conversation.payloads import CREATE, read_creation, split_message
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 
 STEPS_MAX = 200_000

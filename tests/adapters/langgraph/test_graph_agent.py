@@ -32,10 +32,11 @@ from snapline.adapters.langgraph import (
 )
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.encoding import encode_body, message_decoder, split_message
+from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import RollbackAskedError
+from snapline.conversation.payloads import split_message
 from snapline.errors import FleetDefinitionError, MisuseError
 
 pytestmark = pytest.mark.langgraph

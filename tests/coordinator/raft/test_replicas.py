@@ -316,6 +316,16 @@ def check_claims(history: list[Operation], acked: set[str], applied: list[str]) 
     assert not bad, f"not linearizable: {bad}"
 
 
+async def watch(cluster: Cluster, leaders: dict[int, set[str]]) -> None:
+    """Note who leads in which term."""
+    while True:
+        for name, replica in cluster.replicas.items():
+            standing = replica.driver.standing
+            if standing.is_leader:
+                leaders.setdefault(standing.term, set()).add(name)
+        await asyncio.sleep(0.005)
+
+
 async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, unknown_min: int = 0) -> Counter[str]:
     """Clients work while the leader is cut off, replicas crash, connections break; then all must agree.
 
@@ -344,14 +354,6 @@ async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, 
             await (client.read(name) if asked == ("read",) else client.write(name, asked, give_up_s=give_up_s))
             await asyncio.sleep(client.chance.uniform(0, 0.02))
 
-    async def watch() -> None:
-        while True:
-            for name, replica in cluster.replicas.items():
-                standing = replica.driver.standing
-                if standing.is_leader:
-                    leaders.setdefault(standing.term, set()).add(name)
-            await asyncio.sleep(0.005)
-
     async def harm() -> None:
         while time.monotonic() < end - 1.0:
             await asyncio.sleep(chance.uniform(0.3, 0.8))
@@ -376,7 +378,7 @@ async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, 
                 for each in names:
                     await cluster.start_one(each)
 
-    watching = asyncio.create_task(watch())
+    watching = asyncio.create_task(watch(cluster, leaders))
     await asyncio.gather(harm(), *map(work, clients))
     cluster.heal()
     await cluster.wait_leader(20)

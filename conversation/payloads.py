@@ -1,0 +1,68 @@
+"""How the payload of a message is made up, and how people are shown one whose type nobody here has. No I/O.
+
+    message     length of the type's name (1 byte), the name, and the fields in MessagePack
+    call        `CALL`, the call's id, a message; it asks for a reply
+    reply       `REPLY`, the call's id, a message; nothing follows where there is nothing to say
+    creation    `CREATE`, length of the kind (2 bytes), the kind, the first state
+
+A message, or creation, of a sampled trace has a tail behind its type's name, or kind (`agent_runtime/traceparents.py`).
+"""
+
+from collections.abc import Callable
+
+from snapline.storage.capture.describe import plain
+from snapline.storage.capture.saved_values import FAILURES
+
+CREATE = b"\x00"
+"""First byte of the payload that creates an agent: no message type has an empty name."""
+
+CALL, REPLY = b"\x05@call", b"\x06@reply"
+"""Before the id of a call, and the message: no type has such a name."""
+
+CALL_ID_BYTES = 8
+
+TAIL_BYTES = 58
+MARK = b"@00-"
+"""How a tail begins: a qualified name of Python holds no `@`."""
+
+
+def split_message(payload: bytes) -> tuple[str, memoryview]:
+    """Take a message apart into the type's name, without a tail, and the body."""
+    end = 1 + payload[0]
+    if end > TAIL_BYTES and payload.startswith(MARK, end - TAIL_BYTES):
+        return payload[1 : end - TAIL_BYTES].decode(), memoryview(payload)[end:]
+    return payload[1:end].decode(), memoryview(payload)[end:]
+
+
+def unwrapped(payload: bytes) -> bytes:
+    """Return the message in a call or a reply; any other one as it is. Of a reply that says nothing the whole."""
+    for prefix in (CALL, REPLY):
+        if payload.startswith(prefix):
+            return payload[len(prefix) + CALL_ID_BYTES :] or payload
+    return payload
+
+
+def plain_name(name: str) -> str:
+    """Return a type's name, or a kind, without a tail."""
+    return name[:-TAIL_BYTES] if name.startswith(MARK.decode(), len(name) - TAIL_BYTES) else name
+
+
+def read_creation(payload: bytes) -> tuple[str, bytes]:
+    """Take a creation apart into kind and first state."""
+    end = 3 + int.from_bytes(payload[1:3], "big")
+    return plain_name(payload[3:end].decode()), payload[end:]
+
+
+def describe_payload(payload: bytes, show: Callable[[bytes], object] = plain) -> object:
+    """Return a message for people: its type's name and its fields as `show` has them; of a creation the kind and the state."""
+    try:
+        if payload[:1] == CREATE:
+            kind, state = read_creation(payload)
+            return {"creates": kind, "state": show(state)}
+        name, body = split_message(unwrapped(payload))
+    except (*FAILURES, UnicodeDecodeError, IndexError):
+        return f"<{len(payload)} bytes>"
+    try:
+        return {"type": name, "fields": show(bytes(body))}
+    except FAILURES:
+        return {"type": name, "fields": f"<{len(body)} bytes>"}
