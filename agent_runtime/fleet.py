@@ -43,6 +43,12 @@ EPOCH_TIMEOUT_S = 60.0
 OBJECTIVE_MOST_S = 1e9
 """Longest `rpo_s` and `rto_s`, some thirty years: in nanoseconds it still fits 64 bits."""
 
+BUSY_LIMIT_S = 300.0
+"""For code that blocks a host: long for a solver, short for an endless loop."""
+
+BUSY_LIMIT_S_MIN = 2.0
+"""What is shorter is no sign of trouble, and blocked loops are looked for once a second."""
+
 AgentSource = Agent | Callable[[], Agent]
 
 Stubs = Mapping[str, Callable[..., object]]
@@ -75,6 +81,8 @@ class Fleet:
         rpo_s: how much work a failure may undo at most, in seconds, and rto_s: how long a recovery may take, from the first suspicion until all hosts
             have applied the plan. Nothing is decided from them: the coordinator says in `snapline status`, in the view and in its log when they
             are missed. None: nothing is said.
+        busy_limit_s: a host ends itself, and its fleet recovers, when code of an agent has blocked its event loop for so long (docs/durable-turns.md, "What may
+            block"). None: never. Hosts of one fleet may differ in this.
         simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
             step's function; nobody else does. Or a function without arguments that makes these for each run, so that runs share nothing.
 
@@ -96,6 +104,7 @@ class Fleet:
         simulate: Stubs | Callable[[], Stubs] | None = None,
         rpo_s: float | None = None,
         rto_s: float | None = None,
+        busy_limit_s: float | None = BUSY_LIMIT_S,
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
@@ -110,6 +119,7 @@ class Fleet:
         self.simulate = simulate
         self.rpo_s = rpo_s
         self.rto_s = rto_s
+        self.busy_limit_s = busy_limit_s
         self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
         self._check()
 
@@ -133,6 +143,10 @@ class Fleet:
             raise FleetDefinitionError(f"log_bytes_max is a number of bytes above 0, not {self.log_bytes_max!r}")
         if not _is_duration(self.epoch_timeout_s):
             raise FleetDefinitionError(f"epoch_timeout_s must be above 0, it is {self.epoch_timeout_s!r}")
+        if self.busy_limit_s is not None and not BUSY_LIMIT_S_MIN <= self.busy_limit_s <= OBJECTIVE_MOST_S:
+            raise FleetDefinitionError(
+                f"busy_limit_s is a time of {BUSY_LIMIT_S_MIN:g} seconds or more, or None, not {self.busy_limit_s!r}"
+            )
         self._check_objectives()
         if self.stop_when is not None and not callable(self.stop_when):
             raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")

@@ -109,6 +109,7 @@ DOORS = {
     f"{_COORDINATOR}/PreviewRestore": Door(_READING),
     f"{_COORDINATOR}/Restore": Door(_ACTING, acts=True),
     f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), is_for_itself=True, acts=True),
+    f"{_COORDINATOR}/ReportHostBusy": Door((HOST,), 4096, is_for_itself=True),
     f"{_COORDINATOR}/ReadReplica": Door(_READING),
     f"{_COORDINATOR}/TransferLeader": Door((*_ACTING, COORDINATOR), is_for_itself=True, acts=True),
     f"{_COORDINATOR}/Backup": Door((ADMIN,), acts=True),

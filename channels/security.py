@@ -200,14 +200,23 @@ class Security:
         self.check_dial_address(address)
         if not self.is_tls:
             return grpc.aio.insecure_channel(address, options=client_options())
+        expected = None if name is None else server_name(role, name, self.domain)
+        return grpc.aio.secure_channel(address, self._client_credentials(), options=client_options(expected))
+
+    def open_blocking_channel(self, address: str, *, role: str, name: str) -> grpc.Channel:
+        """The same for a thread that has no event loop."""
+        self.check_dial_address(address)
+        if not self.is_tls:
+            return grpc.insecure_channel(address, options=client_options())
+        expected = server_name(role, name, self.domain)
+        return grpc.secure_channel(address, self._client_credentials(), options=client_options(expected))
+
+    def _client_credentials(self) -> grpc.ChannelCredentials:
         pems = self._load()
         credentials = grpc.ssl_channel_credentials(pems.authority, pems.key, pems.certificate)
-        if self._token:
-            credentials = grpc.composite_channel_credentials(
-                credentials, grpc.access_token_call_credentials(self._token)
-            )
-        expected = None if name is None else server_name(role, name, self.domain)
-        return grpc.aio.secure_channel(address, credentials, options=client_options(expected))
+        if not self._token:
+            return credentials
+        return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self._token))
 
     def client_context(self) -> "ssl.SSLContext":
         """The same trust, as Python's own TLS has it; OSError: the files cannot be read, or do not belong together."""

@@ -71,6 +71,7 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | a host that a person has called        | CheckToken       | CheckTokenReply: who bears the token                       |
     | the same, if it changes something      | RecordCall       | nothing but that it is written down                        |
     | a launcher                             | ReportHostExit   | whether the run was known                                  |
+    | a host whose event loop is held        | ReportHostBusy   | nothing but that it was heard                              |
     | `coordinator status`, `members`        | ReadReplica      | Document                                                   |
     | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |
     | `coordinator backup`                   | Backup           | the state's image                                          |

@@ -257,6 +257,10 @@ class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
     is_known: bool
 
 
+class ReportHostBusyReply(msgspec.Struct, frozen=True, gc=False):
+    """It was heard."""
+
+
 class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
     """It is done."""
 

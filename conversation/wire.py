@@ -17,6 +17,7 @@ from snapline.conversation.answers import (
     MoveAgentsReply,
     RecoveryHistoryReply,
     RecoveryLineReply,
+    ReportHostBusyReply,
     ReportHostExitReply,
     RestorePreview,
     RestoreReply,
@@ -80,7 +81,14 @@ _replies: dict[str, type[msgspec.Struct]] = {
             LeaderTransferred,
             LocateReply,
         ),
-        *(RecoveryHistoryReply, ReportHostExitReply, RestorePreview, RestoreReply, SnapshotOutcome),
+        *(
+            RecoveryHistoryReply,
+            ReportHostExitReply,
+            ReportHostBusyReply,
+            RestorePreview,
+            RestoreReply,
+            SnapshotOutcome,
+        ),
         *(ForgetConsumerReply, MoveAgentsReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply),
         *(MakeTokenReply, RevokeTokenReply, ReadTokensReply, CheckTokenReply, RecordCallReply, ReadAuditReply),
     )

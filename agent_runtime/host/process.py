@@ -1,7 +1,8 @@
 """The host process: clocks, threads and sockets around a host's carrier. Decides nothing about protocols.
 
 One event loop does everything but blocking work; the store is written and read in a worker thread. Turns are run in
-batches, so that frames, heartbeats and the coordinator's word are never kept waiting for long.
+batches, so that frames, heartbeats and the coordinator's word are not kept waiting for long. A handler that blocks keeps them waiting all the
+same: `loop_watch.py` says which.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -22,8 +25,10 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.input_service import InputService, TakeInput, as_it_is
+from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.people import AskedPeople
+from snapline.agent_runtime.host.running_code import describe_running
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.view_service import ViewService
@@ -101,6 +106,9 @@ class Host:
         self._trace_of_line: Callable[[], dict[str, object]] = dict
         self._take_input: TakeInput = as_it_is
         self._address = ""
+        self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
+        """Of tasks in which turns and steps are run."""
+        self._imaged = ""
         self._people = AskedPeople(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
@@ -166,6 +174,7 @@ class Host:
                 await doors.enter_async_context(supervised())
                 keep_from_children(loop, self._fleet_ports)
                 doors.enter_context(self._options.log_ids.reading(self._standing))
+                doors.enter_context(self._watch(loop))
                 return await self._finished
         finally:
             await self._session.leave("host stops")
@@ -181,6 +190,22 @@ class Host:
             self._worker.shutdown(wait=False, cancel_futures=True)
             self._evaluator.shutdown(wait=False, cancel_futures=True)
             self._logger.shutdown(wait=False, cancel_futures=True)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> contextlib.AbstractContextManager[None]:
+        options = self._options
+        reports = BusyReports(options.coordinator, options.security, host=options.host, instance=options.instance)
+
+        def holder(codes: list[CodeType]) -> str:
+            task = asyncio.current_task(loop)
+            return describe_running(
+                self._carrier.at,
+                codes,
+                self._carrier.turns.type_of,
+                in_task=self._agents_of.get(task, "") if task is not None else "",
+                imaged=self._imaged,
+            )
+
+        return LoopWatch(loop, reports, holder, limit_s=options.fleet.busy_limit_s).watching()
 
     def finish(self, code: int) -> None:
         """The run is over."""
@@ -253,6 +278,7 @@ class Host:
         context.run(scope.enter)
         task = asyncio.get_running_loop().create_task(coroutine, context=context)
         task.add_done_callback(scope.close)
+        self._agents_of[task] = at.agent
         return task
 
     # ---- surroundings ---------------------------------------------------------------------------------------------
@@ -322,6 +348,7 @@ class Host:
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
     def capturing(self, agent: str) -> None:
+        self._imaged = agent
         if self._metrics is not None:
             self._metrics.capturing()
 

@@ -360,6 +360,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.ReportHostExitReply(is_known=is_known)
 
     @translated
+    async def ReportHostBusy(self, request: pb.ReportHostBusyRequest, context: Context) -> pb.ReportHostBusyReply:
+        """A thread of a host: its process lives, and something holds its event loop."""
+        await self._check_own(context, HOST, request.host)
+        self._leading().feed(ev.HostBusyReported(request.host, request.instance, request.busy_ns, request.what))
+        return pb.ReportHostBusyReply()
+
+    @translated
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
         """Drop the record of a host that does not come back."""
         await self._be_current()

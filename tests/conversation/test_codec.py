@@ -73,6 +73,7 @@ def test_replies_that_are_alone_come_back() -> None:
         (status.SnapshotOutcome, pb.SnapshotOutcome),
         (answers.BackupReply, pb.BackupReply),
         (answers.ReportHostExitReply, pb.ReportHostExitReply),
+        (answers.ReportHostBusyReply, pb.ReportHostBusyReply),
         (answers.LocateReply, pb.LocateReply),
     ]
     for struct, message in alone:

@@ -64,8 +64,8 @@ def test_systemd_has_nothing_against_the_units(units: list[Path]) -> None:
 @analyses
 def test_a_word_that_systemd_does_not_know_would_be_found(units: list[Path], tmp_path: Path) -> None:
     wrong = tmp_path / units[0].name
-    wrong.write_text(units[0].read_text().replace("WatchdogSec=", "WatchdogSecs="))
-    assert "WatchdogSecs" in analyze("verify", "--man=no", wrong).stderr
+    wrong.write_text(units[0].read_text().replace("RestartSec=", "RestartSecs="))
+    assert "RestartSecs" in analyze("verify", "--man=no", wrong).stderr
 
 
 @pytest.mark.systemd

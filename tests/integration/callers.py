@@ -174,6 +174,7 @@ REQUESTS: dict[str, bytes] = {
     "ReadSnapshots": pb.ReadSnapshotsRequest(verb="list").SerializeToString(),
     "ReadReplica": pb.ReadReplicaRequest(verb="members").SerializeToString(),
     "TransferLeader": pb.TransferLeaderRequest(to="nobody", only_from="one-more").SerializeToString(),
+    "ReportHostBusy": pb.ReportHostBusyRequest(host="h1", instance="none").SerializeToString(),
     "ReportHostExit": pb.ReportHostExitRequest(host="h1", instance="none").SerializeToString(),
     "PreviewRestore": pb.PreviewRestoreRequest(snapshot="999").SerializeToString(),
     "Restore": pb.RestoreRequest(snapshot="999", token="t").SerializeToString(),

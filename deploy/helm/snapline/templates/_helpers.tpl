@@ -60,11 +60,6 @@ startupProbe:
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: 90
-livenessProbe:
-  grpc: {port: 7401, service: alive}
-  periodSeconds: 10
-  timeoutSeconds: 10
-  failureThreshold: 6
 readinessProbe:
   grpc: {port: 7401, service: ready}
   periodSeconds: 5

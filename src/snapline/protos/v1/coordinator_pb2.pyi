@@ -1490,6 +1490,22 @@ class ReportHostExitReply(_message.Message):
     is_known: bool
     def __init__(self, is_known: bool = ...) -> None: ...
 
+class ReportHostBusyRequest(_message.Message):
+    __slots__ = ("host", "instance", "busy_ns", "what")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    instance: str
+    busy_ns: int
+    what: str
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., busy_ns: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
+
+class ReportHostBusyReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LocateRequest(_message.Message):
     __slots__ = ("agents", "all")
     AGENTS_FIELD_NUMBER: _ClassVar[int]

@@ -80,6 +80,11 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitReply.FromString,
                 _registered_method=True)
+        self.ReportHostBusy = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/ReportHostBusy',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostBusyRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostBusyReply.FromString,
+                _registered_method=True)
         self.ReadReplica = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ReadReplica',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadReplicaRequest.SerializeToString,
@@ -199,6 +204,13 @@ class CoordinatorServicer(object):
 
     def ReportHostExit(self, request, context):
         """a launcher's word
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportHostBusy(self, request, context):
+        """a thread of a host whose event loop is held
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -332,6 +344,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ReportHostExit,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitReply.SerializeToString,
+            ),
+            'ReportHostBusy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportHostBusy,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostBusyRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostBusyReply.SerializeToString,
             ),
             'ReadReplica': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadReplica,
@@ -638,6 +655,33 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/ReportHostExit',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportHostBusy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/ReportHostBusy',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostBusyRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostBusyReply.FromString,
             options,
             channel_credentials,
             insecure,

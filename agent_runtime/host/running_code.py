@@ -1,0 +1,47 @@
+"""What a host's event loop runs just now, told by the code on its stack; for people, and read by another thread."""
+
+import inspect
+from collections.abc import Callable, Collection
+from types import CodeType
+
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host.durable_events import RunStep
+from snapline.agent_runtime.host.events import StartTurn
+from snapline.agent_runtime.host.turns import Turns
+
+
+def describe_running(
+    at: StartTurn | RunStep | None,
+    codes: Collection[CodeType],
+    type_of: Callable[[str], AgentType | None],
+    *,
+    in_task: str,
+    imaged: str,
+) -> str:
+    """Name agent and handler, or step; "" if it is nobody's.
+
+    Args:
+        at: what was begun last and has not returned.
+        type_of: of an agent that is here.
+        in_task: the agent of the task that runs.
+        imaged: the agent whose image was taken last.
+    """
+    if Turns.capture.__code__ in codes:
+        return f"agent {imaged}, the image of its state"
+    match at:
+        case RunStep():
+            return f"agent {at.agent}, step {at.name}"
+        case StartTurn():
+            agent = at.agent
+        case None:
+            agent = in_task
+    return f"agent {agent}, {_handler_in(type_of(agent), codes) or 'its turn'}" if agent else ""
+
+
+def _handler_in(known: AgentType | None, codes: Collection[CodeType]) -> str:
+    if known is None:
+        return ""
+    if getattr(known.agent_class.on_start, "__code__", None) in codes:
+        return "on_start"
+    found = [x.name for x in known.handlers.values() if inspect.unwrap(x.function).__code__ in codes]
+    return f"handler {found[0]}" if found else ""
