@@ -46,22 +46,36 @@ def handler(function: _Function, /) -> _Function: ...
 
 
 @overload
-def handler(*, durable: bool = False) -> Callable[[_Function], _Function]: ...
+def handler(*, durable: bool = False, thread: bool = False) -> Callable[[_Function], _Function]: ...
 
 
-def handler(function: Any = None, /, *, durable: bool = False) -> Any:
+def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False) -> Any:
     """Mark a method as the handler of the message type that its `message` parameter is annotated with.
 
     A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive in their
     middle: they may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery go on where they were.
+
+    All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler runs in a thread, and may block:
+    `def` or `async def` (then on an event loop of its own). Its turn is as atomic as any plain one: until it returns, its agent takes no other turn and no
+    checkpoint, and nobody else touches its state. If the turn is undone meanwhile, as by a recovery, the thread runs on, late: its state is one that nobody
+    reads, and its context raises `MisuseError`. So what it does outside may happen again, as of any plain turn. What agents share, such as module globals, needs
+    locks there.
+
+    Raises:
+        FleetDefinitionError: it is to be durable and run in a thread: what blocks in a durable turn belongs in `ctx.step`.
     """
+    if durable and thread:
+        raise FleetDefinitionError(
+            "a handler is durable or runs in a thread, not both: what blocks in a durable turn belongs in ctx.step"
+        )
+    kind = "durable" if durable else "thread" if thread else "plain"
     if function is None:
-        return functools.partial(_mark, is_durable=durable)
-    return _mark(function, is_durable=durable)
+        return functools.partial(_mark, kind=kind)
+    return _mark(function, kind=kind)
 
 
-def _mark(function: _Function, *, is_durable: bool) -> _Function:
-    function.__snapline_handler__ = "durable" if is_durable else "plain"  # type: ignore[attr-defined]  # read back by _find_handlers
+def _mark(function: _Function, *, kind: str) -> _Function:
+    function.__snapline_handler__ = kind  # type: ignore[attr-defined]  # read back by _find_handlers
     return function
 
 
@@ -74,6 +88,7 @@ class Handler(msgspec.Struct, frozen=True):
     decoder: Any  # msgspec.msgpack.Decoder of message_type
     awaits: bool  # its coroutine, if it returns one, may suspend, and so needs a task of its own
     is_durable: bool = False
+    is_threaded: bool = False
 
 
 class AgentType(msgspec.Struct, frozen=True):
@@ -256,8 +271,10 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
                     f"in {other.name} and {name}: keep one"
                 )
             decoder = _decoder_of(agent_class, name, message_type)
-            awaits = is_durable or _suspends(function)
-            handlers[message_name(message_type)] = Handler(name, function, message_type, decoder, awaits, is_durable)
+            awaits = is_durable or mark == "thread" or _suspends(function)
+            handlers[message_name(message_type)] = Handler(
+                name, function, message_type, decoder, awaits, is_durable, is_threaded=mark == "thread"
+            )
     return handlers
 
 

@@ -1,8 +1,12 @@
 """Time, chance and the outside as handlers see them, and how steps are run there."""
 
 import asyncio
+import contextlib
+import contextvars
+import functools
 import inspect
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -17,8 +21,14 @@ DELAY_S_MAX = 3e9
 """A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
 
 
+HANDLER_THREADS_MAX = 64
+"""Handlers of one host that block in threads at the same time; more wait their turn. A late one, whose turn was undone, counts until it returns."""
+
+
 class Outside:
     """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
+
+    _handler_threads: asyncio.Semaphore | None = None
 
     def now_ns(self) -> int:
         return time.time_ns()
@@ -33,6 +43,39 @@ class Outside:
         if inspect.isawaitable(outcome):
             return await outcome
         return outcome
+
+    def threaded(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
+        """What runs this handler in a thread."""
+        return functools.partial(self.in_thread, handler)
+
+    async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
+        """Run a handler that blocks, in a thread of its own; what it returns, if it is a coroutine, on a loop of its own.
+
+        The thread does not keep the process alive. If this is cancelled, it runs on, and nobody hears of it.
+        """
+        threads = self._handler_threads = self._handler_threads or asyncio.Semaphore(HANDLER_THREADS_MAX)
+        await threads.acquire()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def tell(error: BaseException | None) -> None:
+            threads.release()
+            if ended.cancelled():
+                return
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        def work() -> None:
+            error = _error_of(handler, arguments)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(tell, error)
+
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(work,), name="snapline-handler", daemon=True
+        ).start()
+        await ended
 
     async def pause(self, seconds: float) -> None:
         """Before a step is tried again."""
@@ -55,6 +98,20 @@ def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
         return function()
     finally:
         end_if_child()
+
+
+def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseException | None:
+    try:
+        outcome = handler(*arguments)
+        if inspect.iscoroutine(outcome):
+            asyncio.run(outcome)
+    except StopIteration as error:  # no future takes it
+        raised = RuntimeError("the handler raised StopIteration")
+        raised.__cause__ = error
+        return raised
+    except BaseException as error:  # whatever it is: it is raised again on the loop
+        return error
+    return None
 
 
 async def run_step(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result

@@ -1,5 +1,6 @@
 """Time, chance and the outside of the handlers of one simulated host."""
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,6 +37,12 @@ class SimOutside(Outside):
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         return await self._steps.step(self._host, name, function)
+
+    async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
+        """In the thread of the simulation, at one instant."""
+        outcome = handler(*arguments)
+        if inspect.iscoroutine(outcome):
+            await outcome
 
     async def pause(self, seconds: float) -> None:
         await Wait(round(seconds * SECOND_NS))
