@@ -29,7 +29,7 @@ class RollbackAskedError(BaseException):
 NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs on_error = "undo"'
 CAUGHT = "the handler has caught what ctx.rollback raises: let it pass"
 
-FAILURES = (Exception, RollbackAskedError)
+FAILURES = (Exception, RollbackAskedError, SystemExit)
 """What a handler may raise that ends its turn."""
 
 

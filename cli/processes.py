@@ -208,6 +208,15 @@ def host_run(
     trace_every: Annotated[
         int, typer.Option("--trace-every", min=1, metavar="N", help="Of each channel, trace every Nth message.")
     ] = 1,
+    marks: Annotated[
+        str,
+        typer.Option(
+            "--marks",
+            metavar="FILE",
+            help="File in which a process that dies leaves word of the turn that it was in; on a file system that outlives it.",
+            show_default="in $XDG_RUNTIME_DIR, or the folder for temporary files",
+        ),
+    ] = "",
     instance: Annotated[str, typer.Option("--instance", hidden=True)] = "",
 ) -> None:
     """Run one host until its fleet has ended."""
@@ -215,6 +224,7 @@ def host_run(
 
     forked.prepare()  # before anything imports gRPC
     from snapline.agent_runtime.host.process import HostOptions, run_host
+    from snapline.agent_runtime.host.turn_marks import default_marks
     from snapline.cli.fleets import load
 
     check_address(listen, "--listen")
@@ -234,6 +244,7 @@ def host_run(
         health=check_address(health, "--health") if health else "",
         metrics=metrics_at.place(),
         spans=spans.options(),
+        marks=marks or default_marks(coordinator, host),
         trace="" if trace is None else str(trace),
         trace_every=trace_every,
     )

@@ -128,24 +128,30 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
     from snapline.deploy.data_directory import STORE_FOLDER
 
     store = store or str(folder / STORE_FOLDER)
-    found = count_in(store, epoch) if epoch else None
+    found = letters_in(store, epoch) if epoch else None
+    if found is None:
+        return None
+    total = sum([number for number, _ in found.values()])
     if found:
-        told = f"{count(sum(found.values()), 'dead letter')} of {count(len(found), 'agent')}"
-        progress.warn(f"{told}: `snapline agent dead-letters list --store {store}` shows them")
-    return None if found is None else sum(found.values())
+        agent, (_, error) = list(found.items())[-1]
+        told = f"{count(total, 'dead letter')} of {count(len(found), 'agent')}"
+        last = f"; the last one of agent {agent}: {error}" if error else ""
+        progress.warn(f"{told}: `snapline agent dead-letters list --store {store}` shows them{last}")
+    return total
 
 
-def count_in(store: str, epoch: int) -> dict[str, int] | None:
-    """Agent → how many dead letters it has had, of those that have any; None if the snapshot cannot be read."""
+def letters_in(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
+    """Agent → how many dead letters it has had, and what the last one says, of those that have any; None if the snapshot cannot be read."""
     from snapline.storage.store.store import Store
 
     try:
         opened = Store.open(store)
         manifest = opened.read_manifest(opened.read_ref(epoch), epoch=epoch)
-        counts = {found.agent: found.dead_letter_count for found in opened.read_checkpoints(manifest)}
+        letters = {x.agent: (x.dead_letter_count, x.dead_letters) for x in opened.read_checkpoints(manifest)}
     except (SnaplineError, OSError):
         return None
-    return {agent: found for agent, found in counts.items() if found}
+    last = {agent: kept[-1].error.rstrip().rpartition("\n")[2] if kept else "" for agent, (_, kept) in letters.items()}
+    return {agent: (number, last[agent]) for agent, (number, _) in letters.items() if number}
 
 
 async def _run(

@@ -35,6 +35,7 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H OpenLog              | there is something for the host log of a plan    | LogOpened                                   |
     | H WantEpoch            | somebody outside waits for a complete epoch      |                                             |
     | H WantRollback         | a turn asks that the fleet goes back             | Plan or RollbackRefused                     |
+    | H TurnSurvived         | a turn ends well in which processes have died    |                                             |
     | C OutputsWatched       | somebody reads outputs live, or nobody any more  |                                             |
     | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
     | C Finish               | the fleet has ended                              |                                             |

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
 
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
@@ -30,6 +31,7 @@ from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply,
 from snapline.conversation.people import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.conversation.wire import decode_reply, encode_request, path_of
 from snapline.errors import (
     CoordinatorUnavailableError,
@@ -240,9 +242,18 @@ class CoordinatorClient:
                 f"the coordinator's state cannot be unpacked: is it of another version? ({error})"
             ) from error
 
-    async def report_host_exit(self, host: str, instance: str, reason: str, timeout_s: float = TIMEOUT_S) -> bool:
-        """A launcher's word that this run of a host is over; returns whether the fleet counted it as alive."""
-        fields = {"host": host, "instance": instance, "reason": reason}
+    async def report_host_exit(
+        self,
+        host: str,
+        instance: str,
+        reason: str,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        died_in: Sequence[TurnDeath] = (),
+    ) -> bool:
+        """A launcher's word that this run of a host is over, in the middle of these turns; returns whether the fleet counted it as alive."""
+        turns = [msgspec.structs.asdict(death) for death in died_in]
+        fields = {"host": host, "instance": instance, "reason": reason, "died_in": turns}
         reply: ReportHostExitReply = await self._call("ReportHostExit", timeout_s, **fields)
         return reply.is_known
 

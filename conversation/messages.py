@@ -5,6 +5,9 @@ Names are those of `coordinator.proto`, of messages and of fields: the codec goe
 
 import msgspec
 
+from snapline.conversation.turn_deaths import TurnDeath
+from snapline.conversation.unreached import UnreachedPeer
+
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):
     """Base of what a host says."""
@@ -57,6 +60,8 @@ class Join(HostMessage, frozen=True, gc=False):
     fleet: str
     definition_digest: bytes
     plan: int = 0
+    died: str = ""
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class FleetDefinition(HostMessage, frozen=True, gc=False):
@@ -77,15 +82,6 @@ class ProbeRead(HostMessage, frozen=True, gc=False):
     path: str
     content: bytes
     error: str = ""
-
-
-class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
-    """Another host of the plan, and how long there has been no link to it. `is_waited`: something waits for the link."""
-
-    host: str
-    host_start: int
-    elapsed_ns: int
-    is_waited: bool
 
 
 class Heartbeat(HostMessage, frozen=True, gc=False):
@@ -221,6 +217,13 @@ class WantRollback(HostMessage, frozen=True, gc=False):
     snapshot: str
     reason: str
     place: str
+
+
+class TurnSurvived(HostMessage, frozen=True, gc=False):
+    """A turn in which processes had died has ended well."""
+
+    agent: str
+    digest: bytes
 
 
 class StopEvaluated(HostMessage, frozen=True, gc=False):
@@ -366,6 +369,7 @@ class Plan(Directive, frozen=True, gc=False):
     agents: tuple[PlacedAgent, ...]
     logs: tuple[HostLog, ...] = ()
     drop_before: int = 0
+    deaths: tuple[TurnDeath, ...] = ()
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):

@@ -63,7 +63,7 @@ class Concern(msgspec.Struct, frozen=True):
         kind: "busy": a host is alive, and code holds its event loop; "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
             whether the fleet may stop; "spare": a host gets no agents for now; "drained": an operator wants that; "memory": a host's agents stand still;
             "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look;
-            "rpo", "rto": a failure would undo more, or recovery takes longer, than the fleet's definition allows.
+            "rpo", "rto": a failure would undo more, or recovery takes longer, than the fleet's definition allows; "killer": processes have died in a turn.
         hosts: whom it is about.
         since_ns: for how long.
         text: a sentence without its full stop.

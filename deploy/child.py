@@ -124,13 +124,14 @@ class Child:
         assert self.exit_code is not None
         return self.exit_code
 
-    async def stop(self, grace_s: float) -> int:
-        """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds. Returns the exit code."""
+    async def stop(self, grace_s: float, when_killed: Callable[[], None] = lambda: None) -> int:
+        """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds; `when_killed` is called before. Returns the exit code."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
                 return await self.wait()
         except TimeoutError:
+            when_killed()
             return await self.kill()
 
     async def kill(self) -> int:

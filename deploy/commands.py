@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER
+from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER, marks_of
 from snapline.deploy.launching import Kind
 
-MOVE_GRACE_S, RESTART_GRACE_S = 0.0, 10.0
-"""How long the coordinator waits for a lost host before its agents move: not at all when nobody will start it again;
+MOVE_GRACE_S, RESTART_GRACE_S = 0.3, 10.0
+"""How long the coordinator waits for a lost host before its agents move: when nobody will start it again, for the launcher's word of what it died of;
 otherwise longer than a process takes to start on a busy machine, since moving agents costs more than waiting."""
 
 
@@ -81,6 +81,7 @@ class SnaplineCommands:
             *(sys.executable, "-m", "snapline", "host", "run"),
             *("--coordinator", address, "--id", host, "--instance", instance, "--fleet", self._fleet),
             *("--store", self._store, "--listen", self._listen),
+            *("--marks", str(marks_of(self._data_dir, host))),
             *self._metrics(host),
             *self._log,
             *self._trust("host", host),

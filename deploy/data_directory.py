@@ -4,6 +4,7 @@ DIR/store               snapshots
 DIR/coordinator         the coordinator's log; of several replicas DIR/coordinator/c1, c2 …
 DIR/coordinator.json    where the coordinator listens: one address, or those of c1, c2 … with commas between
 DIR/logs/*.log          what each process printed
+DIR/marks/*.marks      in which turn each host is, for the case that its process dies in it
 DIR/metrics/*.json      where each process serves its metrics, if it does
 DIR/launcher.lock       held while a launcher runs here: two fleets in one folder would be one fleet twice
 """
@@ -21,12 +22,17 @@ import msgspec
 from snapline.errors import MisuseError, WorldError
 
 STORE_FOLDER, COORDINATOR_FOLDER, LOGS_FOLDER, TRACES_FOLDER = "store", "coordinator", "logs", "traces"
-METRICS_FOLDER = "metrics"
+METRICS_FOLDER, MARKS_FOLDER = "metrics", "marks"
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "launcher.lock"
 
 PORTS, PORT_ATTEMPTS_MAX = range(20_000, 32_000), 200
 """A coordinator's port is kept across its restarts. It is taken from below Linux's ephemeral ports (32768 and up), where
 an outgoing connection could occupy it while the coordinator is down. 200 attempts: more say that something else is wrong."""
+
+
+def marks_of(data_dir: Path, host: str) -> Path:
+    """Where a host leaves word of the turn that it is in."""
+    return data_dir / MARKS_FOLDER / f"{host}.marks"
 
 
 class DirectoryInUseError(MisuseError):

@@ -146,7 +146,7 @@ class Keeper:
             self._rest(place, None if self.is_over else self._coordinator_pause(place))
         else:
             place.stage = "reporting"
-            self._commands.append(ReportExit(place.name, event.instance, event.exit.text))
+            self._commands.append(ReportExit(place.name, event.instance, event.exit.text, event.exit.died_in))
 
     def _on_exit_reported(self, place: "_Place") -> None:
         assert place.stage == "reporting", f"{place.name} was {place.stage}"

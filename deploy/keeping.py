@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.deploy.launching import Exit
 
 Outcome = Literal["stopped", "failed"]
@@ -123,6 +124,7 @@ class ReportExit(msgspec.Struct, frozen=True, gc=False):
     name: str
     instance: str
     reason: str
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class SetPause(msgspec.Struct, frozen=True, gc=False):

@@ -317,7 +317,9 @@ class LaunchedFleet:
         assert self._client is not None
         with contextlib.suppress(SnaplineError, TimeoutError):
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                await self._client.report_host_exit(command.name, command.instance, command.reason)
+                await self._client.report_host_exit(
+                    command.name, command.instance, command.reason, died_in=command.died_in
+                )
         await self._read_status()
         self._feed(ExitReported(command.name))
 

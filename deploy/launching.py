@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from snapline.conversation.turn_deaths import TurnDeath
+
 Kind = Literal["coordinator", "host"]
 
 
@@ -56,12 +58,14 @@ class Exit(msgspec.Struct, frozen=True):
         text: the same in words, such as `exit code 3` or `its node died`.
         last_words: the last line that it wrote, by house rule the sentence that says why it ended; `""` if unknown.
         log: where the rest can be read.
+        died_in: turns in whose middle a host's process died, where the launcher can tell.
     """
 
     code: int | None
     text: str
     last_words: str = ""
     log: str = ""
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class Launcher(Protocol):

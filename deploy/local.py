@@ -12,9 +12,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock
+from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
 from snapline.deploy.forks import ForkServer, is_forkable
 from snapline.deploy.keeper import OnFailure
 from snapline.deploy.keeping import Ending
@@ -88,19 +89,20 @@ class LocalLauncher:
         child = self._child(handle)
         if child is not None:
             await child.wait()
-        return _exit_of(child)
+        return self._exit_of(child)
 
     async def status(self, handle: Handle) -> Exit | None:
         child = self._child(handle)
-        return _exit_of(child) if child is None or child.exit_code is not None else None
+        return self._exit_of(child) if child is None or child.exit_code is not None else None
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
         child = self._child(handle)
         if child is not None:
-            await child.stop(grace_s)
-        return _exit_of(child)
+            await child.stop(grace_s, lambda: self._forget_marks(handle))
+        return self._exit_of(child)
 
     async def kill(self, handle: Handle) -> None:
+        self._forget_marks(handle)
         self._signal(handle, signal.SIGKILL)
 
     async def freeze(self, handle: Handle) -> None:
@@ -110,7 +112,7 @@ class LocalLauncher:
         self._signal(handle, signal.SIGCONT)
 
     async def close(self) -> None:
-        await asyncio.gather(*(child.stop(STOP_GRACE_S) for _, child in self._children.values()))
+        await asyncio.gather(*(self.stop(handle, STOP_GRACE_S) for handle, _ in list(self._children.values())))
         self._children.clear()
         if self._forks is not None:
             self._forks.close()
@@ -118,6 +120,30 @@ class LocalLauncher:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _exit_of(self, child: Child | None) -> Exit:
+        if child is None or child.exit_code is None:
+            return Exit(None, "gone: another has taken its place")
+        died_in = self._died_in(child.name)
+        text = describe_exit(child.exit_code)
+        if died_in:
+            text += f" while {died_in[0].describe()}{f', and {len(died_in) - 1} more turns' * (len(died_in) > 1)}"
+        return Exit(child.exit_code, text, child.last_line(), str(child.log_path), died_in)
+
+    def _died_in(self, name: str) -> tuple[TurnDeath, ...]:
+        """What the last run of the host has left marks of; of one that has left none there is no file."""
+        path = marks_of(self._data_dir, name)
+        if not path.exists():
+            return ()
+        from snapline.agent_runtime.host.turn_marks import read_marks
+
+        instance, died_in = read_marks(path)
+        return died_in if instance == self._children[name][0].instance else ()
+
+    def _forget_marks(self, handle: Handle) -> None:
+        """Who is killed because we want it has not died of a turn."""
+        if self._child(handle) is not None:
+            marks_of(self._data_dir, handle.name).unlink(missing_ok=True)
 
     def _signal(self, handle: Handle, number: signal.Signals) -> None:
         child = self._child(handle)
@@ -193,9 +219,3 @@ class LocalFleet(LaunchedFleet):
             on_note=on_note,
             on_status=on_status,
         )
-
-
-def _exit_of(child: Child | None) -> Exit:
-    if child is None or child.exit_code is None:
-        return Exit(None, "gone: another has taken its place")
-    return Exit(child.exit_code, describe_exit(child.exit_code), child.last_line(), str(child.log_path))

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from snapline.conversation.turn_deaths import TurnDeath
+
 
 class HostReading(Protocol):
     """What the launcher reads of one host's status."""
@@ -49,5 +51,7 @@ class CoordinatorReader(Protocol):
     """The part of `CoordinatorClient` that the launcher uses."""
 
     def status(self, *, unconfirmed: bool = False) -> Awaitable[FleetReading]: ...
-    def report_host_exit(self, host: str, instance: str, reason: str) -> Awaitable[object]: ...
+    def report_host_exit(
+        self, host: str, instance: str, reason: str, *, died_in: Sequence[TurnDeath] = ()
+    ) -> Awaitable[object]: ...
     def close(self) -> Awaitable[None]: ...

@@ -23,7 +23,7 @@ from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.part_times import timed
-from snapline.agent_runtime.host.stopping import ask_stop
+from snapline.agent_runtime.host.stopping import ask_stop, read_probe
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.tracing import Tracing
 from snapline.agent_runtime.host.turns import Turns
@@ -45,7 +45,6 @@ from snapline.conversation.messages import (
     OpenTurn,
     Plan,
     PlanApplied,
-    ProbeRead,
     ReadProbe,
     TurnedAway,
     Welcome,
@@ -66,6 +65,8 @@ TURNS_IN_A_ROW = 64
 
 FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, CheckpointsKnown, TurnedAway)
 """Directives that the core has no part in."""
+
+RunTurn = Callable[[ev.StartTurn], ev.Event | None]
 
 log = logging.getLogger("snapline.host")
 
@@ -112,7 +113,7 @@ class HostCarrier:
         self._now_ns = around.now_ns
         self.tracing = Tracing(around, self.core, self.feed, trace, trace_every)
         self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn, step_ended=self.feed)
-        self._run_turn = self.turns.run
+        self._run_turn: RunTurn = self.turns.run
         self.checkpoints = CheckpointWriter(
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
         )
@@ -185,6 +186,10 @@ class HostCarrier:
         self._intake.stop()
         self.queue.clear()
         self.turns.forget_all()
+
+    def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
+        """Have something done around each turn, or segment, that runs on the loop."""
+        self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
         """Run a batch of turns, then let the links have what they sent."""
@@ -294,7 +299,7 @@ class HostCarrier:
             case Welcome():
                 self._welcomed(directive)
             case ReadProbe():
-                self._around.in_worker(self._read_probe, directive.path, then=self._around.send)
+                self._around.in_worker(read_probe, self._around.open_store, directive.path, then=self._around.send)
             case EvaluateStop():
                 epoch = directive.epoch
                 self._around.in_evaluator(
@@ -332,13 +337,6 @@ class HostCarrier:
         if welcome.wants_definition:
             self._around.send(definition_of(self.fleet))
         self._around.welcomed(welcome.heartbeat_ns)
-
-    def _read_probe(self, path: str) -> ProbeRead:
-        try:
-            content, error = self._around.open_store().read_probe(path), ""
-        except (SnaplineError, OSError) as caught:
-            content, error = b"", str(caught)
-        return ProbeRead(path, content, error)
 
     # ---- epochs and plans -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.conversation import messages as msg
+from snapline.conversation.unreached import UnreachedPeer
 from snapline.protocols.policy import format_policy
 from snapline.storage.log.names import LogName
 
@@ -57,7 +58,7 @@ def heartbeat_of(
         steps_loaded=steps_loaded,
         unreached=tuple(
             [
-                msg.UnreachedPeer(peer.host, peer.start, max(0, now_ns - since_ns), peer.is_waited)
+                UnreachedPeer(peer.host, peer.start, max(0, now_ns - since_ns), peer.is_waited)
                 for peer, since_ns in core.links.unreached()
             ]
         ),
@@ -74,4 +75,4 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
     )
     logs = tuple([LogName(log.plan, log.host, log.host_start) for log in plan.logs])
     line = plan.line_epoch, plan.line_root, plan.begun_epoch
-    return ev.PlanReceived(plan.number, *line, plan.hosts, agents, logs, plan.drop_before)
+    return ev.PlanReceived(plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths)

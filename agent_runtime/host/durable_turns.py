@@ -224,7 +224,10 @@ class DurableTurns:
             self._desk.out.append(msgspec.structs.replace(start, found=turn.journal[-1]))
             return
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
-        self._desk.out.append(msgspec.structs.replace(start, turn=turn.whole(), number=turn.number, logged=logged))
+        start = msgspec.structs.replace(start, turn=turn.whole(), number=turn.number, logged=logged)
+        if self._failures.deaths.known:
+            start = self._mailboxes.or_refusal(agent, start, turn.what, turn.sender, turn.payload)
+        self._desk.out.append(start)
 
     def on_step_ended(self, event: de.StepEnded) -> None:
         agent = self._desk.agents.get(event.agent)

@@ -14,6 +14,7 @@ from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.channels.frame import Frame, LinkHello
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import InputOutcome
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.sealed_journal import SealedRuns
 from snapline.storage.log.names import LogName
@@ -85,7 +86,7 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 class PlanReceived(Event, frozen=True, gc=False):
     """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed.
 
-    `drop_before`: what logs of plans below this one hold beyond the line is dropped.
+    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died.
     """
 
     number: int
@@ -96,6 +97,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     agents: tuple[Placement, ...]
     logs: tuple[LogName, ...] = ()
     drop_before: int = 0
+    deaths: tuple[TurnDeath, ...] = ()
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -292,7 +294,8 @@ OF_MODES: tuple[type[Heard], ...] = (
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment" of a durable
     turn: the next one, now that this was `found`, or all of them once more, as of this `turn`. `number`: if it is a durable one, among those
-    of its agent; `logged`: what host logs hold of turns of that number."""
+    of its agent; `logged`: what host logs hold of turns of that number. `refusal`: it fails for this reason, and its handler is not called; if it
+    is to create the agent, that is there only if `is_made`."""
 
     agent: str
     incarnation: int
@@ -303,6 +306,8 @@ class StartTurn(Command, frozen=True, gc=False):
     turn: SavedTurn | None = None
     number: int = 1
     logged: tuple[LoggedEntry, ...] = ()
+    refusal: str = ""
+    is_made: bool = False
 
 
 class UndoTurn(Command, frozen=True, gc=False):

@@ -7,6 +7,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
+from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.conversation import messages as msg
 from snapline.conversation.payloads import CREATE
 from snapline.storage.log.records import LoggedInput
@@ -26,6 +27,7 @@ class HostFailures:
         failed: agents that take no more turns under this plan → why.
         poison: messages that crashed their agents → how often, and how often they may. Outlives plans.
         rollbacks: agents that want the fleet to go back.
+        deaths: turns in which processes have died.
     """
 
     _mode: HostMode
@@ -35,6 +37,7 @@ class HostFailures:
         self.failed: dict[str, str] = {}
         self.poison: dict[Poison, tuple[int, int]] = {}
         self.rollbacks = HostRollbacks(desk)
+        self.deaths = TurnDeaths(desk)
 
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
@@ -50,6 +53,7 @@ class HostFailures:
         for agent, reason in self.failed.items():
             self._desk.out.append(msg.AgentFailed(agent, self._desk.agents[agent].incarnation, reason))
         self.rollbacks.welcomed()
+        self.deaths.welcomed()
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ async def step_of(
         if task is None or task.cancelling():
             raise  # a plan has undone the turn
         outcome, result = FAILED, encode_error(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         outcome, result = FAILED, encode_error(error)
     told(StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns()))
 
@@ -91,6 +91,28 @@ async def _asked_first(command: RunEffect, calling: StepWork, asking: StepWork, 
                 raise
             left_s = max(wait_s, calling.timeout_s - (world.now_ns() - begun_ns) / 1e9)
     raise AssertionError("the last attempt returns or raises")
+
+
+def refused(
+    turn: ev.StartTurn,
+    type_of: Callable[[str], AgentType | None],
+    now_ns: int,
+    *,
+    create: Callable[[ev.StartTurn], None],
+) -> ev.TurnFailed:
+    """The end of a turn whose handler is not called. The agent that it was to create lives on in its first state, unless it is not to be made."""
+    if turn.what == "create" and turn.is_made:
+        with contextlib.suppress(Exception):
+            create(turn)
+    known, is_durable = type_of(turn.agent), False
+    if known is not None and turn.payload and turn.what not in ("create", "segment"):
+        with contextlib.suppress(Exception):  # of one that nobody can read
+            name, _ = split_message(read_call(turn.payload)[1])
+            is_durable = name in known.handlers and known.handlers[name].is_durable
+    is_final = known is None
+    return ev.TurnFailed(
+        *(turn.agent, turn.incarnation, turn.refusal, now_ns, "keep", 0, is_final), is_durable=is_durable
+    )
 
 
 def foreign(awaited: object) -> MisuseError:

@@ -86,7 +86,7 @@ class Mailboxes:
     def __init__(self, desk: HostDesk, failures: HostFailures) -> None:
         self._desk = desk
         self._failures = failures
-        self._poison = failures.poison
+        self._poison, self._deaths = failures.poison, failures.deaths.known
 
     def wire(self, mode: HostMode, outlets: Sending, membership: Keeping, inputs: Answering, durable: GoingOn) -> None:
         """The core's word on who is above. What the hot path calls is bound once."""
@@ -248,15 +248,24 @@ class Mailboxes:
             return
         if inlet is not None and payload[:1] != CREATE:
             what, sender = "message", inlet.sender
-        elif letters.is_word(entry):
-            what, sender, payload = letters.turn_of(agent, payload)
         else:
-            what, sender = what_of(entry), sender_of(agent, entry)
+            what, sender, payload = about(agent, entry)
         turn = ev.StartTurn(agent.id, agent.incarnation, what, sender, payload)
+        if self._deaths:
+            turn = self.or_refusal(agent, turn, what, sender, payload)
         begun = agent.begun
         if begun is not None:
             turn = replace(turn, number=begun.count + 1, logged=begun.logged.get(begun.count + 1, ()))
         self._desk.out.append(turn)
+
+    def or_refusal(self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes) -> ev.StartTurn:
+        """The turn, but refused if too many processes have died in it."""
+        death = self._failures.deaths.against(agent.id, what, sender, payload)
+        if death is None:
+            return turn
+        agent.attempts = death.times - 1
+        is_made = death.times == death.limit + 1  # if another process dies of making it, it is not made
+        return replace(turn, refusal=death.sentence(), is_made=is_made)
 
     def put_back(self, agent: LocalAgent) -> None:
         """The current entry is to have another turn: it waits in its place, and nothing overtakes."""
@@ -376,6 +385,13 @@ class Mailboxes:
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
             may_start = agent.may_start and agent.turn is None and self._desk.is_loaded
             assert not (may_start and (agent.mailbox or agent.stash)), f"{agent.id} could start a turn"
+
+
+def about(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
+    """What the entry's turn is about, from whom, and the payload."""
+    if letters.is_word(entry):
+        return letters.turn_of(agent, entry[2])
+    return what_of(entry), sender_of(agent, entry), entry[2]
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:

@@ -64,6 +64,7 @@ class HostPlans:
                 desk.out.append(msg.PlanApplied(desk.plan, desk.start))
             return
         self._drop_everything()
+        self._failures.deaths.told(event.deaths)
         desk.plan = event.number
         desk.plan_hosts = event.hosts
         desk.begun_epoch = desk.plan_epoch = event.begun_epoch

@@ -28,6 +28,7 @@ from snapline.agent_runtime.host.input_service import InputService, TakeInput, a
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.people import AskedPeople
+from snapline.agent_runtime.host.process_marks import ProcessMarks
 from snapline.agent_runtime.host.running_code import describe_running
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
@@ -74,6 +75,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
     metrics: MetricsPlace = MetricsPlace()
     spans: SpanOptions = SpanOptions()  # for OpenTelemetry
     log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # what its log lines bear
+    marks: str = ""  # file for marks of what runs, for the next process; "" = none
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # of each channel, trace every so manieth message
 
@@ -113,6 +115,7 @@ class Host:
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
         self._carrier = self._make_carrier()
+        self._marks = ProcessMarks(self._carrier, options.marks, host=options.host, instance=options.instance)
         self.knocked = self._carrier.knocked
         self.opened = self._carrier.opened
         self.received = self._carrier.received
@@ -155,6 +158,7 @@ class Host:
     async def run(self) -> int:
         """Take part in the fleet until it ends; returns an exit code."""
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(self._marks.threads())
         self._finished = loop.create_future()
         self._options.security.check_listen_address(self._options.listen)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -187,6 +191,7 @@ class Host:
             await self._people.close()
             if self._export is not None:
                 await asyncio.to_thread(self._export.close)
+            self._marks.close()
             self._worker.shutdown(wait=False, cancel_futures=True)
             self._evaluator.shutdown(wait=False, cancel_futures=True)
             self._logger.shutdown(wait=False, cancel_futures=True)
@@ -231,6 +236,7 @@ class Host:
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
     def fed(self) -> None:
+        self._marks.end()  # of a capture that has failed
         if not self._is_pumping and not self._is_over:
             self._is_pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -276,7 +282,8 @@ class Host:
             return asyncio.get_running_loop().create_task(coroutine)
         scope, context = LogScope(agent=at.agent, incarnation=at.incarnation), contextvars.copy_context()
         context.run(scope.enter)
-        task = asyncio.get_running_loop().create_task(coroutine, context=context)
+        marked = self._marks.task_of(at, coroutine, context)
+        task = asyncio.get_running_loop().create_task(marked, context=context)
         task.add_done_callback(scope.close)
         self._agents_of[task] = at.agent
         return task
@@ -349,10 +356,12 @@ class Host:
 
     def capturing(self, agent: str) -> None:
         self._imaged = agent
+        self._marks.capturing(agent)
         if self._metrics is not None:
             self._metrics.capturing()
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        self._marks.end()
         if self._metrics is not None:
             self._metrics.captured(command.epochs if isinstance(command, ev.CaptureState) else ())
 
@@ -368,7 +377,7 @@ class Host:
         self._session.send(message)
 
     def _hello(self) -> HostMessage:
-        return self._carrier.hello(instance=self._options.instance, address=self._address)
+        return self._marks.hello(self._carrier.hello(instance=self._options.instance, address=self._address))
 
     def _directive_received(self, directive: Directive) -> None:
         if self._metrics is not None:
@@ -380,6 +389,7 @@ class Host:
     def welcomed(self, heartbeat_ns: int) -> None:
         self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns
         if self._heartbeat is None:
+            self._marks.begin()
             self._heartbeat = asyncio.get_running_loop().create_task(self._beat())
 
     async def _beat(self) -> None:

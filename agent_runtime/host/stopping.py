@@ -1,4 +1,4 @@
-"""Asking the fleet's `stop_when` about a complete cut."""
+"""What the coordinator asks of a host about the store: what its probe holds, and what the fleet's `stop_when` says of a complete cut."""
 
 import logging
 import traceback
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
-from snapline.conversation.messages import StopEvaluated
+from snapline.conversation.messages import ProbeRead, StopEvaluated
 from snapline.errors import SnaplineError
 from snapline.storage.store.store import Store
 
@@ -14,6 +14,14 @@ NAMED_MAX = 10
 """Of open effects, in one line of the log."""
 
 log = logging.getLogger("snapline.host")
+
+
+def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
+    """What the coordinator's probe file holds, as this host sees it."""
+    try:
+        return ProbeRead(path, open_store().read_probe(path))
+    except (SnaplineError, OSError) as caught:
+        return ProbeRead(path, b"", str(caught))
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> StopEvaluated:

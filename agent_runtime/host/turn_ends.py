@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
 from snapline.agent_runtime.host.local_agent import TOLD, Entry, LocalAgent
-from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.mailboxes import Mailboxes, about
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
@@ -15,6 +15,7 @@ from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.told_events import MessagesTold
+from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.conversation import messages as msg
@@ -43,7 +44,7 @@ class TurnEnds:
         durable: DurableTurns,
     ) -> None:
         self._desk = desk
-        self._agents, self._poison = desk.agents, failures.poison
+        self._agents, self._poison, self._deaths = desk.agents, failures.poison, failures.deaths.known
         self._failures = failures
         self._mailboxes = mailboxes
         self._outlets = outlets
@@ -62,6 +63,11 @@ class TurnEnds:
         """Which agents want the fleet to go back."""
         return self._failures.rollbacks
 
+    @property
+    def deaths(self) -> TurnDeaths:
+        """In which turns processes have died."""
+        return self._failures.deaths
+
     def on_turn_ended(self, event: ev.TurnEnded) -> None:
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation or agent.current is None:
@@ -73,6 +79,10 @@ class TurnEnds:
         if event.pause is None:
             agent.attempts = 0
         self._desk.counts.turns += 1
+        if self._deaths and event.pause is None:
+            turn = agent.turn
+            whole = about(agent, entry) if turn is None else (turn.what, turn.sender, turn.payload)
+            self._failures.deaths.survived(agent.id, *whole)
         if event.is_durable and agent.turn is None:
             self._durable.passed(agent)
         if agent.turn is not None or event.pause is not None:

@@ -22,7 +22,7 @@ from snapline.agent_runtime.encoding import encode_ordered, has_one_order
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.flights import Flight, NotUndoneError, changed, decode_for, foreign, step_of
+from snapline.agent_runtime.host.flights import Flight, NotUndoneError, changed, decode_for, foreign, refused, step_of
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
@@ -310,6 +310,8 @@ class Turns:
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
         """Run one turn, or a segment of one; returns its end, or None if it goes on in a task and will be reported."""
+        if turn.refusal:
+            return refused(turn, self.type_of, self._world.now_ns(), create=self._create)
         if turn.what == "segment":
             return self._go_on(turn)
         ctx = Context(turn.agent, turn.incarnation, turn.sender, self._world)
@@ -490,10 +492,9 @@ class Turns:
             except Exception as cause:  # what the state's own classes raise
                 on_error = "recover"
                 text += f"the state from before the turn does not decode as declared: {cause}\n"
-        now_ns = self._world.now_ns()
         is_divergent, is_durable = isinstance(error, DivergenceError), ctx.journal is not None
         return ev.TurnFailed(
-            *(turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns),
+            *(turn.agent, turn.incarnation, text, self._world.now_ns(), on_error, retries, is_final, waits_ns),
             is_divergent=is_divergent,
             is_durable=is_durable,
             rollback=wish if on_error == "undo" else None,

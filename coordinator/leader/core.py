@@ -54,6 +54,7 @@ from snapline.conversation.messages import (
     ReserveAgents,
     RetireAgent,
     StopEvaluated,
+    TurnSurvived,
     WantEpoch,
     WantRollback,
 )
@@ -179,7 +180,7 @@ class LeaderCore:
             case SnapshotResolved():
                 parts.rollbacks.on_resolved(event)
             case HostExitReported():
-                parts.suspicion.on_exit_reported(event.host, event.instance, event.reason)
+                parts.suspicion.on_exit_reported(event)
             case HostBusyReported():
                 parts.suspicion.on_busy_reported(event)
             case ForgetHostRequested():
@@ -297,6 +298,9 @@ class LeaderCore:
                 parts.plans.on_agent_failed(session, message)
             case WantRollback():
                 parts.rollbacks.on_wanted(session, message)
+            case TurnSurvived():
+                forgiven = op.ForgiveTurn(message.agent, message.digest)
+                parts.desk.propose(f"forgive/{message.agent}/{message.digest.hex()}", forgiven)
             case StopEvaluated():
                 parts.stop_question.on_reached(session, message)
             case Leave():

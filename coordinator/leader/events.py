@@ -3,6 +3,7 @@
 import msgspec
 
 from snapline.conversation.messages import Directive, HostMessage, ReportedPack
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.state.fleet_records import ProposalOutcome
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.coordinator.state.operations import Kind
@@ -183,11 +184,12 @@ class SnapshotResolved(Event, frozen=True, gc=False):
 
 
 class HostExitReported(Event, frozen=True, gc=False):
-    """A launcher says that this run of a host is over."""
+    """A launcher says that this run of a host is over; `died_in`: turns in whose middle its process died."""
 
     host: str
     instance: str
     reason: str
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class HostBusyReported(Event, frozen=True, gc=False):

@@ -26,7 +26,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 
-CONCERNS = ("cut", "plan", "stop", "spare", "drained", "memory", "restore", "rollback", "rpo", "rto")
+CONCERNS = ("cut", "plan", "stop", "spare", "drained", "memory", "restore", "rollback", "rpo", "rto", "killer")
 """Kinds of `Concern`."""
 
 RAFT = (

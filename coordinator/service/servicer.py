@@ -25,12 +25,13 @@ from snapline.conversation.answers import (
     RestoreReply,
     SnapshotsReply,
 )
-from snapline.conversation.codec import writer_of
+from snapline.conversation.codec import reader_of, writer_of
 from snapline.conversation.coordinator_client import LOCATED_MAX, CoordinatorClient
 from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
@@ -356,7 +357,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         driver = self._leading()
         record = self._state.image.hosts.get(request.host)
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
-        driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
+        died_in = tuple([reader_of(TurnDeath)(each) for each in request.died_in])
+        driver.feed(ev.HostExitReported(request.host, request.instance, request.reason, died_in))
         return pb.ReportHostExitReply(is_known=is_known)
 
     @translated

@@ -7,6 +7,7 @@ ids are not used up, it has 16 MiB at most.
 import msgspec
 
 from snapline.conversation.messages import PlaceRule
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.state.epoch_records import EpochEnd
 from snapline.errors import LogError, MisuseError
 from snapline.ids import check_id
@@ -87,6 +88,7 @@ class HostRecord(msgspec.Struct):
         state: "alive", "lost" or "left".
         spare: why agents are kept away from it although it can be heard; "": they are not. Until a plan may use it again.
         is_drained: an operator wants it without agents, whatever run of it there is.
+        died: the last run whose process is known to have died in the middle of turns.
     """
 
     start: int
@@ -96,6 +98,7 @@ class HostRecord(msgspec.Struct):
     past: list[str] = []
     spare: str = ""
     is_drained: bool = False
+    died: str = ""
 
 
 class AgentRecord(msgspec.Struct):
@@ -333,6 +336,7 @@ class FleetImage(msgspec.Struct):
         calls, refusals: the last calls of people that change something: those that were let in, and those that were not.
         calls_made: number of the last of them.
         ends: how the last epochs ended, whatever became of them since, oldest first.
+        deaths: turns in which processes have died; the one that was counted last stands last.
     """
 
     version: int = IMAGE_VERSION
@@ -375,6 +379,7 @@ class FleetImage(msgspec.Struct):
     rpo_ns: int = 0
     rto_ns: int = 0
     ends: list[EpochEnd] = []
+    deaths: list[TurnDeath] = []
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)

@@ -54,7 +54,6 @@ from snapline.coordinator.state.fleet_records import (
     CondemnedRecord,
     EpochRecord,
     HostRecord,
-    LogRecord,
     OperationResult,
     PlanNeed,
     PlanRecord,
@@ -64,8 +63,9 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.going_back import make_void, refusal_of_restore
-from snapline.coordinator.state.host_marks import drain_hosts, forget_hosts
+from snapline.coordinator.state.host_marks import drain_hosts, forget_hosts, open_host_log
 from snapline.coordinator.state.placement import are_weights, place, weights_by_host
+from snapline.coordinator.state.turn_deaths import forgive, note_end
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
 
@@ -113,6 +113,8 @@ class FleetState(FleetView):
                 return forget_hosts(self, kind)
             case op.DrainHosts():
                 return drain_hosts(self, kind)
+            case op.ForgiveTurn():
+                return forgive(self.image, kind)
             case op.LoseHosts():
                 return self._lose_hosts(kind, now_ns)
             case op.CommitPlan():
@@ -128,7 +130,7 @@ class FleetState(FleetView):
             case op.DefineAgents():
                 return define_agents(self, kind)
             case op.OpenHostLog():
-                return self._open_host_log(kind)
+                return open_host_log(self, kind)
             case op.EndFleet():
                 return self._end_fleet(kind)
             case op.MakeToken() | op.RevokeToken() | op.RecordCall():
@@ -161,6 +163,7 @@ class FleetState(FleetView):
                 )
             if record.state == ALIVE:
                 aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns)
+            note_end(image, kind.host, record, kind.died_in if kind.died == record.instance else ())
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
             record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
         elif record.state == ALIVE and record.address == kind.address:
@@ -175,6 +178,9 @@ class FleetState(FleetView):
             record = self.image.hosts.get(lost.host)
             if record is None or record.start != lost.host_start or record.state == LEFT:
                 continue
+            if lost.died_in:
+                note_end(self.image, lost.host, record, lost.died_in)
+                is_changed = True
             if record.state == LOST and not kind.is_leaving:
                 continue
             if record.state == ALIVE:
@@ -328,16 +334,6 @@ class FleetState(FleetView):
             # Whoever applies a plan has sealed the logs of all plans before it.
             image.logs = [log for log in image.logs if log.plan >= plan.number]
         return OperationResult(APPLIED, number=plan.number)
-
-    def _open_host_log(self, kind: op.OpenHostLog) -> OperationResult:
-        end = self.end_of(kind.host, kind.host_start, kind.plan)
-        if end:
-            return OperationResult(OVER, end)
-        record = LogRecord(kind.plan, kind.host, kind.host_start)
-        if record in self.image.logs:
-            return OperationResult(UNCHANGED)
-        self.image.logs.append(record)
-        return OperationResult(APPLIED)
 
     # ---- epochs ---------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""What operators and time say of hosts' records: that one is over, or that agents are to leave it."""
+"""Small marks of hosts in the state: that one is over, that agents are to leave it, that it logs inputs."""
 
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import APPLIED, REFUSED, UNCHANGED, OperationResult
+from snapline.coordinator.state.fleet_records import APPLIED, OVER, REFUSED, UNCHANGED, LogRecord, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
 
 
@@ -23,3 +23,15 @@ def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
     for record in changed:
         record.is_drained = kind.is_drained
     return OperationResult(APPLIED if changed else UNCHANGED)
+
+
+def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
+    """Owners of later plans know of this log from now on."""
+    end = state.end_of(kind.host, kind.host_start, kind.plan)
+    if end:
+        return OperationResult(OVER, end)
+    record = LogRecord(kind.plan, kind.host, kind.host_start)
+    if record in state.image.logs:
+        return OperationResult(UNCHANGED)
+    state.image.logs.append(record)
+    return OperationResult(APPLIED)

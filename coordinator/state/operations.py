@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from snapline.conversation.codec import OneofCodec
 from snapline.conversation.messages import PlaceRule
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.errors import LogError, MisuseError, ProtocolError
 from snapline.protos.v1 import operation_pb2
@@ -61,20 +62,24 @@ class DefineAgents(Kind, frozen=True, gc=False):
 class AdmitHost(Kind, frozen=True, gc=False):
     """A run of a host (`instance`) joins; the result's number is its host start.
 
-    `expected_start` is the host's start when this was proposed: a proposal that is late does not replace a newer run.
+    `expected_start` is the host's start when this was proposed: a proposal that is late does not replace a newer run. `died`: the run
+    before it, if its process died in the middle of turns, `died_in`.
     """
 
     host: str
     instance: str
     address: str
     expected_start: int
+    died: str = ""
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):
-    """One run of a host that is lost."""
+    """One run of a host that is lost; `died_in`: turns in whose middle its process died."""
 
     host: str
     host_start: int
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
@@ -100,6 +105,13 @@ class DrainHosts(Kind, frozen=True, gc=False):
 
     hosts: tuple[str, ...]
     is_drained: bool
+
+
+class ForgiveTurn(Kind, frozen=True, gc=False):
+    """The deaths that are counted of this turn are forgotten: it has ended well."""
+
+    agent: str
+    digest: bytes
 
 
 class CommitPlan(Kind, frozen=True, gc=False):
@@ -295,6 +307,7 @@ _codec: OneofCodec[Kind] = OneofCodec(
         "revoke_token": RevokeToken,
         "record_call": RecordCall,
         "drain_hosts": DrainHosts,
+        "forgive_turn": ForgiveTurn,
     },
 )
 _parse: Callable[[bytes], Message] = _codec.parse

@@ -27,6 +27,7 @@ KINDS: list[op.Kind] = [
     op.EndFleet(9, "stopped", "done"),
     op.ForgetHosts(("h1", "h2")),
     op.DrainHosts(("h1", "h2"), True),
+    op.ForgiveTurn("a", b"\x00\xff"),
     op.OpenHostLog("h1", 3, 2),
     op.MakeToken("ada", "operator", b"\x00\xff", 7),
     op.RevokeToken("ada"),

@@ -5,6 +5,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
 from snapline.conversation.status import Concern
+from snapline.conversation.unreached import UnreachedPeer
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.hosts.cuts import CUT_NS
 from snapline.coordinator.leader.hosts.spares import SPARE_NS
@@ -28,7 +29,7 @@ class Cables:
         plan, hosts = self.bench.state.plan, self.bench.state.image.hosts
         is_there = plan is not None and host in plan.hosts
         unreached = [
-            msg.UnreachedPeer(peer, hosts[peer].start, self.bench.now - since, self.is_waited)
+            UnreachedPeer(peer, hosts[peer].start, self.bench.now - since, self.is_waited)
             for (teller, peer), since in self.since.items()
             if teller == host and is_there and plan is not None and peer in plan.hosts
         ]
@@ -208,11 +209,11 @@ def test_words_of_another_plan_or_of_another_run_do_not_count() -> None:
     bench, _ = fleet("h1", "h2")
     bench.pass_time(10)
     for plan, start in ((2, 1), (1, 2), (0, 1)):
-        unreached = (msg.UnreachedPeer("h2", start, 60 * SECOND, True),)
+        unreached = (UnreachedPeer("h2", start, 60 * SECOND, True),)
         bench.say("h1", msg.Heartbeat(1, plan=plan, unreached=unreached))
         bench.feed(ev.TimerFired())
-    bench.say("h1", msg.Heartbeat(1, plan=1, unreached=(msg.UnreachedPeer("h1", 1, 60 * SECOND, True),)))
-    bench.say("h1", msg.Heartbeat(1, plan=1, unreached=(msg.UnreachedPeer("h9", 1, 60 * SECOND, True),)))
+    bench.say("h1", msg.Heartbeat(1, plan=1, unreached=(UnreachedPeer("h1", 1, 60 * SECOND, True),)))
+    bench.say("h1", msg.Heartbeat(1, plan=1, unreached=(UnreachedPeer("h9", 1, 60 * SECOND, True),)))
     bench.feed(ev.TimerFired())
     assert put_out(bench) == []
 

@@ -5,12 +5,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.deploy import keeper, launched
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
@@ -51,7 +52,9 @@ class StubClient:
         self._check()
         return self.answer
 
-    async def report_host_exit(self, host: str, instance: str, reason: str) -> None:
+    async def report_host_exit(
+        self, host: str, instance: str, reason: str, *, died_in: Sequence[TurnDeath] = ()
+    ) -> None:
         self._check()
         self.exits.append((host, instance, reason))
 
@@ -435,7 +438,7 @@ def test_the_command_lines_of_snapline_itself(tmp_path: Path) -> None:
     )
     coordinator = commands.coordinator("127.0.0.1:20000", "coordinator", {})
     assert coordinator[:5] == [sys.executable, "-m", "snapline", "coordinator", "run"]
-    assert coordinator[coordinator.index("--rejoin-grace") + 1] == "0"
+    assert coordinator[coordinator.index("--rejoin-grace") + 1] == "0.3"
     assert coordinator[coordinator.index("--data-dir") + 1] == str(tmp_path / "coordinator")
     assert "--peers" not in coordinator
     replica = commands.coordinator("x:2", "c2", {"c1": "x:1", "c2": "x:2", "c3": "x:3"})
@@ -445,6 +448,7 @@ def test_the_command_lines_of_snapline_itself(tmp_path: Path) -> None:
     host = commands.host("127.0.0.1:20000", "h1", "abc")
     assert host[-4:] == ["--arg", "size=3", "--arg", "note=x=y"]
     assert host[host.index("--instance") + 1] == "abc"
+    assert host[host.index("--marks") + 1] == str(tmp_path / "marks" / "h1.marks")
     traced = SnaplineCommands(
         data_dir=tmp_path, fleet="a:b", hosts=1, arguments={}, on_failure="restart", trace_every=25
     ).host("127.0.0.1:20000", "h1", "abc")

@@ -62,7 +62,8 @@ class Admission:
         join = session.join
         record = self._desk.state.image.hosts.get(join.host)
         start = 0 if record is None else record.start
-        self._desk.propose(f"admit/{session.id}", op.AdmitHost(join.host, join.instance, join.address, start))
+        kind = op.AdmitHost(join.host, join.instance, join.address, start, join.died, join.died_in)
+        self._desk.propose(f"admit/{session.id}", kind)
 
     def _refusal_of(self, join: Join, record: HostRecord | None) -> str:
         state = self._desk.state
@@ -95,6 +96,8 @@ class Admission:
                 self._attendance.turn_away(session, result.reason, is_final=True)
         elif record is not None and record.instance == session.join.instance:
             self._desk.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
+            for death in kind.died_in:
+                self._desk.note("warning", f"the process of host {session.host} died while {death.describe()}")
             self._attendance.take_place(session, record.start)
             self._attendance.attach(session)
 

@@ -16,11 +16,12 @@ import msgspec
 
 from snapline.conversation.messages import Leave, PeerSuspected, TurnedAway
 from snapline.conversation.status import Concern
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.events import HostBusyReported
+from snapline.coordinator.leader.events import HostBusyReported, HostExitReported
 from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attached, Attendance, HostSession
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
+from snapline.coordinator.state.fleet_records import ALIVE, LEFT, HostRecord
 
 BROKEN_NS = 1 * SECOND_NS
 """A stream that broke is opened again within 50 to 500 ms, if the host lives."""
@@ -31,7 +32,18 @@ BUSY_NS = 2 * SECOND_NS
 RESTART_GRACE_NS = 3 * SECOND_NS
 """For hosts that were alive when the leader started: their streams have yet to come back."""
 
+DEATHS_SHOWN = 10
+"""Messages that kill, the latest ones: one of them is news, hundreds are one defect."""
+
 ENDED = "an operator has ended it"
+
+
+class Exited(msgspec.Struct, frozen=True):
+    """The end of the process of a host's run, and in the middle of which turns that was."""
+
+    start: int
+    reason: str
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class BusyReport(msgspec.Struct, frozen=True):
@@ -51,7 +63,7 @@ class Suspicion:
         self._attendance = attendance
         self._deadlines: dict[str, int] = {}
         """Hosts alive in the state without a session: when they count as lost."""
-        self._exits: dict[str, tuple[int, str]] = {}
+        self._exits: dict[str, Exited] = {}
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
         """Host → (start, when): a link to that run broke."""
@@ -84,17 +96,17 @@ class Suspicion:
         if event.host in self._deadlines:
             self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
 
-    def on_exit_reported(self, host: str, instance: str, reason: str) -> None:
+    def on_exit_reported(self, event: HostExitReported) -> None:
         """A launcher's word."""
-        record = self._desk.state.image.hosts.get(host)
-        if record is not None and record.instance == instance and record.state == ALIVE:
-            self._exits[host] = (record.start, reason)
+        record = self._desk.state.image.hosts.get(event.host)
+        if record is not None and record.instance == event.instance and record.state != LEFT:
+            self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
         """An operator's: it is told, and nothing of it counts whether it hears that or not."""
         record, session = self._desk.state.image.hosts.get(host), self._attendance.session_of(host)
         if record is not None and record.state == ALIVE:
-            self._exits[host] = (record.start, ENDED)
+            self._exits[host] = Exited(record.start, ENDED)
         if session is not None:
             self._desk.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
 
@@ -123,6 +135,7 @@ class Suspicion:
         reasons: list[str] = []
         for host, record in self._desk.state.image.hosts.items():
             if record.state != ALIVE:
+                self._count_late(host, record)
                 for known in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
                     known.pop(host, None)
                 continue
@@ -131,18 +144,31 @@ class Suspicion:
                 continue
             reason = self._suspicion_of(host, record)
             if reason:
-                lost.append(op.LostHost(host, record.start))
+                lost.append(op.LostHost(host, record.start, () if lost else self._died_in(host, record)))
                 reasons.append(f"host {host}: {reason}")
         if leaving and self._desk.propose("leave", op.LoseHosts(tuple(leaving), "the host leaves", True)):
             self._desk.note("info", f"leaving: {', '.join(x.host for x in leaving)}")
         if lost and self._desk.propose("lose", op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)))):
             self._desk.note("warning", f"lost: {'; '.join(reasons)}")
 
+    def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
+        """In which turns its process has died, if that is known and not counted yet."""
+        exited = self._exits.get(host)
+        is_news = exited is not None and exited.start == record.start and record.died != record.instance
+        return exited.died_in if exited is not None and is_news else ()
+
+    def _count_late(self, host: str, record: HostRecord) -> None:
+        """Its loss is known already, and in which turns it died is not: of many hosts at once one entry would not hold it."""
+        died_in = self._died_in(host, record)
+        if died_in:
+            late = op.LostHost(host, record.start, died_in)
+            self._desk.propose(f"died/{host}", op.LoseHosts((late,), f"host {host} died in the middle of a turn"))
+
     def _suspicion_of(self, host: str, record: HostRecord) -> str:
         now = self._desk.now
-        start, reason = self._exits.get(host, (0, ""))
-        if start == record.start:
-            return reason or "its process has ended"
+        exited = self._exits.get(host)
+        if exited is not None and exited.start == record.start:
+            return exited.reason or "its process has ended"
         session = self._attendance.session_of(host)
         if session is not None:
             if self._deadlines:
@@ -171,8 +197,8 @@ class Suspicion:
     # ---- for people -------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
-        """Which hosts are busy, and with what."""
-        found = []
+        """Which hosts are busy, and with what; which messages kill processes."""
+        found = [_concern_of(death) for death in self._desk.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._desk.state.image.hosts.items():
             busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
             if busy_ns:
@@ -191,3 +217,11 @@ class Suspicion:
             report = self._busy[host]
             return report.busy_ns + self._desk.now - report.at_ns, report.what
         return (quiet_ns, "") if quiet_ns >= BUSY_NS else (0, "")
+
+
+def _concern_of(death: TurnDeath) -> Concern:
+    is_set_aside = death.times > death.limit
+    then = "this has no turn any more, and is a dead letter" if is_set_aside else "this is tried again"
+    if death.what == "capture":
+        then = "this is not tried any more, and no epoch completes" if is_set_aside else "this is tried again"
+    return Concern("killer", (), 0, f"{death.sentence()}: {then}")

@@ -342,4 +342,5 @@ class Plans:
             agents=tuple(agents),
             logs=tuple(logs),
             drop_before=plan.drop_before,
+            deaths=tuple(state.image.deaths),
         )

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch", "want_rollback")
+    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch", "want_rollback", "turn_survived")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     PROBE_READ_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class HostMessage(_message.Message):
     OPEN_LOG_FIELD_NUMBER: _ClassVar[int]
     WANT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANT_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    TURN_SURVIVED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet_definition: FleetDefinition
     probe_read: ProbeRead
@@ -54,7 +55,8 @@ class HostMessage(_message.Message):
     open_log: OpenLog
     want_epoch: WantEpoch
     want_rollback: WantRollback
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ..., want_rollback: _Optional[_Union[WantRollback, _Mapping]] = ...) -> None: ...
+    turn_survived: TurnSurvived
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ..., want_rollback: _Optional[_Union[WantRollback, _Mapping]] = ..., turn_survived: _Optional[_Union[TurnSurvived, _Mapping]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
     __slots__ = ("data", "is_last")
@@ -65,20 +67,52 @@ class MessagePart(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan")
+    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan", "died", "died_in")
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    DIED_IN_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
     fleet: str
     definition_digest: bytes
     plan: int
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
+    died: str
+    died_in: _containers.RepeatedCompositeFieldContainer[TurnDeath]
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ...) -> None: ...
+
+class TurnDeath(_message.Message):
+    __slots__ = ("agent", "what", "sender", "type", "digest", "limit", "is_beside", "times")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IS_BESIDE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    what: str
+    sender: str
+    type: str
+    digest: bytes
+    limit: int
+    is_beside: bool
+    times: int
+    def __init__(self, agent: _Optional[str] = ..., what: _Optional[str] = ..., sender: _Optional[str] = ..., type: _Optional[str] = ..., digest: _Optional[bytes] = ..., limit: _Optional[int] = ..., is_beside: bool = ..., times: _Optional[int] = ...) -> None: ...
+
+class TurnSurvived(_message.Message):
+    __slots__ = ("agent", "digest")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    digest: bytes
+    def __init__(self, agent: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class FleetDefinition(_message.Message):
     __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns")
@@ -599,7 +633,7 @@ class PlacedAgent(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before")
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -608,6 +642,7 @@ class Plan(_message.Message):
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     LOGS_FIELD_NUMBER: _ClassVar[int]
     DROP_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
     number: int
     line_epoch: int
     line_root: str
@@ -616,7 +651,8 @@ class Plan(_message.Message):
     agents: _containers.RepeatedCompositeFieldContainer[PlacedAgent]
     logs: _containers.RepeatedCompositeFieldContainer[HostLog]
     drop_before: int
-    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ...) -> None: ...
+    deaths: _containers.RepeatedCompositeFieldContainer[TurnDeath]
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ...) -> None: ...
 
 class HostLog(_message.Message):
     __slots__ = ("plan", "host", "host_start")
@@ -1475,14 +1511,16 @@ class EndHostReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportHostExitRequest(_message.Message):
-    __slots__ = ("host", "instance", "reason")
+    __slots__ = ("host", "instance", "reason", "died_in")
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DIED_IN_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     reason: str
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    died_in: _containers.RepeatedCompositeFieldContainer[TurnDeath]
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., reason: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ...) -> None: ...
 
 class ReportHostExitReply(_message.Message):
     __slots__ = ("is_known",)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Operation(_message.Message):
-    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet", "forget_hosts", "open_host_log", "restore", "make_token", "revoke_token", "record_call", "drain_hosts")
+    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet", "forget_hosts", "open_host_log", "restore", "make_token", "revoke_token", "record_call", "drain_hosts", "forgive_turn")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Operation(_message.Message):
     REVOKE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RECORD_CALL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    FORGIVE_TURN_FIELD_NUMBER: _ClassVar[int]
     version: int
     now_ns: int
     client: str
@@ -58,7 +59,8 @@ class Operation(_message.Message):
     revoke_token: RevokeToken
     record_call: RecordCall
     drain_hosts: DrainHosts
-    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., make_token: _Optional[_Union[MakeToken, _Mapping]] = ..., revoke_token: _Optional[_Union[RevokeToken, _Mapping]] = ..., record_call: _Optional[_Union[RecordCall, _Mapping]] = ..., drain_hosts: _Optional[_Union[DrainHosts, _Mapping]] = ...) -> None: ...
+    forgive_turn: ForgiveTurn
+    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., make_token: _Optional[_Union[MakeToken, _Mapping]] = ..., revoke_token: _Optional[_Union[RevokeToken, _Mapping]] = ..., record_call: _Optional[_Union[RecordCall, _Mapping]] = ..., drain_hosts: _Optional[_Union[DrainHosts, _Mapping]] = ..., forgive_turn: _Optional[_Union[ForgiveTurn, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
     __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns")
@@ -108,25 +110,51 @@ class DefineAgents(_message.Message):
     kinds: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, first: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class TurnDeathOperation(_message.Message):
+    __slots__ = ("agent", "what", "sender", "type", "digest", "limit", "is_beside", "times")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IS_BESIDE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    what: str
+    sender: str
+    type: str
+    digest: bytes
+    limit: int
+    is_beside: bool
+    times: int
+    def __init__(self, agent: _Optional[str] = ..., what: _Optional[str] = ..., sender: _Optional[str] = ..., type: _Optional[str] = ..., digest: _Optional[bytes] = ..., limit: _Optional[int] = ..., is_beside: bool = ..., times: _Optional[int] = ...) -> None: ...
+
 class AdmitHost(_message.Message):
-    __slots__ = ("host", "instance", "address", "expected_start")
+    __slots__ = ("host", "instance", "address", "expected_start", "died", "died_in")
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_START_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    DIED_IN_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
     expected_start: int
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ...) -> None: ...
+    died: str
+    died_in: _containers.RepeatedCompositeFieldContainer[TurnDeathOperation]
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ...) -> None: ...
 
 class LostHost(_message.Message):
-    __slots__ = ("host", "host_start")
+    __slots__ = ("host", "host_start", "died_in")
     HOST_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
+    DIED_IN_FIELD_NUMBER: _ClassVar[int]
     host: str
     host_start: int
-    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
+    died_in: _containers.RepeatedCompositeFieldContainer[TurnDeathOperation]
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ...) -> None: ...
 
 class LoseHosts(_message.Message):
     __slots__ = ("hosts", "reason", "is_leaving", "is_spare")
@@ -153,6 +181,14 @@ class DrainHosts(_message.Message):
     hosts: _containers.RepeatedScalarFieldContainer[str]
     is_drained: bool
     def __init__(self, hosts: _Optional[_Iterable[str]] = ..., is_drained: bool = ...) -> None: ...
+
+class ForgiveTurn(_message.Message):
+    __slots__ = ("agent", "digest")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    digest: bytes
+    def __init__(self, agent: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class CommitPlan(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights")

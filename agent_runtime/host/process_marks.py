@@ -1,0 +1,114 @@
+"""What a host process leaves marks of (`turn_marks.py`), and what it tells of those that the process before it has left."""
+
+import contextvars
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.carrier import HostCarrier, RunTurn
+from snapline.agent_runtime.host.durable_events import RunStep
+from snapline.agent_runtime.host.turn_deaths import CAPTURE
+from snapline.agent_runtime.host.turn_marks import (
+    MarkedThreads,
+    TurnMark,
+    TurnMarks,
+    enter,
+    limit_of,
+    mark_of,
+    read_marks,
+)
+from snapline.conversation.messages import Join
+from snapline.errors import EncodingError
+
+log = logging.getLogger("snapline.host")
+
+
+class ProcessMarks:
+    """Of one host process, whose agents are those of `carrier`."""
+
+    def __init__(self, carrier: HostCarrier, path: str, *, host: str, instance: str) -> None:
+        """`path`: of the file; "": there is none, and nothing outlives this process."""
+        self._carrier = carrier
+        self._path = Path(path) if path else None
+        self._host = host
+        self._instance = instance
+        self._marks = TurnMarks(self._is_suspect)
+        self._died, self._died_in = read_marks(self._path) if self._path is not None else ("", ())
+        carrier.wrap_turns(self._marked)
+        self.end = self._marks.end
+        self.close = self._marks.close
+
+    # ---- the process before -----------------------------------------------------------------------------------------
+
+    def hello(self, join: Join) -> Join:
+        """With what the process before died of, until that is known."""
+        return msgspec.structs.replace(join, died=self._died, died_in=self._died_in)
+
+    def begin(self) -> None:
+        """The coordinator knows it. From now on the marks are this process's."""
+        for death in self._died_in:
+            log.warning("the process of host %s before this one died while %s", self._host, death.describe())
+        self._died, self._died_in = "", ()
+        try:
+            if self._path is not None:
+                self._marks.open(self._path, self._instance)
+        except OSError as error:
+            log.warning("no marks in %s: %s; of a message that kills this process nobody will know", self._path, error)
+
+    # ---- what runs --------------------------------------------------------------------------------------------------
+
+    def threads(self) -> MarkedThreads:
+        """For the event loop's own threads."""
+        return MarkedThreads(self._marks)
+
+    def task_of(
+        self, at: ev.StartTurn | RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
+    ) -> Coroutine[Any, Any, None]:
+        """The coroutine of a turn or a step that runs in this context, marked."""
+        mark = self._mark(at)
+        context.run(enter, mark)
+        return self._marks.around(mark, coroutine)
+
+    def capturing(self, agent: str) -> None:
+        """An image of its state is about to be taken.
+
+        Raises:
+            EncodingError: too many processes have died of that.
+        """
+        death = self._carrier.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
+        if death is not None:
+            raise EncodingError(f"the state of agent {agent!r} is not saved: {death.sentence()}")
+        self._marks.begin_turn(agent, CAPTURE, agent, b"", limit_of(self._carrier.turns.type_of(agent)))
+
+    def _marked(self, run: RunTurn) -> RunTurn:
+        marks, begin, end, type_of = self._marks, self._marks.begin_turn, self._marks.end, self._carrier.turns.type_of
+
+        def marked(turn: ev.StartTurn) -> ev.Event | None:
+            if turn.what == "segment":
+                marks.begin(self._mark(turn))
+            else:
+                begin(turn.agent, turn.what, turn.sender, turn.payload, limit_of(type_of(turn.agent)))
+            try:
+                return run(turn)
+            finally:
+                end()
+
+        return marked
+
+    def _mark(self, at: ev.StartTurn | RunStep) -> TurnMark:
+        """Of the turn, or of that which the step, or the segment, is of."""
+        limit = limit_of(self._carrier.turns.type_of(at.agent))
+        if isinstance(at, ev.StartTurn) and at.what != "segment":
+            return mark_of(at.agent, at.what, at.sender, at.payload, limit)
+        turn = self._carrier.core.agents[at.agent].turn
+        assert turn is not None, f"no turn of {at.agent} goes on"
+        return mark_of(at.agent, turn.what, turn.sender, turn.payload, limit)
+
+    def _is_suspect(self, mark: TurnMark) -> bool:
+        known = self._carrier.core.turn_ends.deaths.known
+        death = known.get((mark.agent, mark.death(is_beside=True).digest)) if known else None
+        return death is not None and death.times >= death.limit

@@ -1,0 +1,83 @@
+"""The part of a host core that knows in which turns processes have died: a message that has killed more than its limit has no turn any more.
+
+The counts are the coordinator's (`coordinator/state/turn_deaths.py`), and come with each plan. A turn is known by its agent and a digest of its message and
+sender, which is the same after any recovery; not by its number on a channel, since a sender that was rolled back may send in another order. So
+equal messages of one sender are one.
+"""
+
+import zlib
+
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.traceparents import without_tail
+from snapline.conversation import messages as msg
+from snapline.conversation.payloads import MARK
+from snapline.conversation.turn_deaths import TurnDeath
+from snapline.storage.store.record import digest_of
+
+DIGEST_BYTES = 8
+
+HEAD_BYTES, END_BYTES = 1024, 65_536
+"""Of a larger message its head and its last bytes stand for it: to look at all of one of 64 MiB takes 30 ms."""
+
+CAPTURE = "capture"
+"""As the name of a turn: the agent's state is saved."""
+
+_OF_THEIR_OWN = (CAPTURE, "letter")
+"""An operator's retry of a dead letter is another turn than that of the message: it is tried, whatever the message has done."""
+
+
+class Sample:
+    """What stands for a message."""
+
+    __slots__ = ("end", "head", "size_bytes")
+
+    def __init__(self, payload: bytes) -> None:
+        plain = without_tail(payload) if payload.find(MARK, 0, HEAD_BYTES) >= 0 else payload
+        self.head = plain[:HEAD_BYTES]
+        self.size_bytes = len(plain)
+        self.end = zlib.crc32(plain[-END_BYTES:])
+
+
+def digest_of_turn(what: str, sender: str, sample: Sample) -> bytes:
+    """The same for the same message of the same sender."""
+    own = what if what in _OF_THEIR_OWN else ""
+    head = f"{own}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
+    return digest_of(head + sample.head)[:DIGEST_BYTES]
+
+
+class TurnDeaths:
+    """Attributes:
+    known: (agent, digest) → what the plan says of it. Empty nearly always: look at that first.
+    """
+
+    def __init__(self, desk: HostDesk) -> None:
+        self._desk = desk
+        self.known: dict[tuple[str, bytes], TurnDeath] = {}
+        self._survived: list[msg.TurnSurvived] = []
+
+    def told(self, deaths: tuple[TurnDeath, ...]) -> None:
+        """A plan has come."""
+        self.known.clear()
+        self.known.update({(death.agent, death.digest): death for death in deaths})
+        self._survived.clear()
+
+    def welcomed(self) -> None:
+        """Say again what the coordinator may not have heard."""
+        self._desk.out.extend(self._survived)
+
+    def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
+        """The deaths for which this has no turn; None: it may have one."""
+        if not any(name == agent for name, _ in self.known):
+            return None
+        death = self.known.get((agent, digest_of_turn(what, sender, Sample(payload))))
+        return None if death is None or death.times <= death.limit else death
+
+    def survived(self, agent: str, what: str, sender: str, payload: bytes) -> None:
+        """This turn has ended well. After a retry the message itself may have turns again."""
+        sample = Sample(payload)
+        for each in dict.fromkeys((what, "message") if what == "letter" else (what,)):
+            key = agent, digest_of_turn(each, sender, sample)
+            if self.known.pop(key, None) is not None:
+                said = msg.TurnSurvived(*key)
+                self._survived.append(said)
+                self._desk.out.append(said)

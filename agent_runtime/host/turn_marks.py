@@ -1,0 +1,318 @@
+"""Marks that a host leaves outside of its memory while user code runs: if its process dies, they say in the middle of which turns that was.
+
+A mark is written into a small file that is mapped into memory. The kernel keeps what was written when the process dies, however it dies; nothing is synced, so a
+machine that loses power may lose marks, or bring back old ones, and no turn is condemned for one death alone (`DEATHS_BORNE_MIN`). Writing costs less than a
+microsecond a turn.
+
+- *On the event loop* one piece of user code runs at a time: a turn, a piece of a handler or step that awaits, or the saving of a state. Slot 0 is its.
+- *In threads*, as steps do, many may run: each has a slot of its own. A thread that user code has made itself has none.
+- What awaits runs nothing. Only if nothing at all ran, and a single turn was open, is that turn marked: it may have had work done elsewhere in the process.
+
+Turns in threads in which nearly too many processes have died run one at a time, so that the next death is that of the guilty one.
+"""
+
+import contextlib
+import contextvars
+import hashlib
+import mmap
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host.turn_deaths import HEAD_BYTES, Sample, digest_of_turn
+from snapline.channels.child_processes import end_if_child
+from snapline.conversation.payloads import CREATE, read_creation, split_message, unwrapped
+from snapline.conversation.turn_deaths import TurnDeath
+
+SLOTS = 64
+"""Threads beyond them are not marked; asyncio's own pool has 32 at most."""
+
+SLOT_BYTES = 2048
+"""Room for the head of a message, and for ids."""
+
+DEATHS_BORNE_MIN = 1
+"""Whatever an agent's `retries`: an operator may have killed the process, or the machine may have failed."""
+
+MAGIC = b"snapturn1"
+
+LOOP_SLOT, ALONE_SLOT = 1, SLOTS - 1
+"""Slot 0 is the file's head."""
+
+TOLD_MAX, TYPE_CHARACTERS_MAX = 16, 200
+"""Of one process: with the ids of agents and senders they fit into an entry of the coordinator's log."""
+
+_NOTHING = bytes(2)
+
+WHOLE = -1
+
+_LOOP_AT = LOOP_SLOT * SLOT_BYTES
+
+_SIZES = [size.to_bytes(2, "big") for size in range(SLOT_BYTES - 1)]
+
+
+class TurnMark(msgspec.Struct, frozen=True, array_like=True):
+    """What a slot holds; `head`, `size_bytes` and `end` stand for the message. `size_bytes` `WHOLE`: `head` is the message."""
+
+    agent: str
+    what: str
+    sender: str
+    limit: int
+    head: bytes
+    size_bytes: int
+    end: int
+
+    def death(self, *, is_beside: bool) -> TurnDeath:
+        """As it is told when the process has died."""
+        sample = Sample(self.head)
+        if self.size_bytes != WHOLE:
+            sample.head, sample.size_bytes, sample.end = self.head, self.size_bytes, self.end
+        digest = digest_of_turn(self.what, self.sender, sample)
+        return TurnDeath(self.agent, self.what, self.sender, _type_in(self.head), digest, self.limit, is_beside)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(TurnMark)
+_current: contextvars.ContextVar[TurnMark | None] = contextvars.ContextVar("current", default=None)
+
+
+def limit_of(known: AgentType | None) -> int:
+    """How many deaths in one turn are borne of an agent of this class; None: it is being created."""
+    return DEATHS_BORNE_MIN if known is None else max(known.retries, DEATHS_BORNE_MIN)
+
+
+def mark_of(agent: str, what: str, sender: str, payload: bytes, limit: int) -> TurnMark:
+    """The mark of a turn."""
+    sample = Sample(payload)
+    return TurnMark(agent, what, sender, limit, sample.head, sample.size_bytes, sample.end)
+
+
+def default_marks(coordinator: str, host: str) -> str:
+    """The file of a host for which none was named; "": there is no folder of this user alone."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"snapline-marks-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return ""
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    key = hashlib.sha256(f"{coordinator} {host}".encode()).hexdigest()[:16]
+    return str(folder / f"{host}-{key}.marks") if is_ours else ""
+
+
+def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
+    """The run that has left marks, and in which turns it died; "" if there is nothing to read, or it has left none."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return "", ()
+    if not content.startswith(MAGIC) or len(content) < SLOTS * SLOT_BYTES:
+        return "", ()
+    instance = content[len(MAGIC) : SLOT_BYTES].rstrip(b"\0").decode(errors="replace")
+    found = {slot: mark for slot in range(1, SLOTS) if (mark := _mark_in(content, slot)) is not None}
+    ran = {slot: mark for slot, mark in found.items() if slot != ALONE_SLOT} or found
+    died_in: dict[tuple[str, bytes], TurnDeath] = {}
+    for slot, mark in ran.items():
+        death = mark.death(is_beside=slot not in (LOOP_SLOT, ALONE_SLOT))
+        died_in.setdefault((death.agent, death.digest), death)
+    return (instance, tuple(died_in.values())[:TOLD_MAX]) if died_in else ("", ())
+
+
+def _mark_in(content: bytes, slot: int) -> TurnMark | None:
+    at = slot * SLOT_BYTES
+    size = int.from_bytes(content[at : at + 2], "big")
+    try:
+        return _decoder.decode(content[at + 2 : at + 2 + size]) if size else None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # of a machine that lost power
+        return None
+
+
+def _type_in(head: bytes) -> str:
+    """The message's type, or the kind of a creation; "": it has none, as `on_start`."""
+    try:
+        found = read_creation(head)[0] if head[:1] == CREATE else split_message(unwrapped(head))[0]
+        return found[:TYPE_CHARACTERS_MAX]
+    except (IndexError, UnicodeDecodeError):
+        return ""
+
+
+class TurnMarks:
+    """The marks of this process.
+
+    `is_suspect`: whether nearly too many processes have died in this turn.
+    """
+
+    def __init__(self, is_suspect: Callable[[TurnMark], bool] = lambda mark: False) -> None:
+        self._is_suspect = is_suspect
+        self._slots: mmap.mmap | bytearray = bytearray(SLOTS * SLOT_BYTES)
+        self._path: Path | None = None
+        self._free = list(range(LOOP_SLOT + 1, ALONE_SLOT))
+        self._open: dict[int, TurnMark] = {}
+        self._one_at_a_time = threading.Lock()
+
+    # ---- the file ---------------------------------------------------------------------------------------------------
+
+    def open(self, path: Path, instance: str) -> None:
+        """Leave marks in a new file from now on; what it holds of the run before has been told.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{instance}")
+        descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(descriptor, SLOTS * SLOT_BYTES)
+            slots = mmap.mmap(descriptor, SLOTS * SLOT_BYTES)
+        finally:
+            os.close(descriptor)
+        slots[: len(MAGIC)] = MAGIC
+        head = instance.encode()[: SLOT_BYTES - len(MAGIC)]
+        slots[len(MAGIC) : len(MAGIC) + len(head)] = head
+        scratch.replace(path)
+        self._slots, self._path = slots, path
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def close(self) -> None:
+        """The process ends in order, and not because of a turn."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
+
+    def _leave_to_parent(self) -> None:
+        """A forked child shares the file with its parent, and is not to change it."""
+        self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
+
+    # ---- on the event loop --------------------------------------------------------------------------------------------
+
+    def begin(self, mark: TurnMark) -> None:
+        """User code runs on the event loop from now on."""
+        self._write(LOOP_SLOT, mark)
+
+    def begin_turn(self, agent: str, what: str, sender: str, payload: bytes, limit: int) -> None:
+        """The same, as fast as it can be said: each turn pays for it."""
+        if len(payload) > HEAD_BYTES:
+            self.begin(mark_of(agent, what, sender, payload, limit))
+            return
+        data = _encode((agent, what, sender, limit, payload, WHOLE, 0))
+        size, slots = len(data), self._slots
+        if size < len(_SIZES):
+            slots[_LOOP_AT + 2 : _LOOP_AT + 2 + size] = data
+            slots[_LOOP_AT : _LOOP_AT + 2] = _SIZES[size]
+
+    def end(self) -> None:
+        """It runs no more."""
+        self._slots[_LOOP_AT : _LOOP_AT + 2] = _NOTHING
+
+    def around(self, mark: TurnMark, coroutine: "Coroutine[Any, Any, None]") -> "Coroutine[Any, Any, None]":
+        """The same coroutine, marked whenever it runs."""
+        return _Marked(self, mark, coroutine)
+
+    def opened(self, place: int, mark: TurnMark) -> None:
+        """A turn awaits something from time to time."""
+        self._open[place] = mark
+        self._mark_alone()
+
+    def closed(self, place: int) -> None:
+        """It is over."""
+        self._open.pop(place, None)
+        self._mark_alone()
+
+    def _mark_alone(self) -> None:
+        if len(self._open) == 1:
+            self._write(ALONE_SLOT, next(iter(self._open.values())))
+        else:
+            self._erase(ALONE_SLOT)
+
+    # ---- in threads -----------------------------------------------------------------------------------------------------
+
+    def in_thread(self, mark: TurnMark, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call it in this thread, marked."""
+        with self._one_at_a_time if self._is_suspect(mark) else contextlib.nullcontext():
+            try:
+                slot = self._free.pop()
+            except IndexError:
+                slot = 0
+            if slot:
+                self._write(slot, mark)
+            try:
+                return function(*arguments, **named)
+            finally:
+                end_if_child()
+                if slot:
+                    self._erase(slot)
+                    self._free.append(slot)
+
+    def _write(self, slot: int, mark: TurnMark) -> None:
+        """The size last: a slot is whole or empty, whenever the process dies."""
+        data, at = _encode(mark), slot * SLOT_BYTES
+        size, slots = len(data), self._slots
+        if size < len(_SIZES):
+            slots[at + 2 : at + 2 + size] = data
+            slots[at : at + 2] = _SIZES[size]
+
+    def _erase(self, slot: int) -> None:
+        self._slots[slot * SLOT_BYTES : slot * SLOT_BYTES + 2] = _NOTHING
+
+
+class MarkedThreads(ThreadPoolExecutor):
+    """The threads of `asyncio.to_thread`: they run for the turn that asks."""
+
+    def __init__(self, marks: TurnMarks) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self._marks = marks
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        mark = _current.get()
+        if mark is None:
+            return super().submit(fn, *args, **kwargs)
+        return super().submit(self._marks.in_thread, mark, fn, *args, **kwargs)
+
+
+def enter(mark: TurnMark) -> None:
+    """In a context: what is run in threads from here is this turn's."""
+    _current.set(mark)
+
+
+class _Marked(Coroutine[Any, Any, None]):
+    """A coroutine that is marked while it runs, and open until it has ended."""
+
+    def __init__(self, marks: TurnMarks, mark: TurnMark, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._marks = marks
+        self._mark = mark
+        self._coroutine = coroutine
+        marks.opened(id(self), mark)
+
+    def send(self, value: Any) -> Any:
+        return self._run(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._run(self._coroutine.throw, *error)
+
+    def _run(self, go_on: Callable[..., Any], *arguments: Any) -> Any:
+        self._marks.begin(self._mark)
+        has_ended = True
+        try:
+            found = go_on(*arguments)
+            has_ended = False
+            return found
+        finally:
+            end_if_child()
+            self._marks.end()
+            if has_ended:
+                self._marks.closed(id(self))
+
+    def close(self) -> None:
+        self._marks.closed(id(self))
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._coroutine.__await__()
