@@ -20,6 +20,7 @@ FIELDS = (
     "unknown_per_mille",
     "changes",
     "die_at",
+    "hang_loop",
 )
 """Signed numbers of 64 bits, in this order; the same as in `preload.c`, and a test compares. `drift_from_ns`: of the monotonic clock. `changes`: to files, so
 

@@ -99,6 +99,15 @@ class Victim:
             return asked(*arguments)
 
         vars(carrier)["ask_stop"] = ask_stop
+        run_turns = carrier.HostCarrier.run_turns
+
+        @functools.wraps(run_turns)
+        def block(*arguments: Any) -> None:
+            while self._control.get("hang_loop"):
+                time.sleep(LOOK_S)
+            run_turns(*arguments)
+
+        setattr(carrier.HostCarrier, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
 
     def watch_coordinator(self) -> None:
         from snapline.coordinator.leader.events import ProposalEnded

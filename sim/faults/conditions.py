@@ -27,7 +27,7 @@ _DISK_MODES: dict[str, DiskMode] = {
     "stale-read": "stale-read",
 }
 
-_HANGING: dict[str, Hanging] = {"store": "store", "stop": "stop"}
+_HANGING: dict[str, Hanging] = {"store": "store", "stop": "stop", "loop": "loop"}
 
 
 class Conditions:

@@ -14,8 +14,8 @@ from snapline.sim.result import ExecutedFault
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read"]
 """Ways in which a disk goes on being wrong until told otherwise."""
 
-Hanging = Literal["store", "stop"]
-"""What of a host may not come back: calls of the store, or `stop_when`."""
+Hanging = Literal["store", "stop", "loop"]
+"""What of a host may not come back: calls of the store, `stop_when`, or a handler, which blocks everything else there."""
 
 FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
 """"crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still, "reset": all its streams break,

@@ -48,6 +48,7 @@ _BIT_PICKS = 1 << 30
 _HANGING: Mapping[Hanging, str] = {
     "store": "has a store that does not answer",
     "stop": "does not come to a decision whether to stop",
+    "loop": "is blocked by a handler",
 }
 
 _PAIRS_SAID = 6
@@ -469,6 +470,11 @@ DESCRIPTIONS = (
     ("host", "pause", "stands still, and goes on as if nothing had happened"),
     ("host", "hang: store", "calls of the store do not come back: a plan is not applied, an epoch not stored"),
     ("host", "hang: stop", "stop_when does not come back"),
+    (
+        "host",
+        "hang: loop",
+        "a handler blocks: nothing else runs there, but its process answers pings, and reports that it is busy",
+    ),
     ("disk", "disk: power-cut", "killed, and what was not synced is kept, lost or torn"),
     ("disk", "disk: torn", "the same as power-cut: a file that was not synced may keep a part"),
     ("disk", "disk: bit-flip", "a file of the newest complete epoch is damaged, once there is an older one"),

@@ -241,10 +241,11 @@ class PauseWord(HostWord, frozen=True, kw_only=True):
 
 
 class HangWord(HostWord, frozen=True, kw_only=True):
-    """What a host does in threads beside its loop does not come back until it is over; its heartbeats go on.
+    """What a host does does not come back until it is over.
 
     Attributes:
-        what: "store": calls of the store, so that it applies no plan and stores no epoch. "stop": `stop_when`.
+        what: "store": calls of the store, so that it applies no plan and stores no epoch. "stop": `stop_when`. These run in threads: its heartbeats
+            go on. "loop": a handler, so that nothing else runs there, and no heartbeat leaves; its streams stand.
     """
 
     what: Hanging = "store"

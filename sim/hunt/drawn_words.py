@@ -260,7 +260,9 @@ def _draw_hang(span: Span) -> Word:
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
-    return HangWord(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
+    word = HangWord(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
+    is_blocked = span.dice.one_in_apart(3, *span.key("blocked"))
+    return msgspec.structs.replace(word, what="loop") if is_blocked else word
 
 
 def _draw_disk(span: Span) -> Word:

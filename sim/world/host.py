@@ -43,6 +43,9 @@ from snapline.storage.store.store import Store
 
 SECOND_NS = 1_000_000_000
 
+STOPPED, BLOCKED = "stopped", "blocked"
+"""Why nothing of a run goes on: its process stands still, or a handler blocks it."""
+
 
 class _Timer:
     """A call that may be cancelled."""
@@ -285,6 +288,7 @@ class SimHost:
 
     Attributes:
         is_alive: it has neither crashed nor ended.
+        stops: why nothing of it goes on; empty: it does.
         waiting: turns that await something.
         costs_ns: what the present batch has cost, at full speed.
     """
@@ -299,7 +303,7 @@ class SimHost:
         self.instance = f"{name}.{number}"
         self._kernel = desk.kernel
         self.is_alive = True
-        self.is_paused = False
+        self.stops: dict[str, None] = {}
         self.waiting: dict[str, ev.StartTurn] = {}
         self._held: deque[tuple[Callable[[Any], object], object]] = deque()
         self._is_pumping = False
@@ -328,7 +332,7 @@ class SimHost:
         """Call it now."""
         if not self.is_alive:
             return
-        if self.is_paused:
+        if self.stops:
             self._held.append(call)
             return
         function, argument = call
@@ -350,11 +354,14 @@ class SimHost:
         """A client waits for an answer."""
         self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, then, is_early=is_early))
 
-    def pause(self) -> None:
-        self.is_paused = True
+    def pause(self, why: str) -> None:
+        """Nothing of it runs, until no reason is left."""
+        self.stops[why] = None
 
-    def resume(self) -> None:
-        self.is_paused = False
+    def resume(self, why: str) -> None:
+        """There is no such reason any more."""
+        if self.stops.pop(why, self) is self or self.stops:
+            return
         held, self._held = self._held, deque()
         for call in held:
             self._kernel.at(self._kernel.now_ns, self.fire, call)
@@ -436,6 +443,17 @@ class SimHost:
 
     def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         self._workers.log(lambda: then(function()))
+
+    def block(self) -> None:
+        """A handler blocks it. A thread beside it reports that to the leader, every second."""
+        self.pause(BLOCKED)
+        self._report_busy(self._kernel.now_ns)
+
+    def _report_busy(self, since_ns: Any) -> None:
+        if self.is_alive and BLOCKED in self.stops:
+            if since_ns < self._kernel.now_ns and len(self.stops) == 1:
+                self.session.report_busy(self._kernel.now_ns - since_ns)
+            self._kernel.at(self._kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def come_back(self, what: Hanging) -> None:
         """What hung does so no more."""

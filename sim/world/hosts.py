@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from snapline.sim.faults.executor import Hanging
 from snapline.sim.world.desk import WorldDesk
-from snapline.sim.world.host import SimHost
+from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import SeatDoor
@@ -119,15 +119,15 @@ class Hosts:
         """Nothing if it is down."""
         run = self.run_of(host)
         if run is not None:
-            run.pause()
+            run.pause(STOPPED)
             self._desk.network.silence(host)
 
     def resume(self, host: str) -> None:
         """Nothing if it is down, or does not stand still."""
         run = self.run_of(host)
-        if run is not None and run.is_paused:
+        if run is not None and STOPPED in run.stops:
             self._desk.network.wake(host)
-            run.resume()
+            run.resume(STOPPED)
 
     def set_speed(self, host: str, percent: int) -> None:
         """100 is normal, 10 ten times slower."""
@@ -135,10 +135,15 @@ class Hosts:
 
     def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
         """Nothing of it comes back; when it is off, all does."""
-        if is_on:
+        run = self.run_of(host)
+        if what == "loop" and run is not None:  # of this run: one that is started again is not in that turn
+            if is_on:
+                run.block()
+            else:
+                run.resume(BLOCKED)
+        elif is_on:
             self._hanging[host, what] = None
         elif (host, what) in self._hanging:
             del self._hanging[host, what]
-            run = self.run_of(host)
             if run is not None:
                 run.come_back(what)

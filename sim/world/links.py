@@ -164,6 +164,8 @@ class SimTransport:
         found, frame = delivered
         assert isinstance(frame, Frame)
         peer = found.stream.other(self.host.name)
+        if found.stream.is_closed:  # it broke while nothing ran here
+            return
         if self is found.acceptor and not found.is_accepted:
             self._accept(found, peer, frame)
         elif self._streams.get(peer) is found:

@@ -329,6 +329,11 @@ class Seat:
         assert self.leader is not None
         return self.leader.attend(host, key, received, closed)
 
+    def hear_busy(self, host: HostRun, busy_ns: int) -> None:
+        """A thread of a host tells the leader here that a handler blocks it."""
+        assert self.leader is not None
+        self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
+
     def on_standing(self, standing: Standing) -> None:
         """Who leads has changed, as this replica sees it."""
         self.known_leader = standing.leader

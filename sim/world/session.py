@@ -30,6 +30,10 @@ class SeatDoor(Protocol):
         """Speak with the leader here."""
         ...
 
+    def hear_busy(self, host: HostRun, busy_ns: int) -> None:
+        """A thread of this run says that a handler blocks it."""
+        ...
+
 
 class SimSession:
     """One run's stream, dialled again for as long as the run lives."""
@@ -82,6 +86,13 @@ class SimSession:
         if self._stream is not None:
             self._stream = None
             self._turn_to(self._node)
+
+    def report_busy(self, busy_ns: int) -> None:
+        """A thread tells the leader, on a connection of its own, that a handler blocks this host."""
+        host = self._host
+        for node, door in self._doors.items():
+            if door.is_up and door.leads and host.desk.network.can_reach(host.name, node):
+                door.hear_busy(host, busy_ns)
 
     def leave(self, reason: str) -> None:
         """Say goodbye."""

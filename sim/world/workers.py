@@ -18,7 +18,7 @@ class Workers:
         self._hangs = hangs
         self._busy_until_ns = 0
         self._count = 0
-        self._stuck: dict[Hanging, deque[Callable[[], None]]] = {"store": deque(), "stop": deque()}
+        self._stuck: dict[Hanging, deque[Callable[[], None]]] = {"store": deque(), "stop": deque(), "loop": deque()}
         self._store: Store | None = None
 
     def open_store(self) -> Store:

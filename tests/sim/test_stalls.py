@@ -5,9 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from snapline.coordinator.leader import stop_question
+from snapline.coordinator.leader.hosts import cuts
 from snapline.coordinator.leader.hosts.cuts import CUT_NS, NetworkCuts
+from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.plans import plan_answers
-from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord
+from snapline.coordinator.state.fleet_records import HostRecord
+from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord, PauseWord, ResetWord
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -125,6 +128,28 @@ def test_a_plan_that_nobody_applies_is_made_anew_until_somebody_does() -> None:
     assert 11.8 <= result.metrics["recovery_s"] <= 13
 
 
+def test_a_handler_that_blocks_its_host_costs_no_recovery() -> None:
+    """Longer than anything is waited for; the leader is lost meanwhile."""
+    blocked = FaultPart(hang=HangWord(host="h2", what="loop", at="2s", lasts="12s"))
+    killed = FaultPart(coordinator=CoordinatorWord(kind="kill-leader", at="5s", lasts="1s"))
+    result, recording = play([blocked, killed], coordinators=3)
+    assert result.metrics["recoveries"] == 0
+    until_ns = result.faults[0].at_ns + 12 * SECOND
+    assert any(x.outcome == "complete" and x.begun_ns >= until_ns for x in recording.epochs.values())
+
+
+def test_a_link_that_breaks_while_a_handler_blocks_one_of_its_hosts_is_no_cut() -> None:
+    blocked = FaultPart(hang=HangWord(host="h2", what="loop", at="2s", lasts="12s"))
+    broken = [FaultPart(reset=ResetWord(between=[host, "h2"], at="3s")) for host in ("h1", "h3")]
+    result, _ = play([blocked, *broken])
+    assert result.metrics["recoveries"] == 0
+
+
+def test_a_host_that_stands_still_is_lost_all_the_same() -> None:
+    result, _ = play([FaultPart(pause=PauseWord(host="h2", at="2s", lasts="12s"))])
+    assert result.metrics["recoveries"] >= 1
+
+
 def orders(*faults: FaultPart) -> tuple[Result, Recording]:
     """A fleet that stops when all its orders are done."""
     pattern = PatternPart(name="orders", messages=60)
@@ -152,6 +177,27 @@ def test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next() -> None:
 # ---- mutants --------------------------------------------------------------------------------------------------------
 
 
+def silence_is_a_loss(patch: pytest.MonkeyPatch) -> None:
+    """As it was: a host of which nothing is heard for two seconds."""
+    judge = Suspicion._suspicion_of
+
+    def mutant(self: Suspicion, host: str, record: HostRecord) -> str:
+        session = self._attendance.session_of(host)
+        is_silent = session is not None and self._attendance.quiet_ns(session) >= CUT_NS
+        return "nothing heard of it for 2 s" if is_silent else judge(self, host, record)
+
+    patch.setattr(Suspicion, "_suspicion_of", mutant)
+
+
+def reports_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Suspicion, "on_busy_reported", lambda self, event: None)
+
+
+def busy_hosts_are_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NetworkCuts, "_is_busy", lambda self, session: False)
+    patch.setattr(cuts, "_woken_ns", lambda session: 0)
+
+
 def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NetworkCuts, "evaluate", lambda self: None)
 
@@ -168,6 +214,9 @@ def one_host_is_asked_for_ever(patch: pytest.MonkeyPatch) -> None:
     ("mutant", "check"),
     [
         (nobody_decides_about_cuts, lambda: check_goes_on(*play(cut("h1 h2")))),
+        (silence_is_a_loss, test_a_handler_that_blocks_its_host_costs_no_recovery),
+        (reports_do_not_count, test_a_handler_that_blocks_its_host_costs_no_recovery),
+        (busy_hosts_are_cut, test_a_link_that_breaks_while_a_handler_blocks_one_of_its_hosts_is_no_cut),
         (plans_are_waited_for_for_ever, test_a_host_that_never_applies_the_plan_is_done_without),
         (one_host_is_asked_for_ever, test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next),
     ],
