@@ -376,3 +376,17 @@ def allow_current_folder() -> None:
     """Make modules of the current folder importable, as `python -m` does and an installed script does not."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+LAST_SNAPSHOT_S = 20.0
+"""For the last snapshot before a stop: it takes some tens of milliseconds, but effects that are being called end first."""
+
+LastSnapshot = Annotated[
+    float,
+    typer.Option(
+        "--last-snapshot-s",
+        min=0,
+        metavar="SECONDS",
+        help="Time limit for the last snapshot before a stop by SIGTERM or SIGINT; 0: none is taken. A second signal ends the wait at once.",
+    ),
+]

@@ -1,6 +1,7 @@
 """Where fleets are that `snapline up` has taken up: on this machine in the background, or on a Ray cluster."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 BACKGROUND_FILE, BACKGROUND_LOG = "launcher.json", "launcher.log"
 
 END_S = 20.0
-"""For a launcher in the background to end its fleet: it gives each process two seconds, coordinators first."""
+"""For a launcher in the background to end its fleet, besides the time for a last snapshot: it gives each process two seconds."""
+
+LAST_SNAPSHOT = "last snapshot"
+"""Lines of a launcher's log that say what came of it."""
 
 LOOK_S = 0.05
 
@@ -82,8 +86,8 @@ def _address_on_ray(name: str, address: str) -> str:
         cluster.leave(is_over=False)
 
 
-def start_in_background(arguments: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
-    """Run `snapline …` in a session of its own; its process id is noted in the fleet's folder.
+def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s: float) -> "subprocess.Popen[bytes]":
+    """Run `snapline …` in a session of its own; its process id is noted in the fleet's folder, and how long its last snapshot may take.
 
     Raises:
         MisuseError: one runs there.
@@ -101,25 +105,29 @@ def start_in_background(arguments: Sequence[str], folder: Path) -> "subprocess.P
             stderr=log,
             start_new_session=True,
         )
-    note = {"pid": process.pid, "started": _start_of(process.pid)}
+    note = {"pid": process.pid, "started": _start_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
     (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(note))
     return process
 
 
-def running_in_background(folder: Path) -> int | None:
-    """Process id of the launcher that was started for this folder, if it still runs."""
+def _noted(folder: Path) -> dict[str, int]:
     import msgspec
 
     try:
-        note = msgspec.json.decode((folder / BACKGROUND_FILE).read_bytes(), type=dict[str, int])
+        return msgspec.json.decode((folder / BACKGROUND_FILE).read_bytes(), type=dict[str, int])
     except (OSError, ValueError):
-        return None
+        return {}
+
+
+def running_in_background(folder: Path) -> int | None:
+    """Process id of the launcher that was started for this folder, if it still runs."""
+    note = _noted(folder)
     started = _start_of(note.get("pid", 0))
     return note["pid"] if started and started == note.get("started") else None
 
 
-def end_in_background(folder: Path, limit_s: float = END_S) -> None:
-    """End the launcher, and with it its fleet; what the fleet has written stays.
+def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:
+    """End the launcher, and with it its fleet; what the fleet has written stays. Returns what it said of a last snapshot.
 
     Raises:
         NotFoundError: none runs.
@@ -128,13 +136,18 @@ def end_in_background(folder: Path, limit_s: float = END_S) -> None:
     pid = running_in_background(folder)
     if pid is None:
         raise NotFoundError(f"no fleet is up in {folder}")
+    log, said_before = folder / BACKGROUND_LOG, 0
+    if log.exists():
+        said_before = log.stat().st_size
     os.kill(pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s + _noted(folder).get("last_snapshot_s", 0)
     while running_in_background(folder) == pid:
         if time.monotonic() > deadline_s:
             raise WorldError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
         time.sleep(LOOK_S)
     (folder / BACKGROUND_FILE).unlink(missing_ok=True)
+    said = log.read_bytes()[said_before:].decode(errors="replace").splitlines() if log.exists() else []
+    return [line for line in said if LAST_SNAPSHOT in line]
 
 
 async def until_up(

@@ -11,7 +11,9 @@ import typer
 from snapline.cli.collector import spare_imported
 from snapline.cli.command import command
 from snapline.cli.options import (
+    LAST_SNAPSHOT_S,
     FleetArguments,
+    LastSnapshot,
     LogLines,
     Spans,
     Trust,
@@ -65,6 +67,21 @@ Health = Annotated[
         help="Serve health there without certificates, and nothing else; for `snapline health` and other supervisors.",
         show_default="nowhere",
     ),
+]
+
+Marks = Annotated[
+    str,
+    typer.Option(
+        "--marks",
+        metavar="FILE",
+        help="File in which a process that dies leaves word of the turn that it was in; on a file system that outlives it.",
+        show_default="in $XDG_RUNTIME_DIR, or the folder for temporary files",
+    ),
+]
+
+RejoinGrace = Annotated[
+    float,
+    typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
 ]
 
 KeepEpochs = Annotated[
@@ -130,10 +147,7 @@ def coordinator_run(
     ] = "",
     advertise: Advertise = "",
     health: Health = "",
-    rejoin_grace: Annotated[
-        float,
-        typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
-    ] = REJOIN_GRACE_S,
+    rejoin_grace: RejoinGrace = REJOIN_GRACE_S,
     keep_epochs: KeepEpochs = KEEP_EPOCHS,
     retention: Annotated[
         str,
@@ -145,6 +159,7 @@ def coordinator_run(
             show_default="--keep-epochs, 24, 14, 100, 0s",
         ),
     ] = "",
+    last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
     ] = False,
@@ -152,16 +167,16 @@ def coordinator_run(
     """Run the coordinator of a fleet, or one of its replicas.
 
     Started again on the same --data-dir it continues from its log. Three replicas (--id, --peers) go on without any one
-    of them, five without any two; each has a --data-dir of its own, all have the same --store.
+    of them, five without any two; each has a --data-dir of its own, all have the same --store. SIGTERM and SIGINT end it
+    after a last snapshot of a fleet that runs.
     """
     from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
     from snapline.storage.keeping.retention_policy import Policy, parse_policy
 
     members = parse_peers(peers, check_id(node, "replica"))
-    listen = check_address(listen or members.get(node, LISTEN), "--listen")
     options = CoordinatorOptions(
         data_dir=data_dir,
-        listen=listen,
+        listen=check_address(listen or members.get(node, LISTEN), "--listen"),
         advertise=check_address(advertise, "--advertise") if advertise else "",
         store=store,
         security=trust.security(),
@@ -174,6 +189,7 @@ def coordinator_run(
         keep_epochs=keep_epochs,
         retention=parse_policy(retention, Policy(keep_last=keep_epochs)),
         exit_when_finished=not stay,
+        last_snapshot_s=last_snapshot,
         node=node,
         members=members,
     )
@@ -208,18 +224,14 @@ def host_run(
     trace_every: Annotated[
         int, typer.Option("--trace-every", min=1, metavar="N", help="Of each channel, trace every Nth message.")
     ] = 1,
-    marks: Annotated[
-        str,
-        typer.Option(
-            "--marks",
-            metavar="FILE",
-            help="File in which a process that dies leaves word of the turn that it was in; on a file system that outlives it.",
-            show_default="in $XDG_RUNTIME_DIR, or the folder for temporary files",
-        ),
-    ] = "",
+    marks: Marks = "",
+    last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     instance: Annotated[str, typer.Option("--instance", hidden=True)] = "",
 ) -> None:
-    """Run one host until its fleet has ended."""
+    """Run one host until its fleet has ended.
+
+    SIGTERM and SIGINT end it after a snapshot that holds what its agents have done, and when no effect is being called.
+    """
     from snapline.storage.capture import forked
 
     forked.prepare()  # before anything imports gRPC
@@ -247,6 +259,7 @@ def host_run(
         marks=marks or default_marks(coordinator, host),
         trace="" if trace is None else str(trace),
         trace_every=trace_every,
+        last_snapshot_s=last_snapshot,
     )
     spare_imported()
     _end(asyncio.run(run_host(options)))

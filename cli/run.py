@@ -15,7 +15,17 @@ import typer
 from snapline.cli.beside_view import BesideView, shown_in_browser
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
-from snapline.cli.options import Display, FleetArguments, FleetMetrics, FleetReference, LogLines, Spans, parse_arguments
+from snapline.cli.options import (
+    LAST_SNAPSHOT_S,
+    Display,
+    FleetArguments,
+    FleetMetrics,
+    FleetReference,
+    LastSnapshot,
+    LogLines,
+    Spans,
+    parse_arguments,
+)
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 from snapline.errors import SnaplineError
@@ -79,6 +89,7 @@ def run(
         bool, typer.Option("--trace", help="Trace every message into DIR/traces, for `snapline analyze DIR/traces`.")
     ] = False,
     metrics: FleetMetrics = False,
+    last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     fail_on_dead_letters: Annotated[
         bool, typer.Option("--fail-on-dead-letters", help="Exit code 3 if a message could not be handled.")
     ] = False,
@@ -86,8 +97,8 @@ def run(
     """Run a whole fleet on this machine.
 
     Starts the coordinator and N hosts, starts dead ones again, and ends with the fleet: exit code 0 if it stopped as its
-    predicate says, 1 if it failed. Ctrl-C ends all of them; the same --data-dir again continues from the last complete
-    epoch.
+    predicate says, 1 if it failed. Ctrl-C and SIGTERM end all of them after a last snapshot; the same --data-dir again
+    continues from there.
     """
     check_reference(fleet)
     arguments, log = parse_arguments(arg), log_lines.arguments() + spans.checked().arguments()
@@ -97,7 +108,11 @@ def run(
     progress, started_s = FleetProgress(display.printer()), time.monotonic()
     try:
         ending = asyncio.run(
-            _run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log, port, progress)
+            _run(
+                *(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log, port),
+                last_snapshot,
+                progress,
+            )
         )
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
@@ -166,6 +181,7 @@ async def _run(
     has_metrics: bool,
     log: tuple[str, ...],
     ui_port: int | None,
+    last_snapshot_s: float,
     progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.data_directory import METRICS_FOLDER
@@ -189,6 +205,7 @@ async def _run(
         log=log,
         on_note=progress.note,
         on_status=progress.status,
+        last_snapshot_s=last_snapshot_s,
     )
     async with local:
         progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")

@@ -12,11 +12,13 @@ from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
+    LAST_SNAPSHOT_S,
     REPLICAS,
     Display,
     FleetArguments,
     FleetMetrics,
     FleetReference,
+    LastSnapshot,
     LogFormat,
     LogLevel,
     LogLines,
@@ -153,6 +155,7 @@ def up(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For the fleet to be all there.")
     ] = UP_TIMEOUT_S,
+    last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     dry_run: DryRun = False,
 ) -> None:
     """Take a fleet up, and leave it running.
@@ -176,7 +179,9 @@ def up(
     arguments = parse_arguments(arg)
     log = _log_lines(settings.get("log_format", log_format), settings.get("log_level", log_level)).arguments()
     log += spans.arguments()
-    plan = _plan(settings, found, fleet, arguments, place, log, is_insecure=insecure, has_metrics=metrics)
+    plan = _plan(
+        settings, found, fleet, arguments, place, log, last_snapshot, is_insecure=insecure, has_metrics=metrics
+    )
     if dry_run:
         display.printer().result(_dry(plan, place, found["tls"]), _show)
         return
@@ -201,17 +206,24 @@ def down(
     context: Context = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Take a fleet down that `snapline up` has taken up. What it has written stays, and `up` continues it."""
+    """Take a fleet down that `snapline up` has taken up. What it has written stays, and `up` continues it.
+
+    A fleet that runs takes a last snapshot before, for as long as `up --last-snapshot-s` said. If there is none, a line says since which epoch what was done is lost.
+    """
     settings = UserSettings(context)
     fleet, place = settings.get("name", name).value, _place_of(settings.get("on", on))
     folder = folder_of(settings, fleet, data_dir, place)
+    progress = FleetProgress(display.printer())
     result = document("FleetDown", name=fleet, on=place.value, is_dry_run=dry_run)
     if place is Place.RAY:
         _down_on_ray(fleet, settings.get("address", address).value, is_dry=dry_run)
     elif place is not Place.LOCAL:
-        down_kept(plan_before(settings, fleet, place.value, address, data_dir, folder), folder, is_dry=dry_run)
+        down_kept(
+            plan_before(settings, fleet, place.value, address, data_dir, folder), folder, progress.note, is_dry=dry_run
+        )
     elif not dry_run:
-        end_in_background(folder)
+        for line in end_in_background(folder):
+            progress.note(line)
     elif running_in_background(folder) is None:
         raise NotFoundError(f"no fleet is up in {folder}")
     told = f"fleet {fleet} would be taken down" if dry_run else f"fleet {fleet} is down"
@@ -248,6 +260,7 @@ def _plan(
     arguments: dict[str, str],
     place: Place,
     log: tuple[str, ...],
+    last_snapshot_s: float,
     *,
     is_insecure: bool,
     has_metrics: bool,
@@ -281,6 +294,7 @@ def _plan(
         domain=found["tls_domain"],
         has_metrics=has_metrics,
         log=log,
+        last_snapshot_s=last_snapshot_s,
     )
 
 
@@ -311,9 +325,10 @@ def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Do
     options = ["--hosts", str(plan.hosts), "--coordinators", str(plan.coordinators), "--data-dir", str(folder)]
     options += ["--on-failure", plan.on_failure, *(["--store", plan.store] if plan.store else [])]
     options += ["--metrics"] if plan.has_metrics else []
+    options += ["--last-snapshot-s", f"{plan.last_snapshot_s:g}"]
     options += plan.log
     options += [part for key, value in plan.arguments.items() for part in ("--arg", f"{key}={value}")]
-    started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder)
+    started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder, plan.last_snapshot_s)
     progress.note(f"process {started.pid} keeps the fleet; everything is written to {folder}")
     address = asyncio.run(until_up(started, folder, hosts=plan.hosts, timeout_s=timeout_s, connect=CoordinatorClient))
     outcome = "stopped" if started.poll() == 0 else None

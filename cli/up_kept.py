@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +59,7 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
     launcher_of(plan)
     if running_in_background(folder) is None:
         write_plan(folder, plan)
-    started = start_in_background(["keep", str(folder)], folder)
+    started = start_in_background(["keep", str(folder)], folder, plan.what.last_snapshot_s)
     progress.note(f"process {started.pid} keeps the fleet; its notes are in {folder}")
     address = asyncio.run(
         until_up(
@@ -90,7 +90,7 @@ def plan_before(
     return plan_of(place, what, found)
 
 
-def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
+def down_kept(plan: "KeptPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
     """End the keeper, which ends all; then whatever an earlier one has left."""
     from snapline.deploy.kept_fleet import launcher_of
 
@@ -100,7 +100,8 @@ def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
     if is_dry:
         return
     if is_kept:
-        end_in_background(folder, END_S)
+        for line in end_in_background(folder, END_S):
+            note(line)
     swept = asyncio.run(launcher_of(plan).sweep())
     if not (is_kept or swept):
         places = {"podman": "in podman's containers", "slurm": "in Slurm's queue"}

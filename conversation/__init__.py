@@ -39,6 +39,8 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | C OutputsWatched       | somebody reads outputs live, or nobody any more  |                                             |
     | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
     | C Finish               | the fleet has ended                              |                                             |
+    | C Quiesce              | the fleet, a host or agents are to end or move   | Quiesced, when no effect is being called    |
+    | H WantLeave            | a host is to stop                                | MayLeave, when a snapshot holds its agents  |
     | H Leave                | a host goes on its own account                   |                                             |
     | H MessagePart          | a piece of any of these that is too large        |                                             |
 

@@ -1,7 +1,4 @@
-"""What hosts say to the coordinator and what it says to them, as structs; the proto comments say what each means.
-
-Names are those of `coordinator.proto`, of messages and of fields: the codec goes by them.
-"""
+"""What hosts say to the coordinator and what it says to them, as structs; the proto comments say what each means. The codec goes by names: they are those of `coordinator.proto`."""
 
 import msgspec
 
@@ -230,6 +227,7 @@ class StopEvaluated(HostMessage, frozen=True, gc=False):
     epoch: int
     reached: bool
     error: str = ""
+    open_effects: tuple[str, ...] = ()
 
 
 class Leave(HostMessage, frozen=True, gc=False):
@@ -449,6 +447,7 @@ class AgentsLocated(Directive, frozen=True, gc=False):
 class EvaluateStop(Directive, frozen=True, gc=False):
     epoch: int
     root: str
+    is_decided: bool = False
 
 
 class Finish(Directive, frozen=True, gc=False):

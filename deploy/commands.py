@@ -44,9 +44,10 @@ class SnaplineCommands:
         listen: str = "127.0.0.1:0",
         metrics: str = "",
         log: Sequence[str] = (),
+        last_snapshot_s: float = 0.0,
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…` and `--otel`. `trust`: `--tls-…` or `--insecure`."""
+        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…` and `--otel`. `last_snapshot_s`: how long each process waits for one when it is stopped. `trust`: `--tls-…` or `--insecure`."""
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet
@@ -56,7 +57,7 @@ class SnaplineCommands:
         self._trace_every = trace_every
         self._listen = listen
         self._metrics_at = metrics
-        self._log = tuple(log)
+        self._log = (*log, "--last-snapshot-s", f"{last_snapshot_s:g}")
         self._trust = trust
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:

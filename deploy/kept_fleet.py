@@ -182,6 +182,7 @@ def commands_for(plan: KeptPlan) -> Commands:
         listen=f"{NODE}:0",
         metrics=f"{NODE}:0" if what.has_metrics else "",
         log=what.log,
+        last_snapshot_s=what.last_snapshot_s,
         trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
     )
 
@@ -223,6 +224,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
         connect=lambda address: connect(plan, address),
         on_note=on_note,
         on_status=on_status,
+        last_snapshot_s=plan.what.last_snapshot_s,
     )
     try:
         async with fleet:

@@ -177,6 +177,7 @@ class LocalFleet(LaunchedFleet):
         connect: Callable[[str], CoordinatorReader] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
         on_status: Callable[[FleetReading], None] = lambda status: None,
+        last_snapshot_s: float = 0.0,
     ) -> None:
         """Describe a fleet; `start()` does the work.
 
@@ -196,6 +197,7 @@ class LocalFleet(LaunchedFleet):
             connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.
             on_status: gets every status read from the coordinator.
+            last_snapshot_s: how long `stop` waits for a last snapshot; 0: none is taken.
         """
         self.data_dir = data_dir
         own = SnaplineCommands(
@@ -208,6 +210,7 @@ class LocalFleet(LaunchedFleet):
             store=store,
             metrics=metrics,
             log=log,
+            last_snapshot_s=last_snapshot_s,
         )
         super().__init__(
             LocalLauncher(data_dir, environment=environment),
@@ -218,4 +221,5 @@ class LocalFleet(LaunchedFleet):
             connect=connect,
             on_note=on_note,
             on_status=on_status,
+            last_snapshot_s=last_snapshot_s,
         )

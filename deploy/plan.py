@@ -7,7 +7,7 @@ import msgspec
 
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.keeper import OnFailure
-from snapline.deploy.launched import ALONE
+from snapline.deploy.launched import ALONE, LAST_SNAPSHOT_S
 from snapline.deploy.launching import Kind
 from snapline.errors import MisuseError
 
@@ -33,6 +33,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         is_insecure: plaintext between nodes: the user said so.
         domain: trust domain of the certificates.
         log: options of each process that say what it logs, and tells OpenTelemetry.
+        last_snapshot_s: how long a last snapshot may take when the fleet is taken down; 0: none is taken.
         has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` says where.
     """
 
@@ -49,6 +50,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
     domain: str = "snapline"
     has_metrics: bool = False
     log: tuple[str, ...] = ()
+    last_snapshot_s: float = LAST_SNAPSHOT_S
 
 
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
@@ -111,5 +113,6 @@ def commands_of(plan: FleetPlan, *, is_tls: bool) -> SnaplineCommands:
         listen=f"{NODE}:0",
         metrics=f"{NODE}:0" if plan.has_metrics else "",
         log=plan.log,
+        last_snapshot_s=plan.last_snapshot_s,
         trust=lambda kind, name: trust,
     )

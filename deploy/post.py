@@ -36,6 +36,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
+from snapline.deploy.launched import LAST_SNAPSHOT_S, STOP_GRACE_S
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import LocalLauncher
 from snapline.deploy.plan import PRIVATE
@@ -59,6 +60,9 @@ START_LIMIT_S, START_LOOK_S = 60.0, 0.02
 
 FAREWELL_GRACE_S = 10.0
 """Between SIGTERM and SIGKILL when the place's time is up."""
+
+END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
+"""The same when the place ends this post: hosts take a last snapshot."""
 
 NOT_RUNNING = 69
 """Exit code of a bridge that must not start a post, and found none (EX_UNAVAILABLE of sysexits.h)."""
@@ -114,6 +118,7 @@ class Post:
             watch.cancel()
             (self._runtime / SOCKET).unlink(missing_ok=True)
             server.close()
+            await asyncio.gather(*(self._launcher.stop(handle, END_GRACE_S) for handle in self._evicted))
             await self._launcher.close()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=FAREWELL_GRACE_S)

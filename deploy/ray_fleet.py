@@ -124,6 +124,7 @@ class RayKeeper:
             connect=self._connect,
             on_note=self._note,
             on_status=self._see,
+            last_snapshot_s=plan.last_snapshot_s,
         )
         async with fleet:
             self._fleet = fleet

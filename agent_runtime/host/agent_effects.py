@@ -49,17 +49,18 @@ class AgentEffects:
         open: the one at which its turn stands.
         is_in_doubt: it comes from a checkpoint, whose epoch released its intent: an earlier life may have called it, unless it had to say so first.
         is_ready: its handler stands there, and it may be called as soon as its intent is released.
+        is_called: this life is calling it, or has a mark on its way that says so.
         needs_people: its handler stands there, and nobody calls it: people have to say what came of it.
     """
 
-    __slots__ = ("is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
+    __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
 
     def __init__(self, saved: SavedEffects = _NO_EFFECTS) -> None:
         self.keys = {known.key: known for known in saved.keys}
         self.made = list(saved.made)
         self.open: OpenEffect | None = saved.open
         self.is_in_doubt = saved.open is not None
-        self.is_ready = self.needs_people = False
+        self.is_ready = self.is_called = self.needs_people = False
 
     def saved(self) -> SavedEffects | None:
         """As a checkpoint holds it; None: there is nothing."""
@@ -191,6 +192,7 @@ class AgentEffects:
     def let_go(self) -> None:
         """The open one is not called any more."""
         self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
+        self.is_called = False
 
     def not_done(self, number: int) -> None:
         """People say so of the open one: it may be called when the agent's output of this number is released. So no later life hears of the word

@@ -7,6 +7,7 @@ production that is the process (`process.py`), in the simulator a heap and virtu
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import durable_events as de
@@ -49,6 +50,7 @@ from snapline.conversation.messages import (
     TurnedAway,
     Welcome,
 )
+from snapline.conversation.planned_ends import MayLeave
 from snapline.errors import (
     DamagedDataError,
     FleetDefinitionError,
@@ -63,7 +65,7 @@ from snapline.storage.store.damage import finding_of
 TURNS_IN_A_ROW = 64
 """Turns between two looks at the event loop: a millisecond or so of plain turns."""
 
-FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, CheckpointsKnown, TurnedAway)
+FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
 """Directives that the core has no part in."""
 
 RunTurn = Callable[[ev.StartTurn], ev.Event | None]
@@ -300,11 +302,9 @@ class HostCarrier:
                 self._welcomed(directive)
             case ReadProbe():
                 self._around.in_worker(read_probe, self._around.open_store, directive.path, then=self._around.send)
-            case EvaluateStop():
-                epoch = directive.epoch
-                self._around.in_evaluator(
-                    lambda: ask_stop(self.fleet, self._around.open_store, epoch), self._around.send
-                )
+            case EvaluateStop(epoch, _, is_decided):
+                ask = partial(ask_stop, self.fleet, self._around.open_store, epoch, is_decided=is_decided)
+                self._around.in_evaluator(ask, self._around.send)
             case Finish():
                 log.info("the fleet has ended: %s", directive.reason or directive.outcome)
                 self._around.finish(0 if directive.outcome == "stopped" else 1)

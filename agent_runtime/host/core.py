@@ -76,6 +76,7 @@ from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.host.wish import EpochWish
 from snapline.channels.frame import LinkHello, Refused
 from snapline.conversation import messages as msg
+from snapline.conversation import planned_ends as ends
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 from snapline.protocols.policy import ByHand, Policy
 
@@ -184,6 +185,7 @@ class HostCore:
             msg.AgentsReserved: self._membership.on_agents_reserved,
             msg.AgentRetired: self._membership.on_agent_retired,
             msg.RollbackRefused: self.turn_ends.on_rollback_refused,
+            ends.Quiesce: self._plans.on_quiesce,
             msg.AgentsLocated: self._ends.on_agents_located,
         }
 

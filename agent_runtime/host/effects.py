@@ -18,6 +18,8 @@ word would find it again, and perhaps a call has left since. So the word is an o
 A turn that fails for good leaves behind what it has done. What can be undone is undone right after it, by a turn of the agent itself that stands in its stash: newest first, and
 each compensation is an effect as any other. What cannot be is said to be left.
 
+*Quiesce.* Before agents move, or a host stops, the coordinator has no effect begun, and waits for those that are being called: else the plan would put them in doubt.
+
 Carries G12. Singleness outside rests on services that honour their keys: nothing here fences a call that is on its way.
 """
 
@@ -36,6 +38,7 @@ from snapline.agent_runtime.results import describe_result
 from snapline.agent_runtime.undoing import undo_payload
 from snapline.conversation import effect_records
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.planned_ends import Quiesce, Quiesced
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 
@@ -49,17 +52,41 @@ class Effects:
 
     Attributes:
         are_refused: the fleet is a fork that may not touch the world outside.
+        are_held: none is begun until the next Quiesce, plan or stream.
     """
 
     def __init__(self, desk: HostDesk, outputs: Outputs, steps: StepLog) -> None:
         self._desk = desk
         self._outputs = outputs
         self._steps = steps
-        self.are_refused = False
+        self.are_refused = self.are_held = False
+        self._number = 0
+        """Of the hold that is to be answered; 0: it has been."""
 
     def welcomed(self, *, are_refused: bool) -> None:
         """The coordinator says whether the fleet may do any."""
         self.are_refused = are_refused
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here, and the hold."""
+        self.are_held, self._number = False, 0
+
+    def on_quiesce(self, event: Quiesce) -> None:
+        """Hold effects back, or go on with those that were."""
+        self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
+        if self.are_held:
+            self._tell_quiesced()
+            return
+        for agent in list(self._desk.agents.values()):
+            if agent.effects is not None:
+                self.released(agent)
+
+    def _tell_quiesced(self) -> None:
+        """If an answer is awaited, and no effect is being called."""
+        agents = self._desk.agents.values()
+        if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
+            self._desk.out.append(Quiesced(self._number))
+            self._number = 0
 
     # ---- calling --------------------------------------------------------------------------------------------------
 
@@ -115,7 +142,12 @@ class Effects:
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
-        effects.is_ready = False
+        if (
+            self.are_held and not effects.is_called
+        ):  # what has its mark is called: else it would be taken for one that was
+            effects.is_ready = True
+            return
+        effects.is_ready, effects.is_called = False, True
         if opened.is_marked and not opened.is_begun:
             self._steps.mark(agent, turn, opened)
             return
@@ -149,6 +181,7 @@ class Effects:
         record = self._outcome(stage, agent.id, effects.open, describe_result(result, is_done=is_done))
         effects.end(is_done=is_done, result=result, ended_ns=time_ns)
         self._emit(agent, record, time_ns)
+        self._tell_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
         """Its turn has ended well: what it has done outside stands."""
@@ -167,6 +200,7 @@ class Effects:
             record = self._outcome(effect_records.FAILED, agent.id, effects.open, "its turn failed before it had ended")
             effects.end(is_done=False, result=b"", ended_ns=time_ns)
             self._emit(agent, record, time_ns)
+            self._tell_quiesced()
         made = effects.turn_ended(letter=agent.last_letter + 1)
         for each in made:
             if not each.undo:

@@ -54,6 +54,8 @@ class Inputs:
         self._desk = desk
         self._log = log
         self.asks = Asks(desk, wish)
+        self._are_held = False
+        """No input is taken until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
         self._requests: dict[int, Request] = {}
         self._orphans: dict[str, list[tuple[LoggedInput, bool]]] = {}
@@ -65,9 +67,14 @@ class Inputs:
 
     def reset(self) -> None:
         """A plan ends the history of every agent here."""
+        self._are_held = False
         self.asks.reset()
         self._orphans.clear()
         self._young.clear()
+
+    def hold(self, *, are_held: bool) -> None:
+        """The fleet is about to end, and takes no inputs; or it is not any more."""
+        self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """What the logs of earlier plans hold beyond the agents' checkpoints waits for its turn again."""
@@ -207,6 +214,8 @@ class Inputs:
         refusal = _refusal_of_word(agent, offered.payload) if offered.is_word else None
         if refusal is not None:
             return refusal
+        if self._are_held and not offered.is_word:  # the effect that is waited for may wait for a word
+            return InputOutcome(RETRY, reason="the fleet is about to end, and takes no more inputs")
         if agent.id in self._young:
             return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
         log = self._log

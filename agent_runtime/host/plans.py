@@ -8,6 +8,7 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.timers import Timers
 from snapline.conversation import messages as msg
+from snapline.conversation.planned_ends import Quiesce
 from snapline.errors import ProtocolError
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
@@ -46,6 +47,7 @@ class HostPlans:
         self._desk.start = event.host_start
         self._desk.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
+        self.on_quiesce(Quiesce(0))  # what an earlier leader had held
         if self._desk.is_loaded:
             self._desk.out.append(msg.PlanApplied(self._desk.plan, self._desk.start))
         elif self._failure is not None:
@@ -56,6 +58,11 @@ class HostPlans:
         self._ends.welcomed()
         self._log.welcomed()
         self._wish.welcomed()
+
+    def on_quiesce(self, event: Quiesce) -> None:
+        """Inputs of clients, or effects, are to be held back, or not any more."""
+        self._inputs.hold(are_held=event.holds_inputs)
+        self._effects.on_quiesce(event)
 
     def on_plan_received(self, event: ev.PlanReceived) -> None:
         desk = self._desk
@@ -91,6 +98,7 @@ class HostPlans:
         self._inputs.reset()
         self._steps.reset()
         self._outputs.reset()
+        self._effects.reset()
         self._wish.reset()
         self._views.reset()
         self._failures.reset()

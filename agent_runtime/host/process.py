@@ -28,6 +28,7 @@ from snapline.agent_runtime.host.input_service import InputService, TakeInput, a
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.people import AskedPeople
+from snapline.agent_runtime.host.planned_stop import HostStop
 from snapline.agent_runtime.host.process_marks import ProcessMarks
 from snapline.agent_runtime.host.running_code import describe_running
 from snapline.agent_runtime.host.session import Session
@@ -78,6 +79,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
     marks: str = ""  # file for marks of what runs, for the next process; "" = none
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # of each channel, trace every so manieth message
+    last_snapshot_s: float = 0.0  # how long a signal to stop waits for a snapshot; 0: not at all
 
 
 class Host:
@@ -115,6 +117,9 @@ class Host:
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
         self._carrier = self._make_carrier()
+        self._planned_stop = HostStop(
+            self._session, options.last_snapshot_s, lambda: bool(self._carrier.core.agents), self.finish
+        )
         self._marks = ProcessMarks(self._carrier, options.marks, host=options.host, instance=options.instance)
         self.knocked = self._carrier.knocked
         self.opened = self._carrier.opened
@@ -163,7 +168,7 @@ class Host:
         self._options.security.check_listen_address(self._options.listen)
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                handle_signal(loop, number, self.finish, 0 if number == signal.SIGTERM else 130)
+                handle_signal(loop, number, self._planned_stop.asked, number)
         port = await self._transport.start(
             self._options.listen, {INPUTS: self._inputs.handlers(), AGENTS: self._views.handlers()}
         )
@@ -380,6 +385,7 @@ class Host:
         return self._marks.hello(self._carrier.hello(instance=self._options.instance, address=self._address))
 
     def _directive_received(self, directive: Directive) -> None:
+        self._planned_stop.directive_received(directive)
         if self._metrics is not None:
             self._metrics.directive_received(directive)
         if self._spans is not None:
@@ -387,6 +393,7 @@ class Host:
         self._carrier.directive_received(directive)
 
     def welcomed(self, heartbeat_ns: int) -> None:
+        self._planned_stop.welcomed()
         self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns
         if self._heartbeat is None:
             self._marks.begin()

@@ -56,6 +56,11 @@ class Session:
         self._retry_most_s = RETRY_LEAST_S
         self._distrust = Distrust(self._turns.given)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream."""
+        return self._outgoing is not None
+
     def send(self, message: HostMessage) -> None:
         """Queue a message; dropped while there is no stream."""
         if self._outgoing is not None and self._outgoing.qsize() < OUTGOING_MAX:

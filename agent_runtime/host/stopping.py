@@ -5,13 +5,13 @@ import traceback
 from collections.abc import Callable
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.conversation.messages import ProbeRead, StopEvaluated
 from snapline.errors import SnaplineError
 from snapline.storage.store.store import Store
 
 NAMED_MAX = 10
-"""Of open effects, in one line of the log."""
+"""Of open effects, in one line of the log and in the answer."""
 
 log = logging.getLogger("snapline.host")
 
@@ -24,21 +24,32 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
         return ProbeRead(path, b"", str(caught))
 
 
-def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> StopEvaluated:
-    """Read the cut of `epoch` and ask. An effect outside is not left half done: the answer has to wait for its end. A cut that cannot be read is no answer; a predicate that raises is one."""
+def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
+    """Read the cut of `epoch` and ask, or, `is_decided`, only see whether effects are open in it: none is left half done. A cut that cannot be read is no answer;
+    a predicate that raises is one."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
         cut = load_cut(open_store(), epoch, fleet)
-        stops = bool(fleet.stop_when(cut))
-        if stops and cut.open_effects:
-            log.info("the fleet ends when its effects have ended: %s", "; ".join(cut.open_effects[:NAMED_MAX]))
-            return StopEvaluated(epoch, False)
-        return StopEvaluated(epoch, stops)
+        problem = ""
+        stops = is_decided
+        if not is_decided:
+            stops, problem = _judge(fleet.stop_when, cut)
+        effects = cut.open_effects[:NAMED_MAX] if stops or problem else ()
+        if effects:
+            log.info("the fleet ends when its effects have ended: %s", "; ".join(effects))
+        return StopEvaluated(epoch, stops and not effects, problem, effects)
     except SnaplineError as error:
         log.warning("epoch %d cannot be looked at: %s", epoch, error)
+    return StopEvaluated(epoch, False)
+
+
+def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
+    """Whether it holds, and what is wrong with it."""
+    try:
+        return bool(stop_when(cut)), ""
+    except SnaplineError:
+        raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's own frame, below ours
-        problem = f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        return StopEvaluated(epoch, False, problem)
-    return StopEvaluated(epoch, False)
+        return False, f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"

@@ -20,7 +20,7 @@ The parts share a desk (`desk.py`) and are put together in `parts.py`. After eve
 What a host sees on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
 (unless a new one is needed), EndEpoch for epochs that ended under this plan, and again for the newest release, OutputsWatched if
 outputs are, BeginEpoch for open epochs (in logged protocols the questions of a round), FreezeAgents or ThawAgents if agents checkpoint
-on their own, EvaluateStop if it was asked that, and Finish if the fleet has ended.
+on their own, Quiesce if inputs or effects are held, EvaluateStop if it was asked that, and Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
@@ -58,6 +58,7 @@ from snapline.conversation.messages import (
     WantEpoch,
     WantRollback,
 )
+from snapline.conversation.planned_ends import Quiesced, WantLeave
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions, Proposal
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
@@ -82,7 +83,7 @@ from snapline.coordinator.leader.events import (
     StreamClosed,
     TimerFired,
 )
-from snapline.coordinator.leader.host_words import EndHostRequested, ForgetHostRequested, MovesRequested
+from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
 from snapline.coordinator.leader.parts import make_parts
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.state import operations as op
@@ -126,7 +127,8 @@ class LeaderCore:
         late_ns = now_ns - self.wakeup_ns
         desk.now, desk.out = now_ns, []
         if self.wakeup_ns and late_ns > LATE_NS:
-            for part in (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question):
+            late = (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question, parts.quiescence)
+            for part in late:
                 part.shift(late_ns)
         self._is_one_confirmation_of_many = False
         self._take(event)
@@ -187,6 +189,8 @@ class LeaderCore:
                 parts.forgetting.on_requested(event)
             case EndHostRequested():
                 parts.suspicion.on_end_requested(event.host)
+            case EndWanted():
+                parts.departures.on_end_wanted()
             case MovesRequested():
                 parts.moves.on_requested(event)
             case LeaderStarted():
@@ -212,7 +216,9 @@ class LeaderCore:
         parts.restores.evaluate()
         if is_news_of_hosts:
             parts.moves.evaluate()
+        parts.departures.evaluate()
         parts.plans.evaluate(is_news_of_hosts=is_news_of_hosts)
+        parts.quiescence.evaluate()
         parts.epochs.evaluate()
         parts.releases.evaluate()
         parts.store.evaluate()
@@ -234,6 +240,7 @@ class LeaderCore:
             parts.stop_question,
             parts.spares,
             parts.moves,
+            parts.quiescence,
             parts.restores,
             parts.rollbacks,
             parts.store,
@@ -303,6 +310,10 @@ class LeaderCore:
                 parts.desk.propose(f"forgive/{message.agent}/{message.digest.hex()}", forgiven)
             case StopEvaluated():
                 parts.stop_question.on_reached(session, message)
+            case Quiesced():
+                parts.quiescence.on_quiesced(session, message)
+            case WantLeave():
+                parts.departures.on_wanted(session, message)
             case Leave():
                 parts.suspicion.on_leave(session, message)
 
@@ -317,7 +328,8 @@ class LeaderCore:
             if plan is not None and not self.state.image.outcome:
                 ended = parts.epochs.ended_since(plan.begun_epoch)
                 directives = [plan, *ended, *parts.releases.directives_for()]
-            directives += [*parts.modes.mode.directives_for(session.host), *parts.farewell.directives_for()]
+            directives += [*parts.modes.mode.directives_for(session.host), *parts.quiescence.directives_for()]
+            directives += parts.farewell.directives_for()
             for directive in directives:
                 parts.desk.send(here, directive)
 

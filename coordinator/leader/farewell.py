@@ -46,7 +46,7 @@ class Farewell:
         desk, image = self._desk, self._desk.state.image
         if not image.outcome:
             if desk.ending is not None and not self._is_awaited(*desk.ending):
-                desk.propose("end", op.EndFleet(*desk.ending))
+                desk.propose("end", op.EndFleet(*desk.ending, is_newest=bool(desk.ending[0])))
             return
         if self._told_ns is None:
             self._told_ns = desk.now

@@ -42,3 +42,7 @@ class AnswerMoves(AnswerTool, frozen=True, gc=False):
     refused: str = ""
     plan: int = 0
     is_moving: bool = False
+
+
+class EndWanted(Event, frozen=True, gc=False):
+    """This coordinator is to stop: a last epoch is wanted (`departures.py`)."""

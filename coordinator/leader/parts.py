@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from snapline.coordinator.leader.definition import Definition
+from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.period import Period
@@ -38,6 +39,7 @@ from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.questions import Questions
+from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_view import FleetView
@@ -86,6 +88,8 @@ class Parts:
     requests: Requests
     questions: Questions
     stop_question: StopQuestion
+    quiescence: Quiescence
+    departures: Departures
     farewell: Farewell
     objectives: Objectives
 
@@ -108,10 +112,12 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         koo_toueg=KooToueg(desk, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
         autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
     )
-    moves, loads = Moves(desk, attendance), Loads(desk)
-    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves)
+    quiescence = Quiescence(desk, attendance)
+    moves, loads = Moves(desk, attendance, quiescence), Loads(desk)
+    stop_question = StopQuestion(desk, attendance, refs, quiescence)
+    departures = Departures(desk, attendance, refs, quiescence)
+    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves, departures, stop_question)
     line_check, answers, restores = LineCheck(desk), PlanAnswers(desk, attendance), Restores(desk)
-    stop_question = StopQuestion(desk, attendance, refs)
     return Parts(
         desk=desk,
         attendance=attendance,
@@ -147,6 +153,8 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         requests=Requests(desk, attendance, modes),
         questions=Questions(desk, attendance, lines),
         stop_question=stop_question,
+        quiescence=quiescence,
+        departures=departures,
         farewell=Farewell(desk, attendance, refs, releases, snapshots),
         objectives=Objectives(desk),
     )

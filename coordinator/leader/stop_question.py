@@ -4,6 +4,11 @@
 is asked, of the epoch that is newest by then. Its own answer still counts when it comes, for a predicate that is slow must
 be able to end the fleet too; until then it is asked nothing more. If nobody is left to ask, the fleet goes on, and `status`
 says who owes an answer.
+
+*The last epoch.* An answer is about an epoch that may be old by then: since it began answers were told as final, outputs released, effects called. A fleet ends in the
+newest complete epoch, and in none with open effects. If the answer was about another one, it is *decided* that the fleet ends: hosts take no more inputs, epochs
+begin, and of each of them only its open effects are asked, until one has none. No epoch completes between the answer and the end: none begins while that is asked, and the
+log refuses an end in an older epoch than the newest. A plan starts from an older state: the decision falls with it.
 """
 
 import msgspec
@@ -13,10 +18,18 @@ from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
 
 ANSWER_NS = 5 * SECOND_NS
 """Most predicates take milliseconds; a slow one costs a second host the same work."""
+
+
+REASON = "end"
+
+
+AGAIN_NS = SECOND_NS
+"""Between two epochs that begin before their time to see whether effects have ended: effects may take long."""
 
 
 class Asked(msgspec.Struct):
@@ -27,13 +40,29 @@ class Asked(msgspec.Struct):
     since_ns: int
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """The fleet is to end: an answer about this epoch says so."""
+
+    plan: int
+    epoch: int
+    outcome: str
+    reason: str
+    since_ns: int
+
+
 class StopQuestion:
     """Who is asked. Volatile: a new leader asks again."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs
+        self._quiescence = quiescence
+        self._decided: Decided | None = None
+        self._open_effects: tuple[str, ...] = ()
+        """In the newest epoch that was asked about since."""
+        self._again_ns = 0
+        """No epoch begins before its time for the end until then."""
         self._asked: dict[int, Asked] = {}
         """By session."""
         self._evaluated = 0
@@ -56,11 +85,41 @@ class StopQuestion:
             return
         del self._asked[session.id]
         self._evaluated = max(self._evaluated, message.epoch)
+        self._decide(message)
+        decided, epoch = self._decided, message.epoch
+        if decided is None:
+            return
+        self._open_effects = message.open_effects
+        self._again_ns = self._desk.now + (AGAIN_NS if message.open_effects else 0)
+        is_answer = message.reached or bool(message.error)
+        if is_answer and not message.open_effects and epoch == self._desk.state.newest_complete():
+            told = f"stop_when holds in epoch {epoch}"
+            if epoch != decided.epoch:
+                told = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
+            self._desk.end(epoch, decided.outcome, told if decided.outcome == "stopped" else decided.reason)
+
+    def _decide(self, message: StopEvaluated) -> None:
+        """The first answer that says so."""
+        desk, epoch = self._desk, message.epoch
+        if self._decided is not None or not (message.reached or message.error or message.open_effects):
+            return
+        outcome, reason = "stopped", ""
         if message.error:
-            reason = op.clip(f"stop_when failed on epoch {message.epoch}: {message.error}")
-            self._desk.end(message.epoch, "failed", reason)
-        elif message.reached:
-            self._desk.end(message.epoch, "stopped", f"stop_when holds in epoch {message.epoch}")
+            outcome, reason = "failed", op.clip(f"stop_when failed on epoch {epoch}: {message.error}")
+        self._decided = Decided(desk.state.plan_number, epoch, outcome, reason, desk.now)
+
+    @property
+    def wants_epoch(self) -> bool:
+        """Whether the fleet is to end, and its newest epoch was looked at and is not its last one."""
+        state = self._desk.state
+        is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
+        is_due = self._decided is not None and self._desk.now >= self._again_ns
+        return is_due and is_looked_at and not state.open_epochs()
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether an epoch is looked at that may be the last one: no other one begins."""
+        return self._decided is not None and any(not self._is_overdue(asked) for asked in self._asked.values())
 
     def evaluate(self) -> None:
         """Ask, unless somebody is asked and has time yet."""
@@ -69,10 +128,21 @@ class StopQuestion:
             return
         for number in [number for number in self._asked if self._attendance.session(number) is None]:
             del self._asked[number]
+        self._follow_decision()
         newest = self._refs.newest_published()
         is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
         if not is_answer_due and newest > self._evaluated and not image.outcome:
             self._ask(newest)
+
+    def _follow_decision(self) -> None:
+        """Hold inputs while the last epoch is made."""
+        decided, desk = self._decided, self._desk
+        if decided is not None and decided.plan != desk.state.plan_number:
+            self._decided, self._evaluated, self._open_effects = None, 0, ()
+        if self._decided is None or desk.state.image.outcome:
+            self._quiescence.drop(REASON)
+        elif desk.ending is None:
+            self._quiescence.want(REASON, inputs=True)
 
     def _ask(self, epoch: int) -> None:
         """The first host alive that owes no answer."""
@@ -80,7 +150,8 @@ class StopQuestion:
             session = self._attendance.attached_session(host)
             if session is not None and session.id not in self._asked:
                 self._asked[session.id] = Asked(host, epoch, self._desk.now)
-                self._desk.send((session.id,), EvaluateStop(epoch, self._desk.state.image.epochs[epoch].root))
+                root, is_decided = self._desk.state.image.epochs[epoch].root, self._decided is not None
+                self._desk.send((session.id,), EvaluateStop(epoch, root, is_decided))
                 return
 
     def _is_overdue(self, asked: Asked) -> bool:
@@ -97,4 +168,8 @@ class StopQuestion:
                     f"and has not answered for {lasts_ns / 1e9:.1f} s"
                 )
                 found.append(Concern("stop", (asked.host,), lasts_ns, text))
+        if self._decided is not None and self._open_effects:
+            lasts_ns = self._desk.now - self._decided.since_ns
+            text = f"the fleet ends (stop_when) when these effects have ended: {'; '.join(self._open_effects)}"
+            found.append(Concern("stop", (), lasts_ns, text))
         return found

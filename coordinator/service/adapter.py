@@ -130,6 +130,16 @@ class Driver:
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
         await self._replicated_log.close()
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether hosts are there."""
+        return not self._core.parts.attendance.is_empty
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the epoch that an EndWanted asked for is complete, or none is needed."""
+        return self._core.parts.departures.is_saved
+
     def feed(self, event: ev.Event) -> None:
         """Hand an event to the core and carry out what it says."""
         if self.ended.is_set():

@@ -39,6 +39,7 @@ from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
 from snapline.coordinator.service.people import FleetPeople
 from snapline.coordinator.service.people_servicer import PeopleServicer
+from snapline.coordinator.service.planned_stop import CoordinatorStop
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
@@ -99,6 +100,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
         node: id of this replica of the coordinator.
         members: id → "host:port" of all replicas, the same everywhere and for ever; empty: this one is alone.
+        last_snapshot_s: how long a signal to stop waits for a snapshot of a fleet that runs; 0: not at all.
     """
 
     data_dir: Path
@@ -117,6 +119,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     exit_when_finished: bool = True
     node: str = "c1"
     members: dict[str, str] = {}
+    last_snapshot_s: float = 0.0
 
 
 async def run_coordinator(options: CoordinatorOptions) -> int:
@@ -138,7 +141,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         await begin(healthy)
         async with contextlib.AsyncExitStack() as doors:
             process = _Process(options, store)
-            doors.enter_context(_stopped_by_signals(process.end))  # first: what is opened later is closed again
+            doors.enter_context(_stopped_by_signals(process.stop_asked))  # first: what is opened later is closed again
             await open_health_door(doors, healthy, options.health)
             await open_metrics_door(doors, process.metrics_door, options.metrics, options.node)
             doors.enter_context(options.log_ids.reading(process.standing))
@@ -168,6 +171,7 @@ class _Process:
         self._is_alone = len(self._members) == 1
         self._leadership = Leadership(self._make_driver)
         self._figures = LeaderFigures(self._machine.state)
+        self._planned_stop = CoordinatorStop(self._leadership, self._machine.state, options.last_snapshot_s)
         self._export = open_spans(options.spans, role="coordinator", name=options.node)
         self._spans: FleetSpans | None = None
         self._replica = Replica(
@@ -239,9 +243,9 @@ class _Process:
             raise self._leadership.failure
         return self._leadership.exit_code
 
-    def end(self) -> None:
-        """Let `run` return, also if it has not begun."""
-        self._leadership.end(0)
+    def stop_asked(self) -> None:
+        """Let `run` return, also if it has not begun: after a last snapshot."""
+        self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:
         """Read when something is logged."""

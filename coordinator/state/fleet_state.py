@@ -470,9 +470,10 @@ class FleetState(FleetView):
             return OperationResult(UNCHANGED, "the fleet has ended already")
         if kind.outcome not in ("stopped", "failed"):
             return OperationResult(REFUSED, f"{kind.outcome!r} is no outcome")
-        record = image.epochs.get(kind.epoch)
-        if kind.outcome == "stopped" and (record is None or record.status != COMPLETE):
+        if kind.outcome == "stopped" and kind.epoch not in self.complete_epochs():
             return OperationResult(REFUSED, f"epoch {kind.epoch} is not complete")
+        if kind.is_newest and kind.epoch < self.newest_complete():
+            return OperationResult(REFUSED, f"epoch {self.newest_complete()} is newer than {kind.epoch}")
         aborted = self._abort_open_epochs("the fleet has ended")
         image.outcome, image.outcome_epoch, image.ending = kind.outcome, kind.epoch, kind.reason
         return OperationResult(APPLIED, number=kind.epoch, epochs=aborted)

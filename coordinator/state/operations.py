@@ -233,11 +233,12 @@ class OpenHostLog(Kind, frozen=True, gc=False):
 
 
 class EndFleet(Kind, frozen=True, gc=False):
-    """The fleet ends. `outcome`: "stopped" or "failed"."""
+    """The fleet ends. `outcome`: "stopped" or "failed". `is_newest`: in no older epoch than the newest complete one; else it is refused."""
 
     epoch: int
     outcome: str
     reason: str
+    is_newest: bool = False
 
 
 class MakeToken(Kind, frozen=True, gc=False):

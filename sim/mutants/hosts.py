@@ -182,7 +182,9 @@ def objects_survive() -> list[Patch]:
 
 
 def stops_too_early() -> list[Patch]:
-    def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> StopEvaluated:
+    def ask_stop(
+        fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False
+    ) -> StopEvaluated:
         return StopEvaluated(epoch, fleet.stop_when is not None)
 
     return [(carrier, "ask_stop", ask_stop)]

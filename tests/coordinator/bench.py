@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from snapline.conversation import messages as msg
+from snapline.conversation import planned_ends as ends
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
@@ -22,6 +23,7 @@ class Bench:
     Attributes:
         held: classes of commands that are not carried out, but kept in `waiting`.
         heard: session → directives, in order.
+        calling: hosts that call effects all the time.
         beats: host → what makes its heartbeats, where a plain one will not do.
     """
 
@@ -41,6 +43,7 @@ class Bench:
         self.waiting: list[ev.Command] = []
         self.heard: dict[int, list[msg.Directive]] = {}
         self.beats: dict[str, Callable[[], msg.Heartbeat]] = {}
+        self.calling: list[str] = []
         self.closed: list[int] = []
         self.log: list[op.Kind] = []
         self.commands: list[ev.Command] = []
@@ -79,7 +82,18 @@ class Bench:
                     self.waiting.append(command)
                 elif (answer := self._carry_out(command)) is not None:
                     events.append(answer)
+                events.extend(self._quiesced(command))
             self.state.validate()
+
+    def _quiesced(self, command: ev.Command) -> list[ev.Event]:
+        """Hosts call no effects, and say so when they are asked, but for those in `calling`."""
+        if not isinstance(command, ev.SendDirective) or not isinstance(command.directive, ends.Quiesce):
+            return []
+        answer = ends.Quiesced(command.directive.number)
+        idle = [
+            number for host, number in self.current.items() if number in command.sessions and host not in self.calling
+        ]
+        return [ev.MessageReceived(number, answer) for number in idle if command.directive.holds_effects]
 
     def _note(self, what: ev.Event | ev.Command) -> None:
         """For those who write down what happens."""

@@ -95,6 +95,8 @@ class GrpcHost:
                 await self.say(plan_applied=pb.PlanApplied(plan=self.plan.number, host_start=self.start))
             case "begin_epoch" if self.reports_epochs:
                 await self._report(directive.begin_epoch.epoch)
+            case "quiesce" if directive.quiesce.holds_effects:
+                await self.say(quiesced=pb.Quiesced(number=directive.quiesce.number))
             case "evaluate_stop":
                 await self.say(stop_evaluated=pb.StopEvaluated(epoch=directive.evaluate_stop.epoch, reached=False))
 

@@ -13,6 +13,7 @@ from tests.kit.virtual_time import VirtualTime
 
 from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochReports, with_channels
 from snapline.conversation import messages as msg
+from snapline.conversation import planned_ends as ends
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
@@ -97,6 +98,8 @@ class FakeHost:
                 request = self.requests.pop(directive.request, None)
                 if isinstance(request, msg.RetireAgent) and request.plan == self.plan and not directive.refused:
                     self.left[request.agent] = directive.open_epochs
+            case ends.Quiesce(number=number, holds_effects=True):
+                self.say(ends.Quiesced(number))
             case msg.EvaluateStop():
                 self.say(msg.StopEvaluated(directive.epoch, False))
             case msg.TurnedAway():

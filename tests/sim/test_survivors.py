@@ -127,6 +127,6 @@ def test_a_fleet_that_does_not_end_though_its_stop_when_holds_is_undecided(monke
     scenario = Scenario(fleet=FleetPart(agents=4, pattern=pattern, trigger=trigger))
     sound = run(scenario, 1)
     assert sound.verdict == "pass" and sound.probes["stopped by itself"]
-    monkeypatch.setattr(carrier, "ask_stop", lambda fleet, store, epoch: StopEvaluated(epoch, False))
+    monkeypatch.setattr(carrier, "ask_stop", lambda fleet, store, epoch, is_decided: StopEvaluated(epoch, False))
     found = run(scenario, 1)
     assert found.verdict == "undecided" and "stop_when holds of epoch" in found.pending[0], found.pending

@@ -6,6 +6,7 @@ Epochs by hand, and those that a recovery wants, begin at once.
 """
 
 from snapline.conversation.messages import WantEpoch
+from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
@@ -15,6 +16,7 @@ from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
 from snapline.coordinator.leader.plans.moves import Moves
+from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
@@ -39,6 +41,8 @@ class Triggers:
         store: StoreWatch,
         period: Period,
         moves: Moves,
+        departures: Departures,
+        stop_question: StopQuestion,
     ) -> None:
         self._desk = desk
         self._modes = modes
@@ -48,6 +52,8 @@ class Triggers:
         self._store = store
         self._period = period
         self._moves = moves
+        self._departures = departures
+        self._stop_question = stop_question
         self._is_held = False
         self._is_wanted = False
         self._early_ns = 0
@@ -74,8 +80,12 @@ class Triggers:
             phase = "ending" if state.phase == RUNNING else state.phase
             self._snapshots.refuse(f"the fleet is {phase}: snapshots are taken while it runs")
             return
-        is_due, count = self._is_due(), self._snapshots.count
-        match self._modes.mode.try_begin(Wish(is_asked=count > 0, is_due=is_due, is_held=self._is_held)):
+        if self._stop_question.is_judging:
+            return
+        count, is_last = self._snapshots.count, self._departures.wants_epoch
+        is_due = self._is_due() or is_last
+        wish = Wish(is_asked=count > 0, is_due=is_due, is_held=self._is_held, is_of_all=is_last)
+        match self._modes.mode.try_begin(wish):
             case Begun():
                 self._snapshots.assign()
                 self._is_wanted = False
@@ -86,6 +96,7 @@ class Triggers:
                 self.skipped += is_due + count
                 self._snapshots.refuse(reason)
             case Present(epoch, reason):
+                self._departures.on_present(epoch)
                 self._snapshots.wait_for(epoch)
                 if epoch not in self._refs.owed:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
@@ -102,7 +113,7 @@ class Triggers:
 
     def _is_early(self) -> bool:
         """Does somebody wait, or agents that are to move, and is it not too soon? Then an epoch begins before its time."""
-        is_wanted = self._is_wanted or self._moves.wants_epoch
+        is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
         if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
             return False
         return self._store.allows_trigger()

@@ -77,16 +77,29 @@ class Autonomous:
         trigger = self._trigger(wish) if wish.is_asked or self._is_freezing or self._store.allows() else ""
         if trigger:
             return Begun() if self._epochs.propose(trigger) else None
-        return self._present() if wish.is_asked and self._lines.is_settled else None
+        is_wanted = wish.is_asked or (wish.is_of_all and not self._is_freezing)
+        return self._present() if is_wanted and self._lines.is_settled else None
 
     def _trigger(self, wish: Wish) -> str:
         """Why an epoch is to begin now; "" if none is."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
+        if wish.is_of_all or self._is_freezing:
+            return self._frozen_trigger(is_of_all=wish.is_of_all)
         if wish.is_asked and self._present() is None:
             return "hand"
         return "period" if wish.is_due and lines.has_advanced else self._log_trigger()
+
+    def _frozen_trigger(self, *, is_of_all: bool) -> str:
+        """The hosts are frozen; when they have answered, the line is the live states of all agents, and if it is new an epoch begins."""
+        self._is_freezing = True
+        if not self._freezing.ask():
+            return ""
+        if self._lines.has_advanced:
+            return "period" if is_of_all else LOG_TRIGGER
+        self._thaw()
+        return ""
 
     def _present(self) -> Present | None:
         """The epoch that already holds the present line."""
@@ -98,13 +111,6 @@ class Autonomous:
     def _log_trigger(self) -> str:
         limit, size = self._desk.state.image.log_bytes_max, self._lines.log_bytes
         if not limit:
-            return ""
-        if self._is_freezing:
-            if not self._freezing.ask():
-                return ""
-            if self._lines.has_advanced:
-                return LOG_TRIGGER
-            self._thaw()
             return ""
         has_advanced = self._lines.has_advanced
         if has_advanced and size > max(limit // 2, self._log_left + limit // 4):

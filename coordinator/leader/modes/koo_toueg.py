@@ -64,7 +64,8 @@ class KooToueg:
         trigger = self._trigger(wish)
         if not trigger or not self._epochs.may_begin(trigger):
             return None
-        initiators = self._rounds.initiators(is_everybody=trigger in ("hand", LOG_TRIGGER))
+        is_everybody = wish.is_of_all or trigger in ("hand", LOG_TRIGGER)
+        initiators = self._rounds.initiators(is_everybody=is_everybody)
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, wish: Wish) -> str:

@@ -18,11 +18,13 @@ from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Why an epoch could begin now: a tool asks, the period is over. `is_held`: a plan is wanted, so none should."""
+    """Why an epoch could begin now: a tool asks, the period is over. `is_held`: a plan is wanted, so none should. `is_of_all`: it is to hold all that every agent has done,
+    though agents checkpoint by themselves; then it is due, too."""
 
     is_asked: bool
     is_due: bool
     is_held: bool
+    is_of_all: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True):

@@ -3,6 +3,8 @@
 They move by a plan, as after a failure, but from an epoch that begins for its sake: so nothing is lost, and done again is only what was
 done while that epoch was made. Where agents checkpoint by themselves no epoch is needed before: the plan makes one of the live states.
 
+Effects are held before, and those that are being called end (`quiescence.py`): else the plan would put them in doubt.
+
 That a host is drained stands in the log, and every plan does without it as long as another host is there. That agents are to be spread
 evenly is wanted of this leader under this plan: who wants it looks whether it has come about, and asks again.
 """
@@ -13,9 +15,12 @@ from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.coordinator.state.placement import place
+
+REASON = "move"
 
 
 class _Moving(msgspec.Struct, frozen=True):
@@ -29,9 +34,10 @@ class _Moving(msgspec.Struct, frozen=True):
 class Moves:
     """What operators want of placement. Volatile, but for the marks of hosts."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
+        self._quiescence = quiescence
         self._requests: dict[int, MovesRequested] = {}
         self._even_plan: int | None = None
         """The plan whose agents are to be spread evenly."""
@@ -92,7 +98,12 @@ class Moves:
         reason = self._why()
         if not reason:
             self._moving = None
-        elif self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
+            self._quiescence.drop(REASON)
+            return
+        self._quiescence.want(REASON, effects=True)
+        if not self._quiescence.is_quiet:
+            return
+        if self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
     def _must_go_on(self) -> bool:

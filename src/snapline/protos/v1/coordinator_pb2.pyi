@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch", "want_rollback", "turn_survived")
+    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch", "want_rollback", "turn_survived", "quiesced", "want_leave")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     PROBE_READ_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class HostMessage(_message.Message):
     WANT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANT_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     TURN_SURVIVED_FIELD_NUMBER: _ClassVar[int]
+    QUIESCED_FIELD_NUMBER: _ClassVar[int]
+    WANT_LEAVE_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet_definition: FleetDefinition
     probe_read: ProbeRead
@@ -56,7 +58,9 @@ class HostMessage(_message.Message):
     want_epoch: WantEpoch
     want_rollback: WantRollback
     turn_survived: TurnSurvived
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ..., want_rollback: _Optional[_Union[WantRollback, _Mapping]] = ..., turn_survived: _Optional[_Union[TurnSurvived, _Mapping]] = ...) -> None: ...
+    quiesced: Quiesced
+    want_leave: WantLeave
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ..., want_rollback: _Optional[_Union[WantRollback, _Mapping]] = ..., turn_survived: _Optional[_Union[TurnSurvived, _Mapping]] = ..., quiesced: _Optional[_Union[Quiesced, _Mapping]] = ..., want_leave: _Optional[_Union[WantLeave, _Mapping]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
     __slots__ = ("data", "is_last")
@@ -417,16 +421,30 @@ class WantRollback(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., snapshot: _Optional[str] = ..., reason: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class StopEvaluated(_message.Message):
-    __slots__ = ("epoch", "reached", "error")
+    __slots__ = ("epoch", "reached", "error", "open_effects")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EFFECTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     reached: bool
     error: str
-    def __init__(self, epoch: _Optional[int] = ..., reached: bool = ..., error: _Optional[str] = ...) -> None: ...
+    open_effects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., reached: bool = ..., error: _Optional[str] = ..., open_effects: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Quiesced(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class WantLeave(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
@@ -537,7 +555,7 @@ class NumbersReported(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened", "outputs_watched", "rollback_refused")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened", "outputs_watched", "rollback_refused", "quiesce", "may_leave")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -558,6 +576,8 @@ class Directive(_message.Message):
     LOG_OPENED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_WATCHED_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
+    MAY_LEAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
@@ -578,7 +598,9 @@ class Directive(_message.Message):
     log_opened: LogOpened
     outputs_watched: OutputsWatched
     rollback_refused: RollbackRefused
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ..., outputs_watched: _Optional[_Union[OutputsWatched, _Mapping]] = ..., rollback_refused: _Optional[_Union[RollbackRefused, _Mapping]] = ...) -> None: ...
+    quiesce: Quiesce
+    may_leave: MayLeave
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ..., outputs_watched: _Optional[_Union[OutputsWatched, _Mapping]] = ..., rollback_refused: _Optional[_Union[RollbackRefused, _Mapping]] = ..., quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns", "refuses_effects")
@@ -720,6 +742,26 @@ class OutputsWatched(_message.Message):
     is_watched: bool
     def __init__(self, is_watched: bool = ...) -> None: ...
 
+class Quiesce(_message.Message):
+    __slots__ = ("number", "holds_inputs", "holds_effects")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    holds_inputs: bool
+    holds_effects: bool
+    def __init__(self, number: _Optional[int] = ..., holds_inputs: bool = ..., holds_effects: bool = ...) -> None: ...
+
+class MayLeave(_message.Message):
+    __slots__ = ("epoch", "is_saved", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    is_saved: bool
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., is_saved: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
 class AgentsReserved(_message.Message):
     __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused", "ordinals")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -761,12 +803,14 @@ class AgentsLocated(_message.Message):
     def __init__(self, request: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EvaluateStop(_message.Message):
-    __slots__ = ("epoch", "root")
+    __slots__ = ("epoch", "root", "is_decided")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    IS_DECIDED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     root: str
-    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+    is_decided: bool
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., is_decided: bool = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("epoch", "outcome", "reason")

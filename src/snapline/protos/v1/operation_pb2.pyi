@@ -365,14 +365,16 @@ class OpenHostLog(_message.Message):
     def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class EndFleet(_message.Message):
-    __slots__ = ("epoch", "outcome", "reason")
+    __slots__ = ("epoch", "outcome", "reason", "is_newest")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_NEWEST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     outcome: str
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    is_newest: bool
+    def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., is_newest: bool = ...) -> None: ...
 
 class MakeToken(_message.Message):
     __slots__ = ("name", "role", "digest", "expires_ns")

@@ -1,0 +1,78 @@
+"""A signal to stop, at a host: it waits for a snapshot that holds what its agents have done (`coordinator/leader/departures.py`), for so long as it may."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from snapline.agent_runtime.host.session import Session
+from snapline.conversation.messages import Directive, EndEpoch
+from snapline.conversation.planned_ends import MayLeave, WantLeave
+
+SAME_SIGNAL_S = 0.2
+"""Two signals so close together are one stop: a terminal, or a batch system, and the launcher pass on the same."""
+
+log = logging.getLogger("snapline.host")
+
+
+class HostStop:
+    """Of one process. `finish` ends it with an exit code; `has_agents` says whether there is anything to lose."""
+
+    def __init__(
+        self, session: Session, limit_s: float, has_agents: Callable[[], bool], finish: Callable[[int], None]
+    ) -> None:
+        self._session = session
+        self._limit_s = limit_s
+        self._has_agents = has_agents
+        self._finish = finish
+        self._asked_s: float | None = None
+        self._code = 0
+        self._reason = ""
+        self._newest_complete = 0
+        self._is_over = False
+
+    def asked(self, number: signal.Signals) -> None:
+        """A signal has come: end after a last snapshot, or after the limit; at a second signal at once."""
+        loop = asyncio.get_running_loop()
+        if self._asked_s is not None and loop.time() < self._asked_s + SAME_SIGNAL_S:
+            return
+        code = 0 if number == signal.SIGTERM else 130
+        if self._asked_s is not None or not self._limit_s or not self._has_agents():
+            self._end(code)
+            return
+        self._asked_s, self._code, self._reason = loop.time(), code, number.name
+        wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
+        log.info("a last snapshot is taken before this host stops, %s", wait)
+        self.welcomed()
+        loop.call_later(self._limit_s, self._leave_unsaved)
+
+    def welcomed(self) -> None:
+        """Say it again on every new stream."""
+        if self._asked_s is not None:
+            self._session.send(WantLeave(self._reason))
+
+    def directive_received(self, directive: Directive) -> None:
+        """The coordinator's word may be about it."""
+        if isinstance(directive, EndEpoch) and directive.is_complete:
+            self._newest_complete = max(self._newest_complete, directive.epoch)
+        elif isinstance(directive, MayLeave) and self._asked_s is not None:
+            if directive.is_saved:
+                log.info("epoch %d holds what the agents here have done", directive.epoch)
+            else:
+                lost = f"what the agents here have done since epoch {directive.epoch} is lost"
+                log.warning("%s: %s", lost, directive.reason)
+            self._end(self._code)
+
+    def _leave_unsaved(self) -> None:
+        if self._is_over:
+            return
+        why = "no coordinator answers"
+        if self._session.is_open:
+            why = "effects are being called, or the store or another host is slow"
+        lost = f"what the agents here have done since epoch {self._newest_complete} is lost, and effects that are being called will be in doubt"
+        log.warning("no last snapshot within %g s (%s): %s", self._limit_s, why, lost)
+        self._end(self._code)
+
+    def _end(self, code: int) -> None:
+        self._is_over = True
+        self._finish(code)

@@ -1,0 +1,31 @@
+"""What the coordinator and hosts say before the fleet, a host or agents end or move on purpose; as `messages.py`."""
+
+from snapline.conversation.messages import Directive, HostMessage
+
+
+class Quiesce(Directive, frozen=True, gc=False):
+    """Hold inputs of clients back, or calls of effects, until the next Quiesce, plan or stream. Answer with Quiesced if effects are held."""
+
+    number: int
+    holds_inputs: bool = False
+    holds_effects: bool = False
+
+
+class Quiesced(HostMessage, frozen=True, gc=False):
+    """No effect is being called here, and none will be until the hold of this number ends."""
+
+    number: int
+
+
+class WantLeave(HostMessage, frozen=True, gc=False):
+    """The host is to stop: it waits for a snapshot that holds what its agents have done."""
+
+    reason: str = ""
+
+
+class MayLeave(Directive, frozen=True, gc=False):
+    """Epoch `epoch` holds what the host's agents had done when it said WantLeave; if not `is_saved`, `reason` says why there is no such epoch."""
+
+    epoch: int
+    is_saved: bool
+    reason: str = ""

@@ -1,0 +1,97 @@
+"""Planned ends: a host that is told to stop, or this coordinator, waits for a snapshot that holds what was done until then.
+
+First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch begins for it: of all agents, also where they checkpoint by themselves. When it is
+complete the hosts hear that they may leave. What agents do after it is lost with their host, but nothing of that was told as final, and no effect was called.
+
+A fleet that does not run just now does nothing that could be lost: hosts may leave at once. Who waits bounds the wait itself: an epoch that comes to nothing is tried again.
+"""
+
+import msgspec
+
+from snapline.conversation.planned_ends import MayLeave, WantLeave
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.quiescence import Quiescence
+from snapline.coordinator.state.fleet_records import RUNNING
+
+REASON = "leave"
+
+
+class _LastEpoch(msgspec.Struct, frozen=True):
+    """Epochs begun after `begun`, under this plan, hold what was done until effects were held."""
+
+    plan: int
+    begun: int
+
+
+class Departures:
+    """Who waits. Volatile: hosts say it again on every new stream."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs, quiescence: Quiescence) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._refs = refs
+        self._quiescence = quiescence
+        self._waiting: dict[int, None] = {}
+        """Sessions of hosts that are to be told."""
+        self._told: dict[int, None] = {}
+        """Sessions of those that were: until they have gone no effect is called."""
+        self._is_ending = False
+        """This coordinator is to stop."""
+        self._last: _LastEpoch | None = None
+        self._present = 0
+        """An epoch that holds the fleet as it stands: there is nothing new."""
+        self.is_saved = False
+        """The last epoch that this coordinator waited for is complete, or there is nothing to wait for."""
+
+    def on_wanted(self, session: HostSession, message: WantLeave) -> None:
+        """A host is told to stop."""
+        self._desk.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
+        self._waiting[session.id] = None
+
+    def on_end_wanted(self) -> None:
+        """This coordinator is."""
+        self._is_ending = True
+
+    def on_present(self, epoch: int) -> None:
+        """The mode says that this epoch holds everything."""
+        self._present = epoch
+
+    @property
+    def wants_epoch(self) -> bool:
+        """Whether an epoch of all agents is to begin now."""
+        state, last = self._desk.state, self._last
+        if last is None or last.plan != state.plan_number or self._desk.is_on_its_way("begin"):
+            return False
+        return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
+
+    def evaluate(self) -> None:
+        """Move on what is waited for."""
+        state = self._desk.state
+        for sessions in (self._waiting, self._told):
+            for number in [number for number in sessions if self._attendance.session(number) is None]:
+                del sessions[number]
+        if not (self._waiting or self._is_ending):
+            self._last, self._present = None, 0
+            if not self._told or state.phase != RUNNING:
+                self._told.clear()
+                self._quiescence.drop(REASON)
+            return
+        if state.phase != RUNNING or state.image.outcome or self._attendance.is_empty:
+            self._tell(state.newest_complete(), is_saved=True, reason=f"the fleet is {state.phase}")
+            return
+        self._quiescence.want(REASON, effects=True)
+        if self._last is None or self._last.plan != state.plan_number:
+            if not self._quiescence.is_quiet:
+                return
+            self._last, self._present = _LastEpoch(state.plan_number, state.image.begun), 0
+        newest = self._refs.newest_published()
+        if newest > self._last.begun or (self._present and self._present == newest):
+            self._tell(newest, is_saved=True, reason="")
+
+    def _tell(self, epoch: int, *, is_saved: bool, reason: str) -> None:
+        self._desk.send(tuple(self._waiting), MayLeave(epoch, is_saved, reason))
+        self._told.update(self._waiting)
+        self._waiting.clear()
+        self.is_saved, self._is_ending = self.is_saved or self._is_ending, False

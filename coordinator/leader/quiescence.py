@@ -1,0 +1,110 @@
+"""Holding the fleet's edges: hosts take no inputs of clients, or begin no effects, while the fleet, a host or agents are about to end or to move.
+
+Several parts want that, each for its own reason. What they want together is sent whenever it changes, and to every new stream. A new plan ends all holds at the hosts, so
+they are sent again under it if still wanted. A host answers when no effect is being called there. An effect may take long, with its retries: after QUIESCE_NS nobody waits
+for it any more, and `status` names the hosts.
+"""
+
+import msgspec
+
+from snapline.conversation.planned_ends import Quiesce, Quiesced
+from snapline.conversation.status import Concern
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+
+QUIESCE_NS = 30 * SECOND_NS
+"""How long effects that are being called are waited for: as long as a call may take that sets no `timeout_s`. Those that take longer are in doubt after the plan."""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """What is held, and under which plan."""
+
+    plan: int
+    inputs: bool = False
+    effects: bool = False
+
+
+class Quiescence:
+    """Who wants what held, and which hosts have answered. Volatile: a new leader's streams end all holds."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._wishes: dict[str, tuple[bool, bool]] = {}
+        """By reason: inputs, effects."""
+        self._held = Hold(0)
+        self._number = 0
+        self._since_ns = 0
+        self._quiet: dict[int, None] = {}
+        """Sessions that have answered the present hold."""
+
+    def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
+        """Hold these until `drop`."""
+        self._wishes[reason] = inputs, effects
+        self._tell()
+
+    def drop(self, reason: str) -> None:
+        """Nothing need be held for that any more."""
+        if self._wishes.pop(reason, None) is not None:
+            self._tell()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no effect is being called in the fleet, as its hosts say, or they have had their time."""
+        if not self._held.effects or self._held.plan != self._desk.state.plan_number:
+            return False
+        return self._desk.now >= self._since_ns + QUIESCE_NS or not self._busy()
+
+    def _busy(self) -> list[str]:
+        plan = self._desk.state.plan
+        sessions = [(host, self._attendance.attached_session(host)) for host in (plan.hosts if plan else ())]
+        return [host for host, session in sessions if session is not None and session.id not in self._quiet]
+
+    def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
+        """A host calls no effect any more."""
+        if message.number == self._number:
+            self._quiet[session.id] = None
+
+    def shift(self, late_ns: int) -> None:
+        """This process was late by so much: nobody has had that time."""
+        self._since_ns = min(self._since_ns + late_ns, self._desk.now)
+
+    def evaluate(self) -> None:
+        """Under a new plan hosts hold nothing."""
+        self._tell()
+
+    def directives_for(self) -> list[Quiesce]:
+        """What a host that has just come back must hear."""
+        return [self._directive()] if self._held.inputs or self._held.effects else []
+
+    def _tell(self) -> None:
+        plan = self._desk.state.plan_number
+        inputs = any(inputs for inputs, _ in self._wishes.values())
+        effects = any(effects for _, effects in self._wishes.values())
+        wanted, held = Hold(plan, inputs, effects), self._held
+        if wanted == held:
+            return
+        self._held = wanted
+        is_over = held.plan != plan and not (inputs or effects)
+        if is_over:
+            return
+        if effects and not (held.effects and held.plan == plan):
+            self._since_ns = self._desk.now
+        self._number += 1
+        self._quiet = {}
+        self._desk.send(self._attendance.all_sessions(), self._directive())
+
+    def _directive(self) -> Quiesce:
+        return Quiesce(self._number, self._held.inputs, self._held.effects)
+
+    def concerns(self) -> list[Concern]:
+        """Whose effects are waited for, or were waited for in vain."""
+        lasts_ns = self._desk.now - self._since_ns
+        busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
+        if not busy:
+            return []
+        text = (
+            f"effects are being called on {', '.join(busy)}: agents do not move, and hosts do not stop, before they have ended, "
+            f"for {QUIESCE_NS / 1e9:g} s at most"
+        )
+        return [Concern("effects", tuple(busy), lasts_ns, text)]

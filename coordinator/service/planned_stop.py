@@ -1,0 +1,70 @@
+"""A signal to stop, at a coordinator: a fleet that runs takes a last snapshot before.
+
+Its hosts may be about to stop, too, and find nobody then who could have an epoch begin. Who leads has one begin (`leader/departures.py`). The other replicas
+stay until it is complete, for without them it cannot be decided. A coordinator whose fleet has no hosts, or does not run, ends at once.
+"""
+
+import asyncio
+import logging
+
+from snapline.coordinator.leader.host_words import EndWanted
+from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
+from snapline.coordinator.state.fleet_view import FleetView
+
+LOOK_S = 0.05
+"""How often it is looked whether the epoch is complete: it takes some tens of milliseconds."""
+
+SAME_SIGNAL_S = 0.2
+"""Two signals so close together are one stop: a terminal, or a batch system, and the launcher pass on the same."""
+
+_log = logging.getLogger("snapline.coordinator")
+
+
+class CoordinatorStop:
+    """Of one process."""
+
+    def __init__(self, leadership: Leadership, state: FleetView, limit_s: float) -> None:
+        self._leadership = leadership
+        self._state = state
+        self._limit_s = limit_s
+        self._asked_s = 0.0
+        self._waiting: asyncio.Task[None] | None = None
+
+    def asked(self) -> None:
+        """A signal has come: end after a last snapshot, or after the limit; at a second signal at once."""
+        now_s = asyncio.get_running_loop().time()
+        if self._waiting is not None and now_s < self._asked_s + SAME_SIGNAL_S:
+            return
+        if self._waiting is not None or not self._limit_s or not self._runs_a_fleet():
+            self._leadership.end(0)
+            return
+        self._asked_s = now_s
+        self._waiting = asyncio.create_task(self._end_saved())
+
+    def _runs_a_fleet(self) -> bool:
+        driver, hosts = self._leadership.driver, self._state.image.hosts.values()
+        is_attended = driver is None or driver.is_attended
+        return self._state.phase == RUNNING and any(host.state == ALIVE for host in hosts) and is_attended
+
+    async def _end_saved(self) -> None:
+        state, begun = self._state, self._state.image.begun
+        wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
+        _log.info("a last snapshot is taken before this coordinator stops, %s", wait)
+        asked: Driver | None = None
+        while self._runs_a_fleet():
+            driver = self._leadership.driver
+            if driver is not None and driver is not asked:
+                asked = driver
+                driver.feed(EndWanted())
+            if state.newest_complete() > begun if driver is None else driver.is_saved:
+                _log.info("epoch %d is the last snapshot", state.newest_complete())
+                break
+            if asyncio.get_running_loop().time() > self._asked_s + self._limit_s:
+                epoch = state.newest_complete()
+                lost = f"what the fleet has done since epoch {epoch} is lost if its hosts stop too"
+                _log.warning("no last snapshot within %g s: %s", self._limit_s, lost)
+                break
+            await asyncio.sleep(LOOK_S)
+        self._leadership.end(0)
