@@ -8,7 +8,9 @@ import inspect
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from snapline.agent_runtime.durable import StepWork
@@ -32,6 +34,10 @@ class Outside:
 
     def now_ns(self) -> int:
         return time.time_ns()
+
+    def elapsed_ns(self) -> int:
+        """A clock that nobody puts right: for time that passes, within this process."""
+        return time.monotonic_ns()
 
     def random(self) -> float:
         return random.random()
@@ -93,10 +99,25 @@ class Outside:
         return running if heartbeat_s is None else heard_of(running, beat, heartbeat_s)
 
 
+_call: ContextVar[str] = ContextVar("snapline_call", default="")
+_lock = threading.Lock()
+_calls: Counter[str] = Counter()
+"""Outside keys of effects whose functions run in threads just now: nobody can end these, also if their time is over."""
+
+_LOOK_S = 0.05
+
+
 def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
+    call = _call.get()
     try:
+        with _lock:
+            _calls[call] += 1
         return function()
     finally:
+        with _lock:
+            _calls[call] -= 1
+            if not _calls[call]:
+                del _calls[call]
         end_if_child()
 
 
@@ -114,15 +135,35 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
     return None
 
 
-async def run_step(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result
-    """Run a step, and again if it raises; what it raises last comes out of here."""
+@contextlib.contextmanager
+def calling(key: str) -> Iterator[None]:
+    """What runs in here is a call of the effect of this outside key."""
+    outer = _call.set(key)
+    try:
+        yield
+    finally:
+        _call.reset(outer)
+
+
+async def no_call_of(world: Outside, key: str) -> None:
+    """Wait until no thread of this process is in a call of the effect of this outside key."""
+    while key in _calls:
+        await world.pause(_LOOK_S)
+
+
+async def run_step(
+    world: Outside, name: str, work: StepWork, began: Callable[[], None] = lambda: None
+) -> Any:  # the function's own result
+    """Run a step, and again if it raises; what it raises last comes out of here. `began`: called before each attempt."""
     beat = Beat(None)
     for wait_s in work.waits_s:
+        began()
         try:
             return await _attempt(world, name, work, beat)
         except Exception:
             beat = Beat(beat.told)
             await world.pause(wait_s)
+    began()
     return await _attempt(world, name, work, beat)
 
 

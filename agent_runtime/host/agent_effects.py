@@ -47,7 +47,8 @@ class AgentEffects:
         keys: of those that have ended, oldest first.
         made: of the turn in which the agent stands, oldest first.
         open: the one at which its turn stands.
-        is_in_doubt: it comes from a checkpoint, whose epoch released its intent: an earlier life may have called it, unless it had to say so first.
+        is_in_doubt: it may have been called: by an earlier life, since it comes from a checkpoint whose epoch released its intent, unless that life had to
+            say so first; or under the same key, by a call that failed or that a history which was given up has made.
         is_ready: its handler stands there, and it may be called as soon as its intent is released.
         is_called: this life is calling it, or has a mark on its way that says so.
         needs_people: its handler stands there, and nobody calls it: people have to say what came of it.
@@ -109,7 +110,9 @@ class AgentEffects:
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
         """The turn that did it has failed, and it was not undone: from now on it belongs to this turn, as if it had done it."""
-        self.keys[known.key] = msgspec.structs.replace(known, is_orphan=False)
+        self.keys[known.key] = msgspec.structs.replace(
+            known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
+        )
         self._add_made(MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments))
         return DONE
 
@@ -120,6 +123,9 @@ class AgentEffects:
         """A new one, whose intent is the agent's output of this number."""
         key, generation = self.identity(intent)
         undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
+        knows_no_keys, known = intent.has_probe or not intent.is_repeatable, self.keys.get(key)
+        was_called = known is not None and (known.generation, known.outcome) == (generation, FAILED)
+        self.is_in_doubt = knows_no_keys and was_called
         self.open = OpenEffect(
             key,
             generation,
@@ -131,7 +137,9 @@ class AgentEffects:
             intent.undo_arguments,
             undoes,
             undone,
-            is_marked=not (intent.is_repeatable or intent.has_probe),
+            is_marked=knows_no_keys,
+            is_repeated=self.is_in_doubt,
+            timeout_s=intent.timeout_s,
         )
         return self.open
 
@@ -140,12 +148,21 @@ class AgentEffects:
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
-    def end(self, *, is_done: bool, result: bytes, ended_ns: int) -> None:
-        """The open one has ended."""
+    def late_s(self) -> float:
+        """How long a call of what the open compensation undoes may still be on its way."""
+        assert self.open is not None
+        known = self.keys.get(self.open.undoes)
+        is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED
+        return known.late_s if known is not None and is_it else 0.0
+
+    def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
+        """The open one has ended. `late_s`: if it has failed, its last call may be on its way for so long."""
         opened = self.open
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
         known = KnownEffect(opened.key, opened.generation, opened.digest, outcome, kept, opened.arguments, ended_ns)
+        if not is_done:
+            known = msgspec.structs.replace(known, late_s=late_s)
         if opened.undo:
             undo = {"name": opened.name, "undo": opened.undo, "undo_arguments": opened.undo_arguments}
             known = msgspec.structs.replace(known, **undo)
@@ -179,6 +196,30 @@ class AgentEffects:
         elif known.generation == generation:
             self.keys[key] = _compensated(known)
 
+    def called_elsewhere(self, entry: JournalEntry) -> None:
+        """A host log has a call of an effect from a history that was given up: it is done outside, or perhaps done, whoever asks for it again."""
+        key, _, text = entry.sender.rpartition("#")
+        if not key or key.startswith(MADE_UP) or key.endswith(UNDO):
+            return
+        generation, known = int(text), self.keys.get(key)
+        if self.open is not None and (self.open.key, self.open.generation) == (key, generation):
+            return
+        is_done = entry.outcome == DONE
+        if known is not None and known.generation >= generation:
+            is_news = known.generation == generation and known.outcome == FAILED and is_done
+            if not is_news:
+                return
+        outcome, result = (DONE, entry.result) if is_done else (FAILED, b"")
+        self.keys.pop(key, None)
+        self.keys[key] = KnownEffect(
+            key, generation, entry.digest, outcome, result, "", TIME_UNKNOWN, is_orphan=True, name=entry.name
+        )
+
+    def heard_of(self, intent: EffectIntent) -> bool:
+        """Is it done, as only a host log knows?"""
+        known = self.keys.get(intent.key)
+        return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
+
     def takes_up_undone(self) -> bool:
         """Whether the open one was done and undone in a history that was given up: nobody has asked for what is done now."""
         known = self.keys.get(self.open.key) if self.open is not None else None
@@ -198,7 +239,7 @@ class AgentEffects:
         """People say so of the open one: it may be called when the agent's output of this number is released. So no later life hears of the word
         again that did not hear of the call."""
         assert self.open is not None
-        self.open = msgspec.structs.replace(self.open, number=number, is_begun=False)
+        self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:

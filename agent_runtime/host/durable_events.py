@@ -13,14 +13,29 @@ class RunStep(Command, frozen=True, gc=False):
 
 
 class RunEffect(RunStep, frozen=True, gc=False):
-    """The same of an effect; `key`: for the outside; `is_in_doubt`: an earlier call of it may have been made, and be on its way."""
+    """The same of an effect.
+
+    Attributes:
+        key: for the outside.
+        is_in_doubt: an earlier call of it may have been made, and be on its way.
+        undoes: of a compensation: the outside key of what it undoes.
+        wait_s: a call of that may be on its way for so long; it is undone afterwards.
+    """
 
     key: str
     is_in_doubt: bool
+    undoes: str = ""
+    wait_s: float = 0.0
 
 
 class StepEnded(Event, frozen=True, gc=False):
-    """The step, or effect, has ended; `outcome` and `result` as in the journal, `time_ns`: wall-clock time since 1970."""
+    """The step, or effect, has ended.
+
+    Attributes:
+        outcome, result: as in the journal.
+        time_ns: wall-clock time since 1970.
+        late_s: of an effect that has failed: its last call may be on its way for so long.
+    """
 
     agent: str
     incarnation: int
@@ -28,3 +43,4 @@ class StepEnded(Event, frozen=True, gc=False):
     outcome: str
     result: bytes
     time_ns: int = 0
+    late_s: float = 0.0

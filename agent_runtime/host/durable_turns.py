@@ -117,18 +117,22 @@ class DurableTurns:
             if logged is None:
                 self._effects.call(agent, turn, intent)
             else:
-                self._effect_ended(agent, turn, logged.outcome, logged.result, intent.asked_ns)
+                late_s = 0.0 if logged.outcome == DONE else intent.timeout_s
+                self._effect_ended(agent, turn, logged.outcome, logged.result, intent.asked_ns, late_s)
         else:
-            self._finish(agent, turn, turn.waits, *settled)
+            identity = self._effects.identity_of(agent, intent) if settled[0] == DONE else ""
+            self._finish(agent, turn, turn.waits, *settled, identity)
         agent.current = None
 
-    def _effect_ended(self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int) -> None:
+    def _effect_ended(
+        self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
+    ) -> None:
         """Window, outputs and journal change together: busy, so that no checkpoint and no segment comes in between."""
         waits = turn.waits
         assert waits is not None
         current, agent.current = agent.current, SEGMENT
         identity = self._effects.identity(agent)
-        self._effects.ended(agent, outcome, result, time_ns)
+        self._effects.ended(agent, outcome, result, time_ns, late_s)
         agent.current = current
         self._finish(agent, turn, waits, outcome, result, identity)
 
@@ -236,7 +240,7 @@ class DurableTurns:
             return
         if turn.waits.kind in OUTSIDE and event.place == len(turn.journal):
             if turn.waits.kind == "effect":
-                self._effect_ended(agent, turn, event.outcome, event.result, event.time_ns)
+                self._effect_ended(agent, turn, event.outcome, event.result, event.time_ns, event.late_s)
             else:
                 self._finish(agent, turn, turn.waits, event.outcome, event.result)
             if turn.is_logged:

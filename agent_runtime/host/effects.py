@@ -99,8 +99,11 @@ class Effects:
             self._emit(agent, self._outcome(effect_records.FAILED, agent.id, effects.open, _UNDONE), intent.asked_ns)
             effects.let_go()
         if effects.open is None:
+            is_news = effects.heard_of(intent)
             settled = effects.settled(intent, waits.digest, waits.name)
             if settled is not None:
+                if is_news and settled[0] == DONE:
+                    self._emit(agent, self._taken_over(agent, waits.name, intent, settled[1]), intent.asked_ns)
                 return settled
             if self.are_refused:
                 return REFUSED, f"effect {waits.name!r} (key {intent.key}) is refused: {_SHADOW}".encode()
@@ -115,12 +118,18 @@ class Effects:
         opened = agent.effects.open
         return f"{opened.key}#{opened.generation}"
 
+    def identity_of(self, agent: LocalAgent, intent: EffectIntent) -> str:
+        """The same of one that need not be called."""
+        assert agent.effects is not None
+        key, generation = agent.effects.identity(intent)
+        return f"{key}#{generation}"
+
     def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
         """Call it as soon as its intent is released, unless people have to decide."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         opened = effects.open
-        if opened.is_marked and not opened.is_begun:
+        if opened.is_marked and not opened.is_begun and not opened.is_repeated:
             effects.is_in_doubt = False  # it comes from a checkpoint, and no life has called it
         if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
             effects.needs_people = True
@@ -152,8 +161,12 @@ class Effects:
             self._steps.mark(agent, turn, opened)
             return
         key = outside_key(self._desk.cluster, agent.id, opened.key, opened.generation)
-        place = len(turn.journal)
-        self._desk.out.append(de.RunEffect(agent.id, agent.incarnation, place, opened.name, key, effects.is_in_doubt))
+        undoes, wait_s = "", 0.0
+        if opened.undoes:
+            undoes = outside_key(self._desk.cluster, agent.id, opened.undoes, opened.undoes_generation)
+            wait_s = effects.late_s()
+        run = de.RunEffect(agent.id, agent.incarnation, len(turn.journal), opened.name, key, effects.is_in_doubt)
+        self._desk.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
         """The log says that it is about to be called: now no later life takes it for one that was not."""
@@ -172,14 +185,14 @@ class Effects:
 
     # ---- how they end ---------------------------------------------------------------------------------------------
 
-    def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int) -> None:
-        """It has been called, or people have said what came of it."""
+    def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
+        """It has been called, or people have said what came of it. `late_s`: its last call may be on its way for so long."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         is_done = outcome == DONE
         stage = effect_records.DONE if is_done else effect_records.FAILED
         record = self._outcome(stage, agent.id, effects.open, describe_result(result, is_done=is_done))
-        effects.end(is_done=is_done, result=result, ended_ns=time_ns)
+        effects.end(is_done=is_done, result=result, ended_ns=time_ns, late_s=late_s)
         self._emit(agent, record, time_ns)
         self._tell_quiesced()
 
@@ -198,7 +211,7 @@ class Effects:
             return b""
         if effects.open is not None:
             record = self._outcome(effect_records.FAILED, agent.id, effects.open, "its turn failed before it had ended")
-            effects.end(is_done=False, result=b"", ended_ns=time_ns)
+            effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
             self._emit(agent, record, time_ns)
             self._tell_quiesced()
         made = effects.turn_ended(letter=agent.last_letter + 1)
@@ -208,6 +221,19 @@ class Effects:
                 self._emit(agent, EffectRecord(effect_records.LEFT, each.key, each.generation, each.name, key), time_ns)
         undone = [each for each in reversed(made) if each.undo]
         return undo_payload(undone) if undone else b""
+
+    def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
+        """What a history that was given up has done belongs to this turn now: the ledger has lost the words of that."""
+        assert agent.effects is not None
+        key, generation = agent.effects.identity(intent)
+        outside = outside_key(self._desk.cluster, agent.id, key, generation)
+        return EffectRecord(
+            *(effect_records.DONE, key, generation, name, outside, intent.arguments),
+            describe_result(result, is_done=True),
+            undo=intent.undo,
+            undo_arguments=intent.undo_arguments,
+            saga=intent.saga,
+        )
 
     # ---- words of the ledger --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from snapline.agent_runtime.effects import at_rest, not_undone
 from snapline.agent_runtime.encoding import message_name
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
-from snapline.agent_runtime.outside import Outside, run_step
+from snapline.agent_runtime.outside import Outside, calling, no_call_of, run_step
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
 from snapline.conversation.payloads import split_message
@@ -43,8 +43,9 @@ async def step_of(
     command: RunStep, work: StepWork | EffectWork, world: Outside, told: Callable[[StepEnded], None]
 ) -> None:
     """Run a step, or an effect, of a durable turn; tell how it has ended."""
+    call = Call(work.timeout_s or 0.0, world)
     try:
-        outcome, result = DONE, encode_result(command.name, await _come_of(command, work, world))
+        outcome, result = DONE, encode_result(command.name, await _come_of(command, work, world, call))
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -52,44 +53,77 @@ async def step_of(
         outcome, result = FAILED, encode_error(error)
     except (Exception, SystemExit) as error:
         outcome, result = FAILED, encode_error(error)
-    told(StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns()))
+    late_s = call.late_s() if outcome == FAILED and isinstance(work, EffectWork) else 0.0
+    told(StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
 
 
-async def _come_of(command: RunStep, work: StepWork | EffectWork, world: Outside) -> Any:  # the function's own result
+class Call:
+    """The calls of an effect: how long the last of them may be on its way."""
+
+    def __init__(self, timeout_s: float, world: Outside) -> None:
+        self._timeout_s = timeout_s
+        self._world = world
+        self._begun_ns: int | None = None
+
+    def began(self) -> None:
+        """One begins now."""
+        self._begun_ns = self._world.elapsed_ns()
+
+    def late_s(self) -> float:
+        """From now on, in seconds; 0 if there was none."""
+        if self._begun_ns is None:
+            return 0.0
+        return max(0.0, self._timeout_s - (self._world.elapsed_ns() - self._begun_ns) / 1e9)
+
+
+async def _come_of(
+    command: RunStep, work: StepWork | EffectWork, world: Outside, call: Call
+) -> Any:  # the function's own result
     if isinstance(work, StepWork):
         return await run_step(world, command.name, work)
-    found = await _effect_of(command, work, world)
+    found = await _effect_of(command, work, world, call)
     return None if work.intent.is_undo else found  # nobody takes it, and what cannot be kept of it is no failure
 
 
-async def _effect_of(command: RunStep, work: EffectWork, world: Outside) -> Any:  # the function's own result
+async def _effect_of(
+    command: RunStep, work: EffectWork, world: Outside, call: Call
+) -> Any:  # the function's own result
     assert isinstance(command, RunEffect)
     if getattr(work.function, "func", None) is at_rest:
         return None
-    calling = functools.partial(work.function, key=command.key)
-    if work.probe is None:
-        return await run_step(world, command.name, StepWork(calling, work.timeout_s, work.waits_s))
-    asking = StepWork(functools.partial(work.probe, key=command.key), work.timeout_s, work.waits_s)
-    return await _asked_first(command, StepWork(calling, work.timeout_s), asking, world)
+    await no_call_of(world, command.key)
+    if command.undoes:
+        await no_call_of(world, command.undoes)
+        if command.wait_s:
+            await world.pause(command.wait_s)
+    function = functools.partial(work.function, key=command.key)
+    with calling(command.key):
+        if work.probe is None:
+            return await run_step(world, command.name, StepWork(function, work.timeout_s, work.waits_s), call.began)
+        asking = StepWork(functools.partial(work.probe, key=command.key), work.timeout_s, work.waits_s)
+        return await _asked_first(command, StepWork(function, work.timeout_s), asking, world, call)
 
 
-async def _asked_first(command: RunEffect, calling: StepWork, asking: StepWork, world: Outside) -> Any:
+async def _asked_first(
+    command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: Call
+) -> Any:  # the function's own result
     """Never repeat what nobody has asked about: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
-    assert calling.timeout_s is not None
-    left_s = calling.timeout_s if command.is_in_doubt else None
+    assert work.timeout_s is not None
+    left_s = work.timeout_s if command.is_in_doubt else None
     for wait_s in (*asking.waits_s, None):
         if left_s is not None:
             await world.pause(left_s)
-            found = await run_step(world, f"{command.name}/probe", asking)
+            await no_call_of(world, command.key)
+            with calling(""):
+                found = await run_step(world, f"{command.name}/probe", asking)
             if found is not None:
                 return found
-        begun_ns = world.now_ns()
         try:
-            return await run_step(world, command.name, calling)
+            return await run_step(world, command.name, work, call.began)
         except Exception:
             if wait_s is None:
                 raise
-            left_s = max(wait_s, calling.timeout_s - (world.now_ns() - begun_ns) / 1e9)
+            left_s = max(wait_s, call.late_s())
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.agent_effects import undone_by
-from snapline.agent_runtime.host.step_log import is_mark
+from snapline.agent_runtime.logged_steps import EFFECT
 from snapline.errors import NotFoundError, StoreError
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
@@ -19,8 +18,8 @@ class LogContents(msgspec.Struct, frozen=True):
     Attributes:
         inputs: in the order of each agent's numbers: what is given again.
         dropped: what comes before that, and is not.
-        entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of what is dropped only what was undone
-            outside, and what may have been called: that is so in every history.
+        entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of what is dropped only the effects: what was
+            done outside, or may have been, is so in every history.
         why_none: why the store takes no host logs, or "".
     """
 
@@ -55,9 +54,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
         found += [each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)]
         is_dropped = log.plan < command.drop_before
         beyond = [each for batch in batches for each in batch.entries if each.turn > ended.get(each.agent, 0)]
-        entries += [
-            each for each in beyond if not is_dropped or undone_by(each.entry) is not None or is_mark(each.entry)
-        ]
+        entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
     for found in (dropped, given):
         found.sort(key=lambda each: (each.agent, each.number))
     # Of what is dropped nobody misses anything.

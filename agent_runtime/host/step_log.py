@@ -201,6 +201,7 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
         begun.logged[logged.turn] = (*begun.logged.get(logged.turn, ()), logged)
         _hear_of_undoing(agent, logged.entry)
         _hear_of_call(agent, logged.entry)
+        _hear_of_effect(agent, logged.entry)
 
 
 def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
@@ -217,3 +218,11 @@ def _hear_of_call(agent: LocalAgent, entry: JournalEntry) -> None:
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):
         effects.begun()
+
+
+def _hear_of_effect(agent: LocalAgent, entry: JournalEntry) -> None:
+    """The fleet was taken back past a call: the agent knows what was done, or may have been."""
+    if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
+        if agent.effects is None:
+            agent.effects = AgentEffects()
+        agent.effects.called_elsewhere(entry)

@@ -27,6 +27,9 @@ class SimOutside(Outside):
         self.draws.append(now)
         return now
 
+    def elapsed_ns(self) -> int:
+        return self._host.desk.kernel.now_ns
+
     def random(self) -> float:
         drawn = self._host.desk.random_of(self.agent)
         self.draws.append(drawn)

@@ -17,6 +17,7 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
         is_orphan: its turn has failed for good, and no later one has taken it over: it may be undone.
         name, undo, undo_arguments: as of `MadeEffect`; empty where it cannot be undone.
         letter: of an orphan: the number of the dead letter that its turn became; 0: none is known.
+        late_s: of what has failed: how long its last call might be on its way when it ended.
     """
 
     key: str
@@ -31,6 +32,7 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     undo: str = ""
     undo_arguments: list[bytes] = []
     letter: int = 0
+    late_s: float = 0.0
 
 
 class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -43,6 +45,8 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
         undoes, undoes_generation: of a compensation: what it undoes.
         is_marked: before it is called, a mark in the host log says so: without one it was not.
         is_begun: there is such a mark; the log may not keep it as long as the effect is open.
+        is_repeated: a call under this key has failed, or was made in a history that the fleet has given up: it may have done it.
+        timeout_s: how long a call of it may take.
     """
 
     key: str
@@ -57,6 +61,8 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     undoes_generation: int = 0
     is_marked: bool = False
     is_begun: bool = False
+    is_repeated: bool = False
+    timeout_s: float = 0.0
 
 
 class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

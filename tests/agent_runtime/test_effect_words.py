@@ -6,7 +6,9 @@ import msgspec
 import pytest
 from tests.agent_runtime.driving import Driver
 from tests.agent_runtime.test_effects import (
+    BROKEN,
     DIGEST,
+    GO,
     ask,
     begun,
     checkpoint,
@@ -19,7 +21,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client
 from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
-from snapline.agent_runtime.durable import DONE
+from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
@@ -60,14 +62,16 @@ def begin(driver: Driver, *, epoch: int = 1, number: int | None = None) -> list[
     return driver.said[before:]
 
 
-def restarted(kept: AgentCheckpoint, *inputs: LoggedInput, logged: tuple[LoggedEntry, ...] = ()) -> Driver:
+def restarted(
+    kept: AgentCheckpoint, *inputs: LoggedInput, logged: tuple[LoggedEntry, ...] = (), asked: EffectIntent = OURS
+) -> Driver:
     """A later life from this checkpoint; the handler has run up to the effect, if its turn stands there. `logged`: what host logs hold of turns."""
     driver = Driver(checkpoints={"a": kept}, begun=1, starts=False, here=("a",))
     driver.receive_plan(2)
     driver.turns.clear()
     driver.load(2, *inputs, entries=logged)
     if "a" in driver.turns and driver.turns["a"].turn is not None and kept.effects is not None and kept.effects.open:
-        ask(driver, OURS)
+        ask(driver, asked)
     return driver
 
 
@@ -245,6 +249,117 @@ def test_checkpoints_of_earlier_builds_know_of_no_marks_and_leave_it_to_people()
     assert [each.stands for each in standing(later)] == ["needs people"]
 
 
+PROBED = intent(has_probe=True)
+CAREFUL = intent(is_repeatable=False, has_probe=True)
+
+
+@pytest.mark.parametrize("asked", [PROBED, CAREFUL])
+def test_what_has_a_probe_is_asked_after_when_it_was_about_to_be_called(asked: EffectIntent) -> None:
+    first = begun(here=("a",))
+    ask(first, asked)
+    kept = saved(first)
+    assert [run.is_in_doubt for run in runs(begin(first))] == [False], "the first call is no repetition"
+    for logged_then, is_in_doubt in ((first.logged, True), ((), False)):
+        later = restarted(kept, logged=logged_then, asked=asked)
+        said = release(later, epoch=2) if is_in_doubt else begin(later, epoch=2)
+        assert [run.is_in_doubt for run in runs(said)] == [is_in_doubt]
+        assert not [each for each in later.said if isinstance(each, ev.Note)]
+
+
+def failed(asked: EffectIntent, late_s: float = 0.0) -> Driver:
+    """Its effect has failed, and may have been done; its turn goes on."""
+    driver = begun(here=("a",))
+    ask(driver, asked)
+    assert runs(begin(driver) if asked.has_probe or not asked.is_repeatable else release(driver))
+    driver.feed(de.StepEnded("a", 1, 0, FAILED, BROKEN, 9, late_s))
+    return driver
+
+
+def test_what_has_failed_is_asked_after_before_it_is_called_under_its_key_again() -> None:
+    driver = failed(PROBED)
+    ask(driver, PROBED)
+    assert [run.is_in_doubt for run in runs(begin(driver, epoch=2))] == [True]
+
+
+def test_what_has_failed_and_may_not_be_repeated_needs_people_when_it_is_asked_for_again() -> None:
+    driver = failed(OURS)
+    driver.end("a")
+    driver.remote_sends("z", "a", GO)
+    ask(driver, OURS)
+    release(driver, epoch=2)
+    assert not runs(driver.said[-3:]) and [each.stands for each in standing(driver)] == ["needs people"]
+    later = restarted(saved(driver))
+    assert [each.stands for each in standing(later)] == ["needs people"], "also without a mark"
+    People(later).settle(said(3, is_done=False))
+    assert [run.is_in_doubt for run in runs(begin(later, epoch=3))] == [False]
+
+
+def test_a_service_that_knows_keys_is_called_again_at_once() -> None:
+    driver = failed(intent())
+    ask(driver, intent())
+    assert [run.is_in_doubt for run in runs(release(driver, epoch=2))] == [False]
+
+
+@pytest.mark.parametrize("late_s", [0.0, 12.5])
+def test_a_compensation_waits_until_no_call_of_what_it_undoes_can_be_on_its_way(late_s: float) -> None:
+    driver = failed(intent(undo="m:undo"), late_s)
+    ask(driver, intent(is_undo=True), "pay/undo")
+    (run,) = runs(release(driver, epoch=2))
+    assert (run.key, run.undoes, run.wait_s) == ("c/a/k/undo", "c/a/k", late_s)
+
+
+# ---- going back on purpose -------------------------------------------------------------------------------------------
+
+
+def taken_back(asked: EffectIntent, *entries: LoggedEntry, digest: bytes = DIGEST) -> Driver:
+    """To before anything was done; the turn that asks comes again, with another past. `entries`: what the logs hold of it."""
+    driver = Driver(begun=1, starts=False, here=("a",), checkpoints={"a": before()})
+    driver.receive_plan(2)
+    driver.load(2, entries=entries)
+    driver.turns.clear()
+    driver.remote_sends("z", "a", GO)
+    ask(driver, asked, digest=digest)
+    return driver
+
+
+def before() -> AgentCheckpoint:
+    return AgentCheckpoint(agent="a", kind="k:K", epoch=1, is_started=True, dead_letters=[])
+
+
+def call(outcome: str, result: bytes = b"", key: str = "k#1") -> LoggedEntry:
+    return LoggedEntry("a", 3, b"another history.", 0, b"", JournalEntry("effect", "pay", DIGEST, outcome, result, key))
+
+
+@pytest.mark.parametrize("asked", [OURS, PROBED, CAREFUL, intent()])
+def test_what_a_history_that_was_given_up_has_done_is_not_done_again(asked: EffectIntent) -> None:
+    driver = taken_back(asked, call("begun"), call(DONE, TOLD))
+    assert found(driver) == JournalEntry("effect", "pay", DIGEST, DONE, TOLD, "k#1")
+    assert [(record.stage, record.key) for record in ledger(driver)] == [("done", "k")], "the ledger has it again"
+    assert not runs(driver.said)
+
+
+def test_what_a_history_that_was_given_up_may_have_done_is_asked_after() -> None:
+    for entries in ((call("begun"),), (call("begun"), call(FAILED, BROKEN))):
+        assert [run.is_in_doubt for run in runs(begin(taken_back(PROBED, *entries), epoch=2))] == [True]
+        stands = taken_back(OURS, *entries)
+        release(stands, epoch=2)
+        assert not runs(stands.said) and [each.stands for each in standing(stands)] == ["needs people"]
+
+
+def test_its_key_with_other_arguments_is_an_error_there_too() -> None:
+    driver = taken_back(OURS, call(DONE, TOLD), digest=b"other..8")
+    answer = found(driver)
+    assert answer is not None and answer.outcome == "refused" and b"was used for an effect" in answer.result
+
+
+def test_what_was_undone_since_is_done_anew() -> None:
+    undone = msgspec.structs.replace(call(DONE, b"", "k/undo#1").entry, name="pay/undo")
+    driver = taken_back(
+        intent(), call(DONE, TOLD), msgspec.structs.replace(call(DONE), entry=undone), call("begun", key="@made#1")
+    )
+    assert [run.key for run in runs(release(driver, epoch=2))] == ["c/a/k#2"]
+
+
 def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
     driver = in_doubt()
     driver.feed(ViewWanted(5, "a", is_settled=False))
@@ -271,6 +386,7 @@ def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:
     assert again.stands == "needs people"
     later = begun(here=("a",))
     ask(later, intent(has_probe=True))
+    assert runs(begin(later))
     later = Driver(checkpoints={"a": checkpoint(later)}, begun=1, starts=False)
     assert [each.stands for each in standing(later)] == ["in doubt"], "before its handler has come to it"
     ask(later, intent(has_probe=True))

@@ -218,16 +218,6 @@ def test_a_turn_whose_intent_is_not_in_the_line_says_it_anew() -> None:
     assert [run.is_in_doubt for run in runs(release(again))] == [False]
 
 
-def test_what_may_not_be_repeated_and_has_a_probe_is_asked_after() -> None:
-    asked = intent(is_repeatable=False, has_probe=True)
-    driver = begun()
-    ask(driver, asked)
-    assert runs(release(driver)), "the first call is no repetition"
-    again = recovered(driver)
-    assert [run.is_in_doubt for run in runs([*ask(again, asked), *release(again)])] == [True]
-    assert not [each for each in again.said if isinstance(each, ev.Note)]
-
-
 def test_agents_without_effects_save_nothing_of_them() -> None:
     driver = begun()
     driver.end("a")

@@ -134,7 +134,7 @@ def test_what_was_undone_outside_is_heard_of_though_its_inputs_are_dropped(store
     loaded = [ev.LoadedAgent("a", 3, None)]
     assert len(read_logs(store, load(3, FIRST), loaded).entries) == 4
     contents = read_logs(store, msgspec.structs.replace(load(4, FIRST), drop_before=2), loaded)
-    assert [each.entry for each in contents.entries] == [undone, begun], "and so of what may have been called"
+    assert [each.entry for each in contents.entries] == list(entries), "and so of what was done, or may have been"
 
 
 def test_a_turn_of_an_earlier_release_counts_as_the_first(store: Store) -> None:

@@ -38,7 +38,7 @@ QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 SEEDS = 30
 """So many a wrong fleet has to be convicted within."""
 
-ASKING_SEEDS = 8
+ASKING_SEEDS = 20
 """So many are enough here: calls may be on their way for so long."""
 
 
@@ -337,11 +337,13 @@ def unasked(first: bool) -> Any:
     """Repetitions are not asked about: the first call of a new life, or the retries of one."""
     asks = flights._asked_first
 
-    async def mutant(command: RunEffect, calling: StepWork, asking: StepWork, world: Outside) -> object:
+    async def mutant(
+        command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: flights.Call
+    ) -> object:
         if first:
-            return await asks(msgspec.structs.replace(command, is_in_doubt=False), calling, asking, world)
-        call = msgspec.structs.replace(calling, waits_s=asking.waits_s)
-        return await asks(command, call, msgspec.structs.replace(asking, waits_s=()), world)
+            return await asks(msgspec.structs.replace(command, is_in_doubt=False), work, asking, world, call)
+        work = msgspec.structs.replace(work, waits_s=asking.waits_s)
+        return await asks(command, work, msgspec.structs.replace(asking, waits_s=()), world, call)
 
     return mutant
 
