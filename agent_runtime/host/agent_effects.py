@@ -223,12 +223,10 @@ class AgentEffects:
     def takes_up_undone(self) -> bool:
         """Whether the open one was done and undone in a history that was given up: nobody has asked for what is done now."""
         known = self.keys.get(self.open.key) if self.open is not None else None
-        return (
-            self.open is not None
-            and known is not None
-            and known.outcome == COMPENSATED
-            and known.generation >= self.open.generation
-        )
+        if self.open is None or known is None:
+            return False
+        is_it = known.generation == self.open.generation and known.outcome == COMPENSATED
+        return is_it or known.generation > self.open.generation  # there is no later one unless the earlier was undone
 
     def let_go(self) -> None:
         """The open one is not called any more."""

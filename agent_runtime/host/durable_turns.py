@@ -176,7 +176,7 @@ class DurableTurns:
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """It is tried again: a step that has failed, and that nothing has followed, is run again. Nobody has seen that it failed."""
+        """It is tried again because a step has failed: that is run again, if nothing has followed it."""
         if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
             turn.logged = min(turn.logged, len(turn.journal))

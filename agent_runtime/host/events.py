@@ -171,7 +171,8 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 class TurnFailed(Event, frozen=True, gc=False):
     """The handler raised. `on_error`, `retries` and the waits before each of these, if any, are its class's; `is_final`: trying
-    again cannot help; `is_divergent`: a durable turn that does not repeat itself; `is_durable`: it was one; `rollback`: it asks that the fleet goes back."""
+    again cannot help; `is_divergent`: a durable turn that does not repeat itself; `is_durable`: it was one; `rollback`: it asks that the fleet goes back;
+    `is_of_step`: a step that had failed brought it about."""
 
     agent: str
     incarnation: int
@@ -184,6 +185,7 @@ class TurnFailed(Event, frozen=True, gc=False):
     is_divergent: bool = False
     is_durable: bool = False
     rollback: RollbackWish | None = None
+    is_of_step: bool = False
 
 
 class EpochStored(Event, frozen=True, gc=False):

@@ -17,7 +17,7 @@ from snapline.agent_runtime.outside import Outside, calling, no_call_of, run_ste
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
 from snapline.conversation.payloads import split_message
-from snapline.errors import DivergenceError, EffectFailedError, EncodingError, MisuseError
+from snapline.errors import DivergenceError, EffectFailedError, EncodingError, MisuseError, StepFailedError
 from snapline.storage.packs.saved_effects import MadeEffect
 
 
@@ -156,6 +156,21 @@ def foreign(awaited: object) -> MisuseError:
         f"a durable handler has awaited a {kind}, which a recovery could not wait for again: await ctx.step, ctx.call, ctx.sleep or "
         "ctx.receive, and do what is outside in a step"
     )
+
+
+CAUSES_MAX = 20
+"""Errors behind each other that are looked through: nobody raises more of them."""
+
+
+def is_of_step(error: BaseException | None) -> bool:
+    """Has a step that failed brought this error about: itself, or one that was raised from it, or while it was handled?"""
+    for _ in range(CAUSES_MAX):
+        if error is None or isinstance(error, EffectFailedError):
+            return False
+        if isinstance(error, StepFailedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def changed(turn: ev.StartTurn, why: object) -> DivergenceError:

@@ -22,7 +22,16 @@ from snapline.agent_runtime.encoding import encode_ordered, has_one_order
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.flights import Flight, NotUndoneError, changed, decode_for, foreign, refused, step_of
+from snapline.agent_runtime.host.flights import (
+    Flight,
+    NotUndoneError,
+    changed,
+    decode_for,
+    foreign,
+    is_of_step,
+    refused,
+    step_of,
+)
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
@@ -498,4 +507,5 @@ class Turns:
             is_divergent=is_divergent,
             is_durable=is_durable,
             rollback=wish if on_error == "undo" else None,
+            is_of_step=is_durable and is_of_step(error),
         )

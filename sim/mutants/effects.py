@@ -129,9 +129,9 @@ def undone_without_the_failed() -> list[Patch]:
     """What has raised counts as not done, and is not undone."""
     original = AgentEffects.end
 
-    def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int) -> None:
+    def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
         opened = self.open
-        original(self, is_done=is_done, result=result, ended_ns=ended_ns)
+        original(self, is_done=is_done, result=result, ended_ns=ended_ns, late_s=late_s)
         if not is_done and opened is not None:
             self.made = [made for made in self.made if made.key != opened.key]
 

@@ -68,6 +68,8 @@ class StepOracle:
             return
         if isinstance(ended, TurnFailed):
             run.has_failed = ended.is_durable
+            if ended.is_of_step and run.seen:
+                self._gone_on.pop((*run.begun, tuple(run.seen[:-1]), run.seen[-1].name), None)
             return
         if ended.pause is not None:
             run.seen += ended.pause.entries

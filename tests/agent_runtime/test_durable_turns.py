@@ -216,13 +216,13 @@ def test_a_step_whose_failure_fails_its_turn_is_run_again() -> None:
     finish_step(driver)
     pause(driver, STEP)
     driver.feed(de.StepEnded("a", 1, 1, FAILED, b"no"))
-    _, again = driver.fail("a", retries=1)
+    _, again = driver.fail("a", retries=1, is_of_step=True)
     assert isinstance(again, ev.StartTurn)
     assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"r")])
     said = pause(driver, STEP)
     assert de.RunStep("a", 1, 1, "look") in said
     driver.feed(de.StepEnded("a", 1, 1, FAILED, b"no"))
-    driver.fail("a", retries=1)
+    driver.fail("a", retries=1, is_of_step=True)
     (letter,) = driver.core.agents["a"].dead_letters
     assert letter.attempts == 2
 
@@ -232,9 +232,18 @@ def test_a_failed_step_that_the_turn_went_on_from_is_not_run_again() -> None:
     driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
     pause(driver, STEP)
     finish_step(driver, place=1)
-    _, again = driver.fail("a", retries=1)
+    _, again = driver.fail("a", retries=1, is_of_step=True)
     assert isinstance(again, ev.StartTurn)
     assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"no", FAILED), done(STEP, b"r")])
+
+
+def test_a_failed_step_that_did_not_fail_the_turn_is_not_run_again() -> None:
+    """Its handler has caught that, and then something else was wrong."""
+    driver = waiting(STEP)
+    driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
+    _, again = driver.fail("a", retries=1)
+    assert isinstance(again, ev.StartTurn)
+    assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"no", FAILED)])
 
 
 def test_a_turn_that_fails_for_good_is_a_dead_letter_of_its_message() -> None:

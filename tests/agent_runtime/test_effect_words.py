@@ -360,6 +360,20 @@ def test_what_was_undone_since_is_done_anew() -> None:
     assert [run.key for run in runs(release(driver, epoch=2))] == ["c/a/k#2"]
 
 
+def test_what_stood_open_was_undone_and_done_anew_since_belongs_to_the_turn_that_comes_again() -> None:
+    first = begun(here=("a",))
+    ask(first, intent())
+    undone = msgspec.structs.replace(call(DONE).entry, name="pay/undo", sender="k/undo#1")
+    entries = (call(DONE, TOLD), msgspec.structs.replace(call(DONE), entry=undone), call(DONE, TOLD, "k#2"))
+    later = restarted(saved(first), logged=entries, asked=intent())
+    assert found(later) == JournalEntry("effect", "pay", DIGEST, DONE, TOLD, "k#2")
+    assert [(record.stage, record.generation) for record in ledger(later)] == [
+        ("intent", 1),
+        ("failed", 1),
+        ("done", 2),
+    ]
+
+
 def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
     driver = in_doubt()
     driver.feed(ViewWanted(5, "a", is_settled=False))

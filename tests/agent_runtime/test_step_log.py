@@ -195,7 +195,7 @@ def test_a_failed_step_that_is_run_again_is_in_the_log_twice() -> None:
     driver.feed(msg.LogOpened(1))
     driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
     appended(driver)
-    driver.fail("a", retries=1)
+    driver.fail("a", retries=1, is_of_step=True)
     stand(driver)
     finish_step(driver)
     appended(driver)
@@ -280,7 +280,7 @@ def test_a_step_that_failed_before_a_recovery_is_run_again_when_its_turn_is() ->
     failed = logged(0, done(STEP, b"no", FAILED))
     driver = recovered(failed, turn=SavedTurn("message", "z", GO, SEED, "", [], STEP))
     assert driver.turns["a"].logged == (failed,)
-    _, again = driver.fail("a", retries=1)
+    _, again = driver.fail("a", retries=1, is_of_step=True)
     assert isinstance(again, ev.StartTurn) and again.turn is not None and again.logged == ()
 
 
