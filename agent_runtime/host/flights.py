@@ -43,7 +43,7 @@ async def step_of(
     command: RunStep, work: StepWork | EffectWork, world: Outside, told: Callable[[StepEnded], None]
 ) -> None:
     """Run a step, or an effect, of a durable turn; tell how it has ended."""
-    call = Call(work.timeout_s or 0.0, world)
+    call = LastCall(work.timeout_s or 0.0, world)
     try:
         outcome, result = DONE, encode_result(command.name, await _come_of(command, work, world, call))
     except asyncio.CancelledError as error:
@@ -57,7 +57,7 @@ async def step_of(
     told(StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
 
 
-class Call:
+class LastCall:
     """The calls of an effect: how long the last of them may be on its way."""
 
     def __init__(self, timeout_s: float, world: Outside) -> None:
@@ -77,7 +77,7 @@ class Call:
 
 
 async def _come_of(
-    command: RunStep, work: StepWork | EffectWork, world: Outside, call: Call
+    command: RunStep, work: StepWork | EffectWork, world: Outside, call: LastCall
 ) -> Any:  # the function's own result
     if isinstance(work, StepWork):
         return await run_step(world, command.name, work)
@@ -86,7 +86,7 @@ async def _come_of(
 
 
 async def _effect_of(
-    command: RunStep, work: EffectWork, world: Outside, call: Call
+    command: RunStep, work: EffectWork, world: Outside, call: LastCall
 ) -> Any:  # the function's own result
     assert isinstance(command, RunEffect)
     if getattr(work.function, "func", None) is at_rest:
@@ -105,7 +105,7 @@ async def _effect_of(
 
 
 async def _asked_first(
-    command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: Call
+    command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: LastCall
 ) -> Any:  # the function's own result
     """Never repeat what nobody has asked about: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
     assert work.timeout_s is not None

@@ -338,7 +338,7 @@ def unasked(first: bool) -> Any:
     asks = flights._asked_first
 
     async def mutant(
-        command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: flights.Call
+        command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: flights.LastCall
     ) -> object:
         if first:
             return await asks(msgspec.structs.replace(command, is_in_doubt=False), work, asking, world, call)
