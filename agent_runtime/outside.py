@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from snapline.agent_runtime.agent import Handler
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.heartbeats import Beat, heard_of
 from snapline.channels.child_processes import end_if_child
@@ -50,9 +51,9 @@ class Outside:
             return await outcome
         return outcome
 
-    def threaded(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
-        """What runs this handler in a thread."""
-        return functools.partial(self.in_thread, handler)
+    def function_of(self, handler: Handler) -> Callable[..., Any]:
+        """What is called for a turn of this handler."""
+        return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
         """Run a handler that blocks, in a thread of its own; what it returns, if it is a coroutine, on a loop of its own.

@@ -136,6 +136,7 @@ class LoopWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="snapline-loop-watch", daemon=True)
         self._timer_s = 0.0
+        self._went_on_s = 0.0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -149,6 +150,7 @@ class LoopWatch:
     # ---- on its thread --------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        self._went_on_s = time.monotonic()
         try:
             self._look_again_and_again()
         finally:
@@ -170,10 +172,11 @@ class LoopWatch:
             self._wait(self._stopped, LOOK_S)
 
     def _wait(self, event: threading.Event, seconds: float) -> None:
-        """Who is woken much later than asked for has not got Python's lock."""
-        began_s = time.monotonic()
+        """Who goes on much later than asked for has not got Python's lock, then or since the wait before."""
+        began_s = self._went_on_s
         event.wait(seconds)
-        waited_s = time.monotonic() - began_s
+        self._went_on_s = time.monotonic()
+        waited_s = self._went_on_s - began_s
         if waited_s >= seconds + LOCKED_S:
             what = self._describe() or self._describe_others() or "nothing of the fleet's"
             log.warning(
@@ -198,6 +201,7 @@ class LoopWatch:
             if self._limit_s is not None and held_s >= self._limit_s:
                 self._give_up(what)
             self._reports.busy(time.monotonic() - asked_s, what)
+            self._went_on_s = time.monotonic()  # a report may take its time
             self._set_timer()
             self._wait(came_round, HELD_S)
             held_s += HELD_S

@@ -437,8 +437,7 @@ class Turns:
         if call or handler.is_durable:
             ctx.begin(call=call, journal=self._journal(turn, running, begun) if handler.is_durable else None)
         running.authors[handler.name] = None
-        called = self._world.threaded(handler.function) if handler.is_threaded else handler.function
-        return called, message, handler.awaits
+        return self._world.function_of(handler), message, handler.awaits
 
     def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
         takes_effects = self._takes_effects
