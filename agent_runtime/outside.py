@@ -23,9 +23,16 @@ from snapline.ids import is_plain
 DELAY_S_MAX = 3e9
 """A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
 
-
 HANDLER_THREADS_MAX = 64
 """Handlers of one host that block in threads at the same time; more wait their turn. A late one, whose turn was undone, counts until it returns."""
+
+
+def _unmarked(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("IN_THREAD", default=_unmarked)
+"""What calls a function in a thread, for the turn of this context: a process leaves marks of what runs (`host/turn_marks.py`)."""
 
 
 class Outside:
@@ -75,7 +82,7 @@ class Outside:
                 ended.set_exception(error)
 
         def work() -> None:
-            error = _error_of(handler, arguments)
+            error = IN_THREAD.get()(_error_of, handler, arguments)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(tell, error)
 

@@ -1,6 +1,7 @@
 """What a host process leaves marks of (`turn_marks.py`), and what it tells of those that the process before it has left."""
 
 import contextvars
+import functools
 import logging
 from collections.abc import Coroutine
 from pathlib import Path
@@ -21,6 +22,7 @@ from snapline.agent_runtime.host.turn_marks import (
     mark_of,
     read_marks,
 )
+from snapline.agent_runtime.outside import IN_THREAD
 from snapline.conversation.messages import Join
 from snapline.errors import EncodingError
 
@@ -71,6 +73,7 @@ class ProcessMarks:
         """The coroutine of a turn or a step that runs in this context, marked."""
         mark = self._mark(at)
         context.run(enter, mark)
+        context.run(IN_THREAD.set, functools.partial(self._marks.in_thread, mark))
         return self._marks.around(mark, coroutine)
 
     def capturing(self, agent: str) -> None:
