@@ -181,14 +181,15 @@ class LaunchedFleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         others = [name for name in self._handles if name not in self.coordinators]
+        grace_s = STOP_GRACE_S
         if self._last_snapshot_s and others and not (self._ended is None or self._ended.done()):
-            with contextlib.suppress(
-                asyncio.CancelledError
-            ):  # a second signal; who has cancelled us the first time is told of that
+            try:
                 await self._stop_hosts_saved(others)
+            except asyncio.CancelledError:  # a second signal; who cancelled us the first time hears of that
+                grace_s = 0.0
         for names in (self.coordinators, others):
             handles = [self._handles[name] for name in names if name in self._handles]
-            await asyncio.gather(*(self._launcher.stop(handle, STOP_GRACE_S) for handle in handles))
+            await asyncio.gather(*(self._launcher.stop(handle, grace_s) for handle in handles))
         self._handles.clear()
         if self._client is not None:
             await self._client.close()
@@ -199,23 +200,29 @@ class LaunchedFleet:
 
     async def _stop_hosts_saved(self, hosts: Sequence[str]) -> None:
         """Have the hosts take a last snapshot and leave; say what came of it."""
+        limit_s, clock = self._last_snapshot_s, asyncio.get_running_loop().time
         before = await self._ask_status()
-        if before is None or before.phase in ("finished", "failed", "forming"):
+        if before is None:
+            self._on_note(
+                "no last snapshot, as no coordinator answers: what was done since the newest snapshot is lost"
+            )
             return
-        self._on_note(
-            f"the fleet takes a last snapshot, for {self._last_snapshot_s:g} s at most; a second signal ends it at once"
-        )
-        grace_s = self._last_snapshot_s + STOP_GRACE_S
+        if before.phase in ("finished", "failed", "forming"):
+            return
+        self._on_note(f"the fleet takes a last snapshot, for {limit_s:g} s at most; a second signal ends it at once")
+        epoch, began_s = before.last_complete_epoch, clock()
         handles = [self._handles[name] for name in hosts if name in self._handles]
-        await asyncio.gather(*(self._launcher.stop(handle, grace_s) for handle in handles))
-        after = await self._ask_status()
-        epoch = (after or before).last_complete_epoch
-        if epoch > before.last_complete_epoch:
+        try:
+            await asyncio.gather(*(self._launcher.stop(handle, limit_s + STOP_GRACE_S) for handle in handles))
+        except asyncio.CancelledError:
+            self._on_note(f"no last snapshot: what the fleet has done since epoch {epoch} is lost")
+            raise
+        epoch = (await self._ask_status() or before).last_complete_epoch
+        if epoch > before.last_complete_epoch or clock() < began_s + limit_s:  # who has nothing new leaves without
             self._on_note(f"epoch {epoch} is the last snapshot")
         else:
-            self._on_note(
-                f"no last snapshot: what the fleet has done since epoch {epoch} is lost; the hosts' logs say why"
-            )
+            lost = f"what the fleet has done since epoch {epoch} is lost"
+            self._on_note(f"no last snapshot: {lost}; the hosts' logs say why")
 
     async def renew(self) -> None:
         """Certificates are others by now: speak with ours, and start every process that runs once more.

@@ -12,6 +12,9 @@ from snapline.conversation.planned_ends import MayLeave, WantLeave
 SAME_SIGNAL_S = 0.2
 """Two signals so close together are one stop: a terminal, or a batch system, and the launcher pass on the same."""
 
+NO_COORDINATOR_S = 5.0
+"""A host that has no stream to a coordinator after so long waits no longer: an election, or a restart, takes a second or two."""
+
 log = logging.getLogger("snapline.host")
 
 
@@ -45,6 +48,7 @@ class HostStop:
         log.info("a last snapshot is taken before this host stops, %s", wait)
         self.welcomed()
         loop.call_later(self._limit_s, self._leave_unsaved)
+        loop.call_later(NO_COORDINATOR_S, self._leave_unheard)
 
     def welcomed(self) -> None:
         """Say it again on every new stream."""
@@ -63,14 +67,20 @@ class HostStop:
                 log.warning("%s: %s", lost, directive.reason)
             self._end(self._code)
 
+    def _leave_unheard(self) -> None:
+        if not self._session.is_open:
+            self._leave_unsaved()
+
     def _leave_unsaved(self) -> None:
         if self._is_over:
             return
+        assert self._asked_s is not None
+        waited_s = asyncio.get_running_loop().time() - self._asked_s
         why = "no coordinator answers"
         if self._session.is_open:
             why = "effects are being called, or the store or another host is slow"
         lost = f"what the agents here have done since epoch {self._newest_complete} is lost, and effects that are being called will be in doubt"
-        log.warning("no last snapshot within %g s (%s): %s", self._limit_s, why, lost)
+        log.warning("no last snapshot within %.0f s (%s): %s", waited_s, why, lost)
         self._end(self._code)
 
     def _end(self, code: int) -> None:

@@ -133,6 +133,14 @@ def test_replicas_are_called_what_their_pods_are(replicas: int) -> None:
     assert options(container(one(objects, "StatefulSet", "tills-host")))["--coordinator"] == ",".join(addresses)
 
 
+def test_pods_of_hosts_drain_before_they_end_and_have_the_time_for_it() -> None:
+    hosts = one(render(with_values({"hosts": {"lastSnapshotSeconds": 45}})), "StatefulSet", "tills-host")
+    assert options(container(hosts))["--last-snapshot-s"] == "45"
+    assert hosts["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 75
+    *_, command = container(hosts)["lifecycle"]["preStop"]["exec"]["command"]
+    assert command.startswith("kill -TERM 1"), "the signal has the host wait for a last snapshot"
+
+
 def test_a_policy_lets_in_the_fleet_and_named_clients_to_one_port_each() -> None:
     clients = [{"podSelector": {"matchLabels": {"app": "shop"}}}]
     objects = render(with_values({"networkPolicy": {"clients": clients}}))

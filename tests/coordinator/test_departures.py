@@ -1,7 +1,10 @@
 """Planned ends: hosts that are to stop, and agents that are to move, wait for effects that are being called, and for a snapshot."""
 
+from collections.abc import Callable
+
 import pytest
 from tests.coordinator.bench import Bench
+from tests.coordinator.logged_world import LoggedHost, LoggedWorld
 
 from snapline.conversation import messages as msg
 from snapline.conversation import planned_ends as ends
@@ -112,3 +115,37 @@ def test_agents_do_not_move_while_an_effect_is_called(bench: Bench) -> None:
     epoch = report_open(bench)
     bench.pass_time(1)
     assert bench.state.plan_number == 2 and bench.state.plan is not None and bench.state.plan.line_epoch == epoch
+
+
+@pytest.mark.parametrize("protocol", ["uncoordinated", "bcs", "koo-toueg"])
+def test_last_epoch_holds_all_agents_also_where_they_checkpoint_by_themselves(protocol: str) -> None:
+    world = LoggedWorld(1, protocol, hosts=2, agents=4, period_ms=0)
+    world.run(5)
+    heard: list[ends.MayLeave] = []
+    for host in world.hosts.values():
+        assert isinstance(host, LoggedHost)
+        host.hear = _kept(heard, host.hear)  # type: ignore[method-assign,assignment]
+    moved = {
+        name: agent.number
+        for host in world.hosts.values()
+        if isinstance(host, LoggedHost)
+        for name, agent in host.living.items()
+        if agent.has_moved
+    }
+    assert moved, "somebody has done something since its last checkpoint"
+    world.hosts["h1"].say(ends.WantLeave("SIGTERM"))
+    assert world.run(30, lambda: bool(heard))
+    assert heard[0].is_saved and heard[0].epoch == world.state.newest_complete()
+    base = world.core.parts.lines.ledger.base  # type: ignore[union-attr]
+    assert all(base[agent] > number for agent, number in moved.items() if agent in base), (base, moved)
+    world.run(2)
+    assert not world.frozen_hosts()
+
+
+def _kept(heard: list[ends.MayLeave], hear: Callable[[msg.Directive], None]) -> Callable[[msg.Directive], None]:
+    def keep(directive: msg.Directive) -> None:
+        if isinstance(directive, ends.MayLeave):
+            heard.append(directive)
+        hear(directive)
+
+    return keep
