@@ -16,6 +16,7 @@ from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, 
 from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_state
+from snapline.agent_runtime.forgotten import Unawaited, awaited
 from snapline.agent_runtime.host.events import TurnEnded
 from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
@@ -53,6 +54,7 @@ class Context:
         "agent",
         "incarnation",
         "sender",
+        "unawaited",
     )
 
     _sagas: list[Saga]  # those that are open; in durable turns
@@ -69,6 +71,7 @@ class Context:
         self._call = b""
         self._journal: TurnJournal | None = None
         self._closed = ""
+        self.unawaited: Unawaited | None = None
 
     @property
     def received_from(self) -> str:
@@ -247,6 +250,7 @@ class Context:
         durability: str = "log",
     ) -> _Result: ...
 
+    @awaited  # type: ignore[misc]  # it takes what it decorates takes, which a decorator's type cannot say of several
     async def step(
         self,
         name: str,
@@ -290,6 +294,7 @@ class Context:
         found = await self._wait("step", name, argument_digest(name, args), work=work)
         return read_result(name, found, function)
 
+    @awaited
     async def effect(
         self,
         name: str,
@@ -337,6 +342,7 @@ class Context:
             self._sagas[-1].add(MadeEffect(intent.key, 0, name, intent.undo, intent.undo_arguments))
         return read_outcome(name, intent.key, found, function)
 
+    @awaited
     async def before_risk(self) -> None:
         """Wait until a complete snapshot holds this turn as far as it has come: no failure undoes that any more. In durable turns only; an effect that calls nothing."""
         await self.effect("before-risk", at_rest)
@@ -351,6 +357,7 @@ class Context:
         name = plain_name("a saga", name)
         return Saga(name, self._sagas, functools.partial(self.undo_effect, saga=name))
 
+    @awaited
     async def call(
         self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
     ) -> _Message:
@@ -378,6 +385,7 @@ class Context:
             )
         return read_message(found.result, reply_type, f"the answer of agent {agent!r}")
 
+    @awaited
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
         """Wait for the next message of this type, from whomever; `received_from` tells from whom. In durable turns only.
 
@@ -394,6 +402,7 @@ class Context:
         journal.received_from = found.sender
         return read_message(found.result, kind, f"a message of {found.sender!r}")
 
+    @awaited
     async def sleep(self, seconds: float) -> None:
         """Wait. In durable turns only: the agent stands, and its checkpoints hold what is left to wait."""
         self._durable("ctx.sleep")

@@ -149,13 +149,26 @@ def refused(
     )
 
 
+_INSTEAD = (
+    "asyncio.gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: await ctx.step, ctx.call, ctx.sleep or ctx.receive one after the "
+    "other, give them a timeout_s, and do what is outside in a step"
+)
+
+
 def foreign(awaited: object) -> MisuseError:
     """The error of a durable handler that awaited something else than the runtime's."""
     kind = type(awaited).__qualname__
-    return MisuseError(
-        f"a durable handler has awaited a {kind}, which a recovery could not wait for again: await ctx.step, ctx.call, ctx.sleep or "
-        "ctx.receive, and do what is outside in a step"
-    )
+    return MisuseError(f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_INSTEAD}")
+
+
+def of_a_task(error: BaseException) -> BaseException:
+    """The same for what says of itself that it must be used in a task of asyncio's: a durable handler runs in none."""
+    said = str(error)
+    if isinstance(error, RuntimeError) and ("inside a task" in said or "parent task" in said):
+        found = MisuseError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
+        found.__cause__ = error
+        return found
+    return error
 
 
 CAUSES_MAX = 20

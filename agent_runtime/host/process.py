@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
@@ -162,6 +163,7 @@ class Host:
 
     async def run(self) -> int:
         """Take part in the fleet until it ends; returns an exit code."""
+        forgotten.watch()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._marks.threads())
         self._finished = loop.create_future()

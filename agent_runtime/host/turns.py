@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import Stand, TurnJournal
@@ -29,6 +30,7 @@ from snapline.agent_runtime.host.flights import (
     decode_for,
     foreign,
     is_of_step,
+    of_a_task,
     refused,
     step_of,
 )
@@ -379,14 +381,18 @@ class Turns:
         assert journal is not None
         ctx.go_on()
         try:
-            stand = flight.coroutine.send(found)
+            with forgotten.no_task():
+                stand = flight.coroutine.send(found)
         except StopIteration:
             journal.end()
             return self._ended(turn, ctx) if journal.divergence is None else self._failed(turn, ctx, journal.divergence)
         except (*FAILURES, asyncio.CancelledError) as error:
             is_final = isinstance(error, NotUndoneError)
-            return self._failed(turn, ctx, journal.divergence or error, is_final=is_final)
+            return self._failed(turn, ctx, journal.divergence or of_a_task(error), is_final=is_final)
         problem = journal.divergence if type(stand) is Stand else foreign(stand)
+        if problem is None and (ctx.unawaited or forgotten.freed):
+            left = forgotten.left_by(ctx, is_over=False)
+            problem = MisuseError(forgotten.sentence(left)) if left else None
         if problem is not None:
             flight.close()
             return self._failed(turn, ctx, problem)
@@ -477,6 +483,10 @@ class Turns:
         """The handler has returned. A state that it left unsavable fails this turn, not the epochs after it."""
         if not ctx.close():
             return self._failed(turn, ctx, MisuseError(CAUGHT))
+        if ctx.unawaited or forgotten.freed:
+            left = forgotten.left_by(ctx, is_over=True)
+            if left:
+                return self._failed(turn, ctx, MisuseError(forgotten.sentence(left)))
         running = self._running.get(turn.agent)
         if running is not None and running.on_error == "undo":
             try:
@@ -489,6 +499,8 @@ class Turns:
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
     ) -> ev.TurnFailed:
         ctx.close()
+        if forgotten.freed:
+            forgotten.left_by(ctx, is_over=True)  # the turn has failed: it says why by itself
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
         wish, error = wish_in(error, on_error)

@@ -292,7 +292,7 @@ async def test_what_a_step_raises_is_in_the_journal(what: str) -> None:
     [
         (
             "foreign",
-            "a durable handler has awaited a Future, which a recovery could not wait for again: await ctx.step",
+            "a durable handler has awaited a Future, which a recovery could not wait for again. asyncio.gather",
         ),
         ("secret", "the arguments of step 'open' cannot be kept in the journal"),
         ("nowhere", "'Buyer' object has no attribute 'nowhere'"),

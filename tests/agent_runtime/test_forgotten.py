@@ -1,0 +1,168 @@
+"""Coroutines that nobody awaits: their turn fails with a sentence, and nothing of it was done."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+import snapline
+from snapline.agent_runtime import forgotten
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.turns import Turns
+
+
+class Go(snapline.Message):
+    what: str = ""
+
+
+class Plain(snapline.Message):
+    what: str = ""
+
+
+class Notes(msgspec.Struct):
+    seen: list[str] = []
+
+
+called: list[str] = []
+
+
+def do(what: str, *, key: str = "") -> str:
+    called.append(what)
+    return what
+
+
+async def helper() -> None:
+    called.append("helper")
+
+
+class Hasty(snapline.Agent):
+    state: Notes
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: Context) -> None:
+        await getattr(self, message.what)(ctx)
+
+    @snapline.handler
+    async def on_plain(self, message: Plain, ctx: Context) -> None:
+        await getattr(self, message.what)(ctx)
+
+    async def step(self, ctx: Context) -> None:
+        ctx.step("pay", do, "pay")  # type: ignore[unused-coroutine]
+
+    async def effect(self, ctx: Context) -> None:
+        ctx.effect("pay", do, "pay", key="k")  # type: ignore[unused-coroutine]
+
+    async def call(self, ctx: Context) -> None:
+        ctx.call("b", Go(), Go)  # type: ignore[unused-coroutine]
+
+    async def sleep(self, ctx: Context) -> None:
+        kept = ctx.sleep(1)
+        self.state.seen.append(type(kept).__name__)
+
+    async def receive(self, ctx: Context) -> None:
+        ctx.receive(Go)  # type: ignore[unused-coroutine]
+
+    async def before_risk(self, ctx: Context) -> None:
+        ctx.before_risk()  # type: ignore[unused-coroutine]
+
+    async def then_another(self, ctx: Context) -> None:
+        ctx.step("pay", do, "pay")  # type: ignore[unused-coroutine]
+        ctx.send("b", Go())
+        await ctx.step("other", do, "other")
+
+    async def task(self, ctx: Context) -> None:
+        self.kept = asyncio.create_task(ctx.step("pay", do, "pay"))
+
+    async def raising(self, ctx: Context) -> None:
+        ctx.step("pay", do, "pay")  # type: ignore[unused-coroutine]
+        raise RuntimeError("something else")
+
+    async def later(self, ctx: Context) -> None:
+        first = ctx.step("pay", do, "pay")
+        await ctx.sleep(1)
+        await first
+
+    async def own(self, ctx: Context) -> None:
+        helper()  # type: ignore[unused-coroutine]
+
+    async def taskgroup(self, ctx: Context) -> None:
+        async with asyncio.TaskGroup():
+            pass
+
+    async def timeout(self, ctx: Context) -> None:
+        async with asyncio.timeout(1):
+            await ctx.step("pay", do, "pay")
+
+    async def gather(self, ctx: Context) -> None:
+        await asyncio.gather(ctx.step("pay", do, "pay"), ctx.step("pay", do, "other"))
+
+    async def wait_for(self, ctx: Context) -> None:
+        await asyncio.wait_for(ctx.step("pay", do, "pay"), 1)
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    called.clear()
+    monkeypatch.setattr("warnings._warn_unawaited_coroutine", forgotten._on_freed)
+    yield
+    forgotten.freed.clear()
+
+
+class Seat:
+    """Turns of one agent, in a loop."""
+
+    def __init__(self) -> None:
+        self.reported: list[Any] = []
+        fleet = snapline.Fleet("hasty", agents={"a": Hasty(Notes())})
+        self.turns = Turns(fleet, self.reported.append, lambda text: None)
+        self.turns.add("a", fleet.make("a"))
+
+    async def run(self, message: snapline.Message) -> Any:
+        ended = self.turns.run(ev.StartTurn("a", 1, "message", "z", encode_message(message)))
+        while ended is None and not self.reported:
+            await asyncio.sleep(0)
+        return ended or self.reported[0]
+
+
+@pytest.mark.parametrize("what", ["step", "effect", "call", "sleep", "receive", "before_risk", "then_another", "task"])
+async def test_what_a_durable_turn_forgets_to_await_fails_it(what: str) -> None:
+    failed = await Seat().run(Go(what))
+    assert type(failed) is ev.TurnFailed and not called
+    method = {"then_another": "step", "task": "step"}.get(what, what)
+    assert f"ctx.{method}(" in failed.error and "was never awaited" in failed.error and f"{__file__}:" in failed.error
+
+
+@pytest.mark.parametrize("what", ["step", "task"])
+async def test_and_so_in_a_plain_turn(what: str) -> None:
+    seat = Seat()
+    failed = await seat.run(Plain(what))
+    assert type(failed) is ev.TurnFailed and "ctx.step('pay', …)" in failed.error and not called
+    if what == "task":
+        with pytest.raises(snapline.MisuseError, match="has ended"):
+            await seat.turns.object_of("a").kept  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("message", [Go("own"), Plain("own")])
+async def test_a_coroutine_of_the_agents_own_fails_its_turn(message: snapline.Message) -> None:
+    failed = await Seat().run(message)
+    assert type(failed) is ev.TurnFailed and "helper(…) at " in failed.error and not called
+
+
+async def test_a_turn_that_fails_says_why_by_itself() -> None:
+    seat = Seat()
+    failed = await seat.run(Go("raising"))
+    assert type(failed) is ev.TurnFailed and "something else" in failed.error and "awaited" not in failed.error
+    seat.reported.clear()
+    assert type(await seat.run(Go("later"))) is ev.TurnEnded, "nothing is left of it"
+
+
+@pytest.mark.parametrize("what", ["taskgroup", "timeout", "gather", "wait_for"])
+async def test_what_asyncio_has_for_tasks_gets_a_sentence_in_a_durable_turn(what: str) -> None:
+    failed = await Seat().run(Go(what))
+    assert type(failed) is ev.TurnFailed and "await ctx.step, ctx.call, ctx.sleep or ctx.receive" in failed.error
+    await asyncio.sleep(0)
+    assert not called
