@@ -96,7 +96,7 @@ PATTERN_NAMES = (
 )
 """Those that `draw` draws from."""
 
-PATTERNS_KNOWN = (*PATTERN_NAMES, "pagerank", "bank-example")
+PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
 HOSTS_MAX = 1000
 """Names are listed, and every pair of hosts has a link: a typing error must not make a billion of them."""

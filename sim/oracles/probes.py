@@ -105,6 +105,7 @@ CATALOGUE: dict[str, Probe] = {
     "dead letter": Probe("a message became a dead letter"),
     "dead letter of its sender": Probe("a message for nobody, or a refused creation, became a dead letter"),
     "turn failed": Probe("a handler raised"),
+    "process killed by a message": Probe("the process of a host died in the middle of a turn, because of it"),
     "rollback asked for": Probe("a turn asked that the fleet goes back"),
     "rollback refused": Probe("and an agent stood until a person took the fleet back"),
     "timer fired": Probe("a timer fired"),

@@ -1,4 +1,4 @@
-"""Handlers that raise: every tenth message of a channel does, each time it is tried, and becomes a dead letter.
+"""Handlers that raise: every tenth message of a channel does, each time it is tried, and becomes a dead letter. In pattern killing one kills its process.
 
 Each agent sends its share of messages to the others in turn, one at each tick of its timer. A message has its number on its
 channel; so does the poison, and nobody answers. A receiver that has consumed the messages up to number n has counted all but
@@ -18,7 +18,7 @@ from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, 
 POISON_EVERY = 10
 
 CRASH_AT = 3
-"""Of the first agent's messages to each other one, in pattern crashing."""
+"""Of the first agent's messages to each other one, in patterns crashing and killing."""
 
 PAUSE_NS = 2_000_000
 """Between two messages of an agent, unless the pattern says how fast."""
@@ -26,6 +26,10 @@ PAUSE_NS = 2_000_000
 
 PEERS_MAX = 8
 """Each agent has channels to so many others at most."""
+
+
+class ProcessKilled(BaseException):
+    """Stands for a signal: the simulated process of whose handler this comes is over."""
 
 
 class Numbered(snapline.Message):
@@ -93,6 +97,16 @@ class Crashing(Unlucky):
     on_error = "recover"
 
 
+class Killing(Unlucky):
+    """Its process dies of what it cannot handle."""
+
+    @snapline.handler
+    async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:
+        self.state.got[message.sender] = self.state.got.get(message.sender, 0) + 1
+        if is_poison(message.sender, message.number, crashes=True):
+            raise ProcessKilled
+
+
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
     """Recoveries take long: one agent's messages crash others, once."""
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
@@ -146,6 +160,8 @@ def make_failing(part: FleetPart) -> Workload:
         tries = Tries(peers[:PEERS_MAX], left, wait_s, part.pattern.payload_bytes)
         if part.pattern.name == "crashing":
             return Crashing(msgspec.structs.replace(tries, crashes=True))
+        if part.pattern.name == "killing":
+            return Killing(msgspec.structs.replace(tries, crashes=True))
         return Unlucky(tries)
 
     return FailingWorkload(make_fleet(part, make), ends=part.pattern.messages > 0)

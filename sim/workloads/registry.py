@@ -38,6 +38,10 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "failing:make_failing",
         "the same, and one message in all crashes each receiver: the fleet goes back for it",
     ),
+    "killing": (
+        "failing:make_failing",
+        "the same, and it kills the process of each receiver",
+    ),
     "astray": (
         "astray:make_astray",
         "messages for nobody, and agents that all others want to create: dead letters of senders",

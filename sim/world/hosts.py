@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Mapping
 
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.sim.faults.executor import Hanging
 from snapline.sim.world.desk import WorldDesk
-from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
+from snapline.sim.world.host import BLOCKED, NEVER_DIED, STOPPED, Died, SimHost
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import SeatDoor
@@ -35,6 +36,7 @@ class Hosts:
         self._doors = doors
         self._starts = dict.fromkeys(desk.hosts, 0)
         self._speeds: dict[str, int] = {}
+        self._died: dict[str, Died] = {}
         self._hanging: dict[tuple[str, Hanging], None] = {}
 
     # ---- what runs ask --------------------------------------------------------------------------------------------
@@ -64,6 +66,16 @@ class Hosts:
         if not self._notes.log.is_over():
             self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
+    def killed(self, run: SimHost, death: TurnDeath) -> None:
+        """A message kills its process: the mark stays, and a launcher starts the host again."""
+        self._died[run.name] = run.instance, (death,)
+        self._desk.judge.probes.hit("process killed by a message")
+        self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self._start_again(run))
+
+    def _start_again(self, run: SimHost) -> None:
+        if self.runs[run.name] is run and not self._notes.log.is_over():
+            self.start(run.name)
+
     def forget(self) -> None:
         """The run is over. Handlers that wait end here, and a graph's threads with them: left to the garbage collector they might never."""
         for run in self.alive():
@@ -87,7 +99,8 @@ class Hosts:
         self._starts[host] += 1
         if desk.recording is not None:
             desk.recording.hosts.append(HostSpan(host, desk.kernel.now_ns))
-        self.runs[host] = SimHost(desk, self._notes, self._doors, self, host, self._starts[host])
+        died = self._died.pop(host, NEVER_DIED)
+        self.runs[host] = SimHost(desk, self._notes, self._doors, self, host, self._starts[host], died)
         desk.journal.add((desk.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:

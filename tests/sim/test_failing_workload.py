@@ -83,3 +83,26 @@ def test_what_was_handled_is_what_could_be(handled: int, *, is_right: bool) -> N
     workload = make_workload(FleetPart(agents=2, pattern=PatternPart(name="failing")))
     cut = cut_of(a1=Tries(["a0"], 0, 1.0, 0, got={"a0": handled}))
     assert (workload.check_cut(cut) is None) == is_right
+
+
+KILLED = """
+schema = 1
+[fleet]
+agents = 4
+hosts = 2
+protocol = "%s"
+pattern = { name = "killing", messages = 200 }
+trigger = { kind = "period", every = "30ms" }
+[[fault]]
+crash = { host = "h2", at = "700ms", restart_after = "100ms" }
+[run]
+until = "60s"
+"""
+
+
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "uncoordinated", "hmnr"])
+def test_a_message_that_kills_its_process_stops_nobody_for_ever(protocol: str) -> None:
+    """Each of three agents gets one, and it kills three processes."""
+    result = run(parse_scenario(KILLED % protocol, source="here"), 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.probes["process killed by a message"] == 9 and result.probes["dead letter"]
