@@ -27,8 +27,8 @@ HANDLER_THREADS_MAX = 64
 """Handlers of one host that block in threads at the same time; more wait their turn. A late one, whose turn was undone, counts until it returns."""
 
 
-def _unmarked(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
+def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+    return function(*arguments, **named)
 
 
 IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("IN_THREAD", default=_unmarked)
@@ -115,6 +115,12 @@ _calls: Counter[str] = Counter()
 _LOOK_S = 0.05
 
 
+def _to_its_end(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    outcome = handler(*arguments)
+    if inspect.iscoroutine(outcome):
+        asyncio.run(outcome)
+
+
 def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
     call = _call.get()
     try:
@@ -122,18 +128,16 @@ def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
             _calls[call] += 1
         return function()
     finally:
+        end_if_child()  # first: in a child another thread may have left the lock locked
         with _lock:
             _calls[call] -= 1
             if not _calls[call]:
                 del _calls[call]
-        end_if_child()
 
 
 def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseException | None:
     try:
-        outcome = handler(*arguments)
-        if inspect.iscoroutine(outcome):
-            asyncio.run(outcome)
+        IN_THREAD.get()(_to_its_end, handler, arguments)
     except StopIteration as error:  # no future takes it
         raised = RuntimeError("the handler raised StopIteration")
         raised.__cause__ = error

@@ -2,6 +2,9 @@
 
 import msgspec
 
+CAPTURE, STOP_WHEN = "capture", "stop_when"
+"""As names of turns: an agent's state is saved, and the fleet's predicate is asked, of no agent."""
+
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     """A turn in which a host's process has died; `times`: how many have, in plans.
@@ -20,7 +23,9 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
 
     def describe(self) -> str:
         """What the process did, for people."""
-        if self.what == "capture":
+        if self.what == STOP_WHEN:
+            return "stop_when was asked"
+        if self.what == CAPTURE:
             return f"the state of agent {self.agent} was saved"
         of = f"{self.type} from {self.sender}" if self.type else f'"{self.what}"'
         return f"agent {self.agent} handled {of}"

@@ -310,7 +310,7 @@ class Host:
         self._in_thread(self._worker, function, arguments, then)
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        self._in_thread(self._evaluator, function, (), then)
+        self._in_thread(self._evaluator, self._marks.evaluating(function), (), then)
 
     def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         self._in_thread(self._logger, function, (), then)

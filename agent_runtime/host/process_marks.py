@@ -3,7 +3,7 @@
 import contextvars
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,20 @@ import msgspec
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier, RunTurn
 from snapline.agent_runtime.host.durable_events import RunStep
-from snapline.agent_runtime.host.turn_deaths import CAPTURE
 from snapline.agent_runtime.host.turn_marks import (
     MarkedThreads,
     TurnMark,
     TurnMarks,
-    enter,
     limit_of,
     mark_of,
     read_marks,
 )
-from snapline.agent_runtime.outside import IN_THREAD
 from snapline.conversation.messages import Join
+from snapline.conversation.turn_deaths import CAPTURE, STOP_WHEN
 from snapline.errors import EncodingError
+
+STOP_DEATHS_BORNE = 2
+"""As messages have by default: with one more, `stop_when` is not asked again, and the fleet ends with that reason."""
 
 log = logging.getLogger("snapline.host")
 
@@ -65,15 +66,14 @@ class ProcessMarks:
 
     def threads(self) -> MarkedThreads:
         """For the event loop's own threads."""
-        return MarkedThreads(self._marks)
+        return MarkedThreads(thread_name_prefix="asyncio")
 
     def task_of(
         self, at: ev.StartTurn | RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
     ) -> Coroutine[Any, Any, None]:
         """The coroutine of a turn or a step that runs in this context, marked."""
         mark = self._mark(at)
-        context.run(enter, mark)
-        context.run(IN_THREAD.set, functools.partial(self._marks.in_thread, mark))
+        context.run(self._marks.enter, mark)
         return self._marks.around(mark, coroutine)
 
     def capturing(self, agent: str) -> None:
@@ -86,6 +86,10 @@ class ProcessMarks:
         if death is not None:
             raise EncodingError(f"the state of agent {agent!r} is not saved: {death.sentence()}")
         self._marks.begin_turn(agent, CAPTURE, agent, b"", limit_of(self._carrier.turns.type_of(agent)))
+
+    def evaluating(self, function: Callable[[], object]) -> Callable[[], object]:
+        """What asks the fleet's predicate."""
+        return functools.partial(self._marks.in_thread, mark_of("", STOP_WHEN, "", b"", STOP_DEATHS_BORNE), function)
 
     def _marked(self, run: RunTurn) -> RunTurn:
         marks, begin, end, type_of = self._marks, self._marks.begin_turn, self._marks.end, self._carrier.turns.type_of

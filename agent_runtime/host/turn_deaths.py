@@ -11,16 +11,13 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.conversation import messages as msg
 from snapline.conversation.payloads import MARK
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.conversation.turn_deaths import CAPTURE, TurnDeath
 from snapline.storage.store.record import digest_of
 
 DIGEST_BYTES = 8
 
 HEAD_BYTES, END_BYTES = 1024, 65_536
 """Of a larger message its head and its last bytes stand for it: to look at all of one of 64 MiB takes 30 ms."""
-
-CAPTURE = "capture"
-"""As the name of a turn: the agent's state is saved."""
 
 _OF_THEIR_OWN = (CAPTURE, "letter")
 """An operator's retry of a dead letter is another turn than that of the message: it is tried, whatever the message has done."""

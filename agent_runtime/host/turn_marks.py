@@ -12,7 +12,7 @@ Turns in threads in which nearly too many processes have died run one at a time,
 """
 
 import contextlib
-import contextvars
+import functools
 import hashlib
 import mmap
 import os
@@ -28,6 +28,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.turn_deaths import HEAD_BYTES, Sample, digest_of_turn
+from snapline.agent_runtime.outside import IN_THREAD
 from snapline.channels.child_processes import end_if_child
 from snapline.conversation.payloads import CREATE, read_creation, split_message, unwrapped
 from snapline.conversation.turn_deaths import TurnDeath
@@ -80,7 +81,6 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(TurnMark)
-_current: contextvars.ContextVar[TurnMark | None] = contextvars.ContextVar("current", default=None)
 
 
 def limit_of(known: AgentType | None) -> int:
@@ -234,7 +234,11 @@ class TurnMarks:
 
     # ---- in threads -----------------------------------------------------------------------------------------------------
 
-    def in_thread(self, mark: TurnMark, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def enter(self, mark: TurnMark) -> None:
+        """What is run in threads from this context on is this turn's."""
+        IN_THREAD.set(functools.partial(self.in_thread, mark))
+
+    def in_thread(self, mark: TurnMark, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Call it in this thread, marked."""
         with self._one_at_a_time if self._is_suspect(mark) else contextlib.nullcontext():
             try:
@@ -266,20 +270,8 @@ class TurnMarks:
 class MarkedThreads(ThreadPoolExecutor):
     """The threads of `asyncio.to_thread`: they run for the turn that asks."""
 
-    def __init__(self, marks: TurnMarks) -> None:
-        super().__init__(thread_name_prefix="asyncio")
-        self._marks = marks
-
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        mark = _current.get()
-        if mark is None:
-            return super().submit(fn, *args, **kwargs)
-        return super().submit(self._marks.in_thread, mark, fn, *args, **kwargs)
-
-
-def enter(mark: TurnMark) -> None:
-    """In a context: what is run in threads from here is this turn's."""
-    _current.set(mark)
+        return super().submit(IN_THREAD.get(), fn, *args, **kwargs)
 
 
 class _Marked(Coroutine[Any, Any, None]):

@@ -3,7 +3,7 @@
 `stop_when` is a user's code, and may hang. A host that has not answered for ANSWER_NS is not waited for any longer: the next one
 is asked, of the epoch that is newest by then. Its own answer still counts when it comes, for a predicate that is slow must
 be able to end the fleet too; until then it is asked nothing more. If nobody is left to ask, the fleet goes on, and `status`
-says who owes an answer.
+says who owes an answer. If too many processes have died while it was asked, the fleet fails.
 
 *The last epoch.* An answer is about an epoch that may be old by then: since it began answers were told as final, outputs released, effects called. A fleet ends in the
 newest complete epoch, and in none with open effects. If the answer was about another one, it is *decided* that the fleet ends: hosts take no more inputs, epochs
@@ -15,6 +15,7 @@ import msgspec
 
 from snapline.conversation.messages import EvaluateStop, StopEvaluated
 from snapline.conversation.status import Concern
+from snapline.conversation.turn_deaths import STOP_WHEN
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
@@ -132,7 +133,11 @@ class StopQuestion:
         newest = self._refs.newest_published()
         is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
         if not is_answer_due and newest > self._evaluated and not image.outcome:
-            self._ask(newest)
+            killer = next((x for x in image.deaths if x.what == STOP_WHEN and x.times > x.limit), None)
+            if killer is None:
+                self._ask(newest)
+            else:
+                self._desk.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
 
     def _follow_decision(self) -> None:
         """Hold inputs while the last epoch is made."""

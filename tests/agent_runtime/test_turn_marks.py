@@ -20,7 +20,6 @@ from snapline.agent_runtime.host.turn_marks import (
     TurnMarks,
     _mark_in,
     default_marks,
-    enter,
     limit_of,
     mark_of,
     read_marks,
@@ -32,7 +31,8 @@ DYING = """
 import asyncio, contextvars, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from snapline.agent_runtime.host.turn_marks import MarkedThreads, TurnMarks, enter, mark_of
+from snapline.agent_runtime.host.turn_marks import MarkedThreads, TurnMarks, mark_of
+from snapline.agent_runtime.outside import Outside
 
 marks = TurnMarks()
 marks.open(Path(sys.argv[1]), "run-1")
@@ -50,7 +50,7 @@ def die_later():
 
 async def marked(mark, coroutine):
     context = contextvars.copy_context()
-    context.run(enter, mark)
+    context.run(marks.enter, mark)
     await asyncio.get_running_loop().create_task(marks.around(mark, coroutine), context=context)
 
 async def waits(*events):
@@ -58,7 +58,7 @@ async def waits(*events):
         await event.wait()
 
 async def main():
-    asyncio.get_running_loop().set_default_executor(MarkedThreads(marks))
+    asyncio.get_running_loop().set_default_executor(MarkedThreads())
     {body}
 
 asyncio.run(main())
@@ -92,6 +92,7 @@ A, B = ("a", "z", "Go"), ("b", "b", "Tick")
         ("marks.begin(a)\nmarks.in_thread(a, die)", [(*A, False)]),
         ("marks.begin(b)\nmarks.in_thread(a, die)", [(*B, False), (*A, True)]),
         ("await marked(a, asyncio.to_thread(int)); die()", []),
+        ("await marked(a, Outside().in_thread(die_later))", [(*A, True)]),
     ],
 )
 def test_what_ran_is_known_after_the_process_has_died(
@@ -177,7 +178,7 @@ async def test_suspects_run_one_at_a_time_in_threads() -> None:
     most = {"a": 0, "b": 0}
     gate = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(MarkedThreads(marks))
+    loop.set_default_executor(MarkedThreads())
 
     def work(agent: str) -> None:
         at_once[agent] += 1
@@ -189,7 +190,7 @@ async def test_suspects_run_one_at_a_time_in_threads() -> None:
         at_once[agent] -= 1
 
     async def asked(agent: str) -> None:
-        enter(mark_of(agent, "message", "z", GO, 2))
+        marks.enter(mark_of(agent, "message", "z", GO, 2))
         await asyncio.to_thread(work, agent)
 
     await asyncio.gather(*[loop.create_task(asked(agent), context=contextvars.copy_context()) for agent in "bbaaaa"])

@@ -1,5 +1,6 @@
 """Turns in which processes have died, in the replicated state and at the leader: counted once for each run of a host, told to all with the next plan, forgiven."""
 
+import msgspec
 from tests.coordinator.bench import Bench
 from tests.coordinator.conftest import Agreed
 
@@ -127,3 +128,25 @@ def test_a_report_counts_that_comes_while_the_loss_is_being_written_down() -> No
     bench.release()
     bench.pass_time(1)
     assert [x.times for x in bench.state.image.deaths] == [1]
+
+
+def test_a_predicate_that_kills_ends_the_fleet_and_says_so() -> None:
+    bench = Bench(1)
+    asked = TurnDeath("", "stop_when", "", "", b"stop", limit=2)
+    bench.start_fleet("h1")
+    bench.core.parts.desk.state.image.deaths = [msgspec.structs.replace(asked, times=3)]
+    bench.feed(ev.SnapshotRequested(1))
+    bench.report("h1", 1)
+    assert bench.state.image.outcome == "failed"
+    assert bench.state.image.ending == "3 processes died while stop_when was asked, and it is not asked again"
+
+
+def test_status_names_what_kills() -> None:
+    bench = Bench(2)
+    bench.start_fleet("h1", "h2")
+    bench.state.image.deaths = [msgspec.structs.replace(death(), times=times) for times in (1, 3)]
+    texts = [concern.text for concern in bench.core.standing().concerns if concern.kind == "killer"]
+    assert texts == [
+        "1 process died while agent a0 handled Go from boss: this is tried again",
+        "3 processes died while agent a0 handled Go from boss: this has no turn any more, and is a dead letter",
+    ]

@@ -16,7 +16,7 @@ import msgspec
 
 from snapline.conversation.messages import Leave, PeerSuspected, TurnedAway
 from snapline.conversation.status import Concern
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.conversation.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import HostBusyReported, HostExitReported
 from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attached, Attendance, HostSession
@@ -222,6 +222,8 @@ class Suspicion:
 def _concern_of(death: TurnDeath) -> Concern:
     is_set_aside = death.times > death.limit
     then = "this has no turn any more, and is a dead letter" if is_set_aside else "this is tried again"
-    if death.what == "capture":
+    if death.what == STOP_WHEN:
+        then = "the fleet fails" if is_set_aside else "it is asked again"
+    elif death.what == CAPTURE:
         then = "this is not tried any more, and no epoch completes" if is_set_aside else "this is tried again"
     return Concern("killer", (), 0, f"{death.sentence()}: {then}")
