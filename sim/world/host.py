@@ -20,10 +20,8 @@ from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
 from snapline.conversation.inputs import InputOutcome
-from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage, Join
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_HEARING,
@@ -32,7 +30,6 @@ from snapline.sim.faults.executor import (
     WHEN_WORKING,
     Hanging,
 )
-from snapline.sim.workloads.failing import ProcessKilled
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
@@ -48,9 +45,6 @@ SECOND_NS = 1_000_000_000
 
 STOPPED, BLOCKED = "stopped", "blocked"
 """Why nothing of a run goes on: its process stands still, or a handler blocks it."""
-
-Died = tuple[str, tuple[TurnDeath, ...]]
-NEVER_DIED: Died = ("", ())
 
 
 class _Timer:
@@ -152,10 +146,6 @@ class SimCarrier(HostCarrier):
                 self._judge.on_unsaved(self.host, self.core.start, self.core.plan, freeze, event.agent)
         super().feed(event)
 
-    def hello(self, *, instance: str, address: str) -> Join:
-        died, died_in = self.sim.died
-        return replace(super().hello(instance=instance, address=address), died=died, died_in=died_in)
-
     # ---- turns and images -------------------------------------------------------------------------------------------
 
     def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
@@ -168,12 +158,7 @@ class SimCarrier(HostCarrier):
         if may_wait(self.turns.type_of(turn.agent)):
             self._judge.books.effects.on_started(turn)
             self._judge.books.steps.on_started(turn, encode_ordered(self.turns.object_of(turn.agent).state))
-        try:
-            ran = self.turns.run(turn)
-        except ProcessKilled:
-            self.sim.killed_in(turn)
-            raise SimulatedCrash(self.host) from None
-        ended = self._desk.speech.spoken(turn, ran, self._desk.kernel.now_ns)
+        ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
         if ended is None:
             self.sim.waiting[turn.agent] = turn
             return None
@@ -297,16 +282,11 @@ class Around(Protocol):
         """It has ended by itself."""
         ...
 
-    def killed(self, run: "SimHost", death: TurnDeath) -> None:
-        """Its process is about to die of this turn."""
-        ...
-
 
 class SimHost:
     """One run of a host: the carrier's `Surroundings`.
 
     Attributes:
-        died: the run before, and the turns in which it died.
         is_alive: it has neither crashed nor ended.
         stops: why nothing of it goes on; empty: it does.
         waiting: turns that await something.
@@ -314,17 +294,9 @@ class SimHost:
     """
 
     def __init__(
-        self,
-        desk: WorldDesk,
-        notes: WorldNotes,
-        doors: Mapping[str, SeatDoor],
-        around: Around,
-        name: str,
-        number: int,
-        died: Died = NEVER_DIED,
+        self, desk: WorldDesk, notes: WorldNotes, doors: Mapping[str, SeatDoor], around: Around, name: str, number: int
     ) -> None:
         self.desk = desk
-        self.died = died
         self.notes = notes
         self._around = around
         self.name = name
@@ -345,12 +317,6 @@ class SimHost:
         self.session = SimSession(self, doors)
         self.carrier = SimCarrier(self, SimOutside(self, around.steps))
         self.session.dial()
-
-    def killed_in(self, turn: ev.StartTurn) -> None:
-        """The process dies in the middle of this turn, and leaves a mark of it."""
-        limit = limit_of(self.carrier.turns.type_of(turn.agent))
-        mark = mark_of(turn.agent, turn.what, turn.sender, turn.payload, limit)
-        self._around.killed(self, mark.death(is_beside=False))
 
     def _transport_of(self, peer: str) -> SimTransport | None:
         run = self._around.run_of(peer)

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.notes import WorldNotes
 
 
 class HostRun(Protocol):
@@ -19,6 +20,8 @@ class HostRun(Protocol):
 
     @property
     def desk(self) -> WorldDesk: ...
+    @property
+    def notes(self) -> WorldNotes: ...
     @property
     def carrier(self) -> HostCarrier: ...
     def wall_ns(self) -> int:

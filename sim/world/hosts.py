@@ -3,10 +3,14 @@
 import contextlib
 from collections.abc import Mapping
 
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.agent_runtime.host.carrier import RunTurn
+from snapline.agent_runtime.host.events import Event, StartTurn
+from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
 from snapline.sim.faults.executor import Hanging
+from snapline.sim.workloads.failing import ProcessKilled
 from snapline.sim.world.desk import WorldDesk
-from snapline.sim.world.host import BLOCKED, NEVER_DIED, STOPPED, Died, SimHost
+from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
+from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import SeatDoor
@@ -36,7 +40,6 @@ class Hosts:
         self._doors = doors
         self._starts = dict.fromkeys(desk.hosts, 0)
         self._speeds: dict[str, int] = {}
-        self._died: dict[str, Died] = {}
         self._hanging: dict[tuple[str, Hanging], None] = {}
 
     # ---- what runs ask --------------------------------------------------------------------------------------------
@@ -66,11 +69,21 @@ class Hosts:
         if not self._notes.log.is_over():
             self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
-    def killed(self, run: SimHost, death: TurnDeath) -> None:
-        """A message kills its process: the mark stays, and a launcher starts the host again."""
-        self._died[run.name] = run.instance, (death,)
-        self._desk.judge.probes.hit("process killed by a message")
-        self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self._start_again(run))
+    def _mortal(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
+        """A turn may kill the process: the mark stays, and a launcher starts the host again."""
+
+        def watched(turn: StartTurn) -> Event | None:
+            try:
+                return run_turn(turn)
+            except ProcessKilled:
+                limit = limit_of(run.carrier.turns.type_of(turn.agent))
+                mark = mark_of(turn.agent, turn.what, turn.sender, turn.payload, limit)
+                self._notes.died[run.name] = run.instance, (mark.death(is_beside=False),)
+                self._desk.judge.probes.hit("process killed by a message")
+                self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self._start_again(run))
+                raise SimulatedCrash(run.name) from None
+
+        return watched
 
     def _start_again(self, run: SimHost) -> None:
         if self.runs[run.name] is run and not self._notes.log.is_over():
@@ -99,8 +112,8 @@ class Hosts:
         self._starts[host] += 1
         if desk.recording is not None:
             desk.recording.hosts.append(HostSpan(host, desk.kernel.now_ns))
-        died = self._died.pop(host, NEVER_DIED)
-        self.runs[host] = SimHost(desk, self._notes, self._doors, self, host, self._starts[host], died)
+        run = self.runs[host] = SimHost(desk, self._notes, self._doors, self, host, self._starts[host])
+        run.carrier.wrap_turns(lambda run_turn: self._mortal(run, run_turn))
         desk.journal.add((desk.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:

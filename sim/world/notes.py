@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.leader.events import AnswerRestore
 from snapline.coordinator.leader.host_words import AnswerMoves
 from snapline.sim.world.desk import WorldDesk
@@ -20,4 +21,6 @@ class WorldNotes:
     def __init__(self, desk: WorldDesk, log: SimulatedLog, frozen: Freezing) -> None:
         self.store = StoreNotes(desk, log)
         self.log = LogNotes(desk, log, self.store, frozen)
+        self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
+        """Host → the run that a message has killed last, and what it was: the marks that the run leaves."""
         self.questions = SnapshotQuestions(desk, log, self.log.completed_ns)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from snapline.conversation.messages import HostMessage, Leave
 from snapline.conversation.wire import decode_directive, encode_host_message
 from snapline.sim.world.host_run import HostRun
@@ -64,7 +66,9 @@ class SimSession:
             self._turn_to(door.known_leader or self._next())
             return
         self._stream = door.attend(host, (host.instance, node, self._tries), self._received, self._closed)
-        self.send(host.carrier.hello(instance=host.instance, address=f"{host.name}:1"))
+        died, died_in = host.notes.died.get(host.name, ("", ()))
+        hello = host.carrier.hello(instance=host.instance, address=f"{host.name}:1")
+        self.send(replace(hello, died=died, died_in=died_in))
 
     def _next(self) -> str:
         return self._nodes[(self._nodes.index(self._node) + 1) % len(self._nodes)]

@@ -1,5 +1,6 @@
 """Messages whose turns kill their processes: each becomes a dead letter after three of them, and the others run on."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ def killers(now: FleetStatus) -> list[str]:
     return [concern.text.partition(":")[0] for concern in now.concerns if concern.kind == "killer"]
 
 
+def is_set_aside(count: int) -> Callable[[FleetStatus], bool]:
+    """So many messages have killed, the last one three processes."""
+    return lambda now: len(killers(now)) == count and killers(now)[-1].startswith("3")
+
+
 async def test_a_message_that_kills_its_process_is_set_aside(data_dir: Path) -> None:
     """One in a plain turn, in a thread, in a step of a durable turn; one that asks Python to exit kills nobody."""
     mended = data_dir.with_name("mended")
@@ -27,9 +33,7 @@ async def test_a_message_that_kills_its_process_is_set_aside(data_dir: Path) -> 
                 sent = len(killers(await fleet.until(lambda now: True)))
                 await client.send(agent, Die(str(mended)), agent, timeout_s=LIMIT_S)
                 if agent != "exiting":
-                    await fleet.until(
-                        lambda now, wanted=sent + 1: len(killers(now)) == wanted and "3" in killers(now)[-1]
-                    )
+                    await fleet.until(is_set_aside(sent + 1))
                 reply = await client.ask("plain", Ping(7), f"ping-{agent}", timeout_s=LIMIT_S, reply_type=Ping)
                 assert reply.message == Ping(7), "the others run on"
             now = await fleet.until(lambda now: sum(host.dead_letters for host in now.hosts) >= 1)
