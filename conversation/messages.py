@@ -224,6 +224,7 @@ class TurnSurvived(HostMessage, frozen=True, gc=False):
 
 
 class StopEvaluated(HostMessage, frozen=True, gc=False):
+    # open_effects: what is to end before; if `reached`, turns that have done something outside and go on
     epoch: int
     reached: bool
     error: str = ""

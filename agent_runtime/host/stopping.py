@@ -35,10 +35,11 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
         stops = is_decided
         if not is_decided:
             stops, problem = _judge(fleet.stop_when, cut)
-        effects = cut.open_effects[:NAMED_MAX] if stops or problem else ()
-        if effects:
-            log.info("the fleet ends when its effects have ended: %s", "; ".join(effects))
-        return StopEvaluated(epoch, stops and not effects, problem, effects)
+        opened, turns = (cut.open_effects, cut.turns_with_effects) if stops or problem else ((), ())
+        named = (opened or turns)[:NAMED_MAX]
+        if named and not is_decided:
+            log.info("the fleet ends when these have ended: %s", "; ".join(named))
+        return StopEvaluated(epoch, stops and not opened, problem, named)
     except SnaplineError as error:
         log.warning("epoch %d cannot be looked at: %s", epoch, error)
     return StopEvaluated(epoch, False)

@@ -22,6 +22,7 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     pending_spawns,
     pending_timers,
     pending_turns,
+    turns_with_effects,
 )
 from snapline.conversation.payloads import CREATE, split_message, unwrapped
 from snapline.errors import StoreError
@@ -46,6 +47,8 @@ class Cut:
         pending_turns: durable turns that had not ended; the states of their agents are those from before them.
         open_effects: what was to be done outside, or undone, and had not ended: as `agent: effect`. A fleet does not end by `stop_when` in
             such a cut.
+        turns_with_effects: durable turns that had not ended, and had done something outside: as `agent: a turn that has done effect, effect`. A fleet
+            that ends by `stop_when` gives these some seconds to end.
         pending_spawns: agents that were asked for and not granted yet; one that is granted has its message in transit.
     """
 
@@ -93,6 +96,10 @@ class Cut:
     @property
     def open_effects(self) -> tuple[str, ...]:
         return tuple(x for checkpoint in self._checkpoints.values() for x in open_effects(checkpoint))
+
+    @property
+    def turns_with_effects(self) -> tuple[str, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in turns_with_effects(checkpoint))
 
     @property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:

@@ -137,6 +137,13 @@ def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
         yield f"{checkpoint.agent}: undoing"
 
 
+def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
+    """The durable turn in whose middle an agent stands, if that has done something outside."""
+    effects = checkpoint.effects
+    if checkpoint.turn is not None and effects is not None and effects.made:
+        yield f"{checkpoint.agent}: a turn that has done {', '.join(made.name for made in effects.made)}"
+
+
 def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
     """What a durable turn has passed by: received, and not handled."""
     for stashed in checkpoint.stash:

@@ -6,7 +6,7 @@ be able to end the fleet too; until then it is asked nothing more. If nobody is 
 says who owes an answer. If too many processes have died while it was asked, the fleet fails.
 
 *The last epoch.* An answer is about an epoch that may be old by then: since it began answers were told as final, outputs released, effects called. A fleet ends in the
-newest complete epoch, and in none with open effects. If the answer was about another one, it is *decided* that the fleet ends: hosts take no more inputs, epochs
+newest complete epoch, and in none with open effects. It gives turns that have done something outside TURNS_NS to end: their agents' states say of it only then. If the answer was about another one, it is *decided* that the fleet ends: hosts take no more inputs, epochs
 begin, and of each of them only its open effects are asked, until one has none. No epoch completes between the answer and the end: none begins while that is asked, and the
 log refuses an end in an older epoch than the newest. A plan starts from an older state: the decision falls with it.
 """
@@ -28,6 +28,9 @@ ANSWER_NS = 5 * SECOND_NS
 
 REASON = "end"
 
+
+TURNS_NS = 5 * SECOND_NS
+"""A turn goes on within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
 
 AGAIN_NS = SECOND_NS
 """Between two epochs that begin before their time to see whether effects have ended: effects may take long."""
@@ -62,6 +65,8 @@ class StopQuestion:
         self._decided: Decided | None = None
         self._open_effects: tuple[str, ...] = ()
         """In the newest epoch that was asked about since."""
+        self._turns_ns = 0
+        """When an answer came last that named more, or less, than turns which go on after an effect."""
         self._again_ns = 0
         """No epoch begins before its time for the end until then."""
         self._asked: dict[int, Asked] = {}
@@ -92,8 +97,13 @@ class StopQuestion:
             return
         self._open_effects = message.open_effects
         self._again_ns = self._desk.now + (AGAIN_NS if message.open_effects else 0)
+        if not (message.reached and message.open_effects):
+            self._turns_ns = self._desk.now
+        is_waiting = bool(message.open_effects) and not (
+            message.reached and self._desk.now >= self._turns_ns + TURNS_NS
+        )
         is_answer = message.reached or bool(message.error)
-        if is_answer and not message.open_effects and epoch == self._desk.state.newest_complete():
+        if is_answer and not is_waiting and epoch == self._desk.state.newest_complete():
             told = f"stop_when holds in epoch {epoch}"
             if epoch != decided.epoch:
                 told = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
@@ -107,6 +117,7 @@ class StopQuestion:
         outcome, reason = "stopped", ""
         if message.error:
             outcome, reason = "failed", op.clip(f"stop_when failed on epoch {epoch}: {message.error}")
+        self._turns_ns = desk.now
         self._decided = Decided(desk.state.plan_number, epoch, outcome, reason, desk.now)
 
     @property

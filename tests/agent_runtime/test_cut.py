@@ -25,8 +25,9 @@ from snapline.conversation.payloads import describe_payload
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import RecordedPart, WaitingMessage
 from snapline.storage.capture.image import StateImage
-from snapline.storage.packs.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.packs.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SavedTurn, SpawnRequest
 from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.saved_effects import MadeEffect, OpenEffect, SavedEffects
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
@@ -199,6 +200,28 @@ def test_a_predicate_that_raises_says_where(written: Written) -> None:
     answer = ask_stop(asking, lambda: written.store, 1)
     assert not answer.reached
     assert re.fullmatch(r"stop_when raised KeyError: 'nobody' \(.*test_cut\.py:\d+\)", answer.error), answer.error
+
+
+OPENED = SavedEffects(open=OpenEffect("k", 1, b"", "", 1, "pay", "", []))
+MADE = SavedEffects(made=[MadeEffect("k", 1, "pay")])
+
+
+@pytest.mark.parametrize(
+    ("effects", "is_reached", "named"),
+    [
+        (None, True, ()),
+        (OPENED, False, ("a: pay",)),
+        (MADE, True, ("a: a turn that has done pay",)),
+    ],
+)
+def test_decided_end_asks_for_effects_and_not_the_predicate(
+    written: Written, effects: SavedEffects | None, is_reached: bool, named: tuple[str, ...]
+) -> None:
+    turn = SavedTurn("message", "z", encode_message(Move(1)), bytes(16), "", [], None)
+    written.write({"a": record()}, {"a": capture(Account(1), effects=effects, turn=turn)})
+    asking = snapline.Fleet("cuts", agents=fleet.agents, stop_when=lambda cut: bool(cut.states["nobody"]))
+    answer = ask_stop(asking, lambda: written.store, 1, is_decided=True)
+    assert (answer.reached, answer.error, answer.open_effects) == (is_reached, "", named)
 
 
 # ---- reports and lines ----------------------------------------------------------------------------------------------

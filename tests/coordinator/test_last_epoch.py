@@ -119,3 +119,16 @@ def test_log_of_an_earlier_release_may_end_a_fleet_in_an_older_epoch(bench: Benc
     late = op.EndFleet(1, "stopped", "it holds", is_newest=True)
     assert state.apply(op.Operation(1, "x", 1, late)).is_refused
     assert not state.apply(op.Operation(1, "x", 2, op.EndFleet(1, "stopped", "it holds"))).is_refused
+
+
+def test_turns_that_have_done_something_outside_have_some_seconds_to_end(bench: Bench) -> None:
+    going_on = ("desk: a turn that has done pay",)
+    bench.say("h1", msg.StopEvaluated(1, True, "", going_on))
+    assert not bench.state.image.outcome
+    for _ in range(6):
+        bench.pass_time(1.2)
+        if open_epochs := bench.state.open_epochs():
+            for host in HOSTS:
+                bench.report(host, open_epochs[0])
+            bench.say("h1", msg.StopEvaluated(open_epochs[0], True, "", going_on))
+    assert ended(bench)[0] == "stopped"
