@@ -9,6 +9,7 @@ import pytest
 import typer
 import typer.main
 
+from snapline.agent_runtime.host import loop_watch
 from snapline.cli import command as exits
 from snapline.cli.main import app
 from snapline.coordinator.raft import fail_stop
@@ -70,5 +71,6 @@ def test_every_exit_code_is_described(page: str) -> None:
         exits.PARTIAL,
         data_directory.DirectoryInUseError.exit_code,
         fail_stop.FAIL_STOP_EXIT_CODE,
+        loop_watch.HELD_EXIT_CODE,
     }
     assert described == used

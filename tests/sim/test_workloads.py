@@ -23,7 +23,18 @@ from snapline.sim.workloads import Workload, make_workload
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 EXAMPLES = ("pagerank", "bank-example")
-_ELSEWHERE = ("failing", "crashing", "memory", "orders", "stepping", "astray", "planning", "paying", "returning")
+_ELSEWHERE = (
+    "failing",
+    "crashing",
+    "killing",
+    "memory",
+    "orders",
+    "stepping",
+    "astray",
+    "planning",
+    "paying",
+    "returning",
+)
 PATTERNS = tuple(name for name in ALL_PATTERNS if name not in _ELSEWHERE)
 """Those that the executor here can play: it knows no failed turns, no messages for nobody, no steps, and no states with parts.
 `test_failing_workload.py`, `test_astray_workload.py`, `test_memory_workload.py`, `test_orders_workload.py`, `test_planning_workload.py`,
