@@ -93,10 +93,10 @@ class Victim:
         self.before(process.Host, "capturing", moments.WHEN_CAPTURING)
         asked = stopping.ask_stop
 
-        def ask_stop(*arguments: Any) -> Any:
+        def ask_stop(*arguments: Any, **options: Any) -> Any:
             while self._control.get("hang_stop"):
                 time.sleep(LOOK_S)
-            return asked(*arguments)
+            return asked(*arguments, **options)
 
         vars(carrier)["ask_stop"] = ask_stop
         run_turns = carrier.HostCarrier.run_turns

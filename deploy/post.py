@@ -59,10 +59,10 @@ START_LIMIT_S, START_LOOK_S = 60.0, 0.02
 """For a post to listen after it was started: half a second, on a busy machine ten times as long."""
 
 FAREWELL_GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL when the place's time is up."""
+"""For what is on its way when the post ends."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
-"""The same when the place ends this post: hosts take a last snapshot."""
+"""Between SIGTERM and SIGKILL when the place's time is up, or it ends this post: hosts take a last snapshot."""
 
 NOT_RUNNING = 69
 """Exit code of a bridge that must not start a post, and found none (EX_UNAVAILABLE of sysexits.h)."""
@@ -144,7 +144,7 @@ class Post:
             said = await asyncio.create_subprocess_exec(*self._filled(name, command), stdin=subprocess.DEVNULL)
             await said.wait()
             self._evicted.add(handle)
-            await self._launcher.stop(handle, FAREWELL_GRACE_S)
+            await self._launcher.stop(handle, END_GRACE_S)
 
     async def _end_when_idle(self, idle_s: float) -> None:
         since_s = time.monotonic()
