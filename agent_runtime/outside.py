@@ -115,12 +115,6 @@ _calls: Counter[str] = Counter()
 _LOOK_S = 0.05
 
 
-def _to_its_end(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    outcome = handler(*arguments)
-    if inspect.iscoroutine(outcome):
-        asyncio.run(outcome)
-
-
 def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
     call = _call.get()
     try:
@@ -137,7 +131,9 @@ def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
 
 def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseException | None:
     try:
-        IN_THREAD.get()(_to_its_end, handler, arguments)
+        outcome = handler(*arguments)
+        if inspect.iscoroutine(outcome):
+            asyncio.run(outcome)
     except StopIteration as error:  # no future takes it
         raised = RuntimeError("the handler raised StopIteration")
         raised.__cause__ = error

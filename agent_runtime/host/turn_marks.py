@@ -155,7 +155,7 @@ class TurnMarks:
         self._path: Path | None = None
         self._free = list(range(LOOP_SLOT + 1, ALONE_SLOT))
         self._open: dict[int, TurnMark] = {}
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.RLock()  # a thread may be asked once more within itself
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 

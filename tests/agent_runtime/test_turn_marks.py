@@ -24,6 +24,7 @@ from snapline.agent_runtime.host.turn_marks import (
     mark_of,
     read_marks,
 )
+from snapline.agent_runtime.outside import Outside
 
 GO = b"\x02Go\x01"
 
@@ -195,6 +196,14 @@ async def test_suspects_run_one_at_a_time_in_threads() -> None:
 
     await asyncio.gather(*[loop.create_task(asked(agent), context=contextvars.copy_context()) for agent in "bbaaaa"])
     assert most == {"a": 1, "b": 2}
+
+
+async def test_a_suspect_that_runs_in_a_thread_waits_for_nobody() -> None:
+    marks = TurnMarks(lambda mark: True)
+    mark = mark_of("a", "message", "z", GO, 2)
+    marks.enter(mark)
+    async with asyncio.timeout(30):
+        await Outside().in_thread(lambda: marks.in_thread(mark, int))
 
 
 def test_more_threads_than_slots_run_unmarked() -> None:
