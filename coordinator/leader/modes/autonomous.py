@@ -85,19 +85,21 @@ class Autonomous:
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
-        if wish.is_of_all or self._is_freezing:
-            return self._frozen_trigger(is_of_all=wish.is_of_all)
+        if wish.is_of_all:
+            return self._frozen_trigger("period")
         if wish.is_asked and self._present() is None:
             return "hand"
-        return "period" if wish.is_due and lines.has_advanced else self._log_trigger()
+        if wish.is_due and lines.has_advanced:
+            return "period"
+        return self._frozen_trigger(LOG_TRIGGER) if self._is_freezing else self._log_trigger()
 
-    def _frozen_trigger(self, *, is_of_all: bool) -> str:
+    def _frozen_trigger(self, trigger: str) -> str:
         """The hosts are frozen; when they have answered, the line is the live states of all agents, and if it is new an epoch begins."""
         self._is_freezing = True
         if not self._freezing.ask():
             return ""
         if self._lines.has_advanced:
-            return "period" if is_of_all else LOG_TRIGGER
+            return trigger
         self._thaw()
         return ""
 
