@@ -84,6 +84,20 @@ RejoinGrace = Annotated[
     typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
 ]
 
+Retention = Annotated[
+    str,
+    typer.Option(
+        "--retention",
+        metavar="last=N,hourly=N,daily=N,manual=N,within=DURATION",
+        help="Snapshots that stay in the store beyond that: the last, one an hour, one a day, the last taken by hand, "
+        "all from so long before the newest (2h, 7d).",
+        show_default="--keep-epochs, 24, 14, 100, 0s",
+    ),
+]
+BeginAnew = Annotated[
+    bool,
+    typer.Option("--begin-anew", help="Let a fleet all of whose snapshots are damaged begin from its initial states."),
+]
 KeepEpochs = Annotated[
     int,
     typer.Option(
@@ -149,17 +163,9 @@ def coordinator_run(
     health: Health = "",
     rejoin_grace: RejoinGrace = REJOIN_GRACE_S,
     keep_epochs: KeepEpochs = KEEP_EPOCHS,
-    retention: Annotated[
-        str,
-        typer.Option(
-            "--retention",
-            metavar="last=N,hourly=N,daily=N,manual=N,within=DURATION",
-            help="Snapshots that stay in the store beyond that: the last, one an hour, one a day, the last taken by hand, "
-            "all from so long before the newest (2h, 7d).",
-            show_default="--keep-epochs, 24, 14, 100, 0s",
-        ),
-    ] = "",
+    retention: Retention = "",
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
+    begin_anew: BeginAnew = False,
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
     ] = False,
@@ -190,6 +196,7 @@ def coordinator_run(
         retention=parse_policy(retention, Policy(keep_last=keep_epochs)),
         exit_when_finished=not stay,
         last_snapshot_s=last_snapshot,
+        begin_anew=begin_anew,
         node=node,
         members=members,
     )

@@ -79,6 +79,7 @@ class ProbeRead(HostMessage, frozen=True, gc=False):
     path: str
     content: bytes
     error: str = ""
+    may_pass: bool = False
 
 
 class Heartbeat(HostMessage, frozen=True, gc=False):
@@ -163,6 +164,7 @@ class PlanRefused(HostMessage, frozen=True, gc=False):
     damaged_epoch: int = 0
     path: str = ""
     reason: str = ""
+    may_pass: bool = False
 
 
 class ReserveAgents(HostMessage, frozen=True, gc=False):

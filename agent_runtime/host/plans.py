@@ -153,7 +153,9 @@ class HostPlans:
             return
         self._failure = event
         start = self._desk.start
-        self._desk.out.append(msg.PlanRefused(event.plan, start, event.damaged_epoch, event.path, event.reason))
+        self._desk.out.append(
+            msg.PlanRefused(event.plan, start, event.damaged_epoch, event.path, event.reason, event.may_pass)
+        )
 
     def clock_passed(self) -> None:
         """The time has come to load again, perhaps."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.conversation.messages import ProbeRead, StopEvaluated
-from snapline.errors import SnaplineError
+from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreMissingError
 from snapline.storage.store.store import Store
 
 NAMED_MAX = 10
@@ -17,11 +17,12 @@ log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
-    """What the coordinator's probe file holds, as this host sees it."""
+    """What the coordinator's probe file holds, as this host sees it; or why it does not, and whether that may pass."""
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
-        return ProbeRead(path, b"", str(caught))
+        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | MisuseError)
+        return ProbeRead(path, b"", str(caught), may_pass=not is_wrong)
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:

@@ -245,6 +245,8 @@ class LeaderCore:
             parts.rollbacks,
             parts.store,
             parts.objectives,
+            parts.line_check,
+            parts.plans,
         )
         concerns = () if self.state.image.outcome else tuple([x for part in speakers for x in part.concerns()])
         return LeaderStanding(

@@ -33,6 +33,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
         keep_epochs: complete epochs that are kept, at least 2.
         heartbeat_ns: hosts are asked to be heard of this often.
         exit_when_finished: end the run when the fleet has ended.
+        may_begin_anew: a fleet all of whose snapshots are damaged begins from its initial states.
     """
 
     client: str
@@ -42,6 +43,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
     keep_epochs: int = 10
     heartbeat_ns: int = SECOND_NS // 2
     exit_when_finished: bool = True
+    may_begin_anew: bool = True
 
 
 class Proposal(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ what SQLite drops silently: a damaged end of its write-ahead log.
 Errors while opening are `LogError`s that say what to do; `write` and `checkpoint` raise what SQLite raises.
 """
 
+import contextlib
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,18 @@ class JournalContents(msgspec.Struct, frozen=True, gc=False):
     log_id: str
     """Random, made with the file: tells it from another one of the same replica."""
     is_voter: bool
+
+
+def known_cluster(path: Path) -> str:
+    """Return the cluster that a journal is of; "" if there is none, or nobody can read it."""
+    if not path.exists():
+        return ""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            row = connection.execute("SELECT value FROM meta WHERE key = 'cluster'").fetchone()
+            return str(msgspec.json.decode(row[0])) if row else ""
+    except (sqlite3.Error, msgspec.DecodeError):
+        return ""
 
 
 class JournalFile:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import secrets
@@ -29,7 +30,9 @@ from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.configuration import raft_configuration
+from snapline.coordinator.raft.journal_file import known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
+from snapline.coordinator.raft.node import JOURNAL_FILE
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import WhoLeads
@@ -44,7 +47,7 @@ from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.errors import LogError, MisuseError, SnaplineError, StoreError
+from snapline.errors import DamagedDataError, LogError, MisuseError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -55,6 +58,12 @@ if TYPE_CHECKING:
     from snapline.coordinator.service.fleet_spans import FleetSpans
 
 _log = logging.getLogger("snapline.coordinator")
+
+AWAY_LOOK_S = 1.0
+"""Between two looks for a store that is away: a mount takes seconds."""
+
+AWAY_SAID_LOOKS = 30
+"""Every so many of them it is said again."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 PEOPLE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
@@ -100,6 +109,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
         node: id of this replica of the coordinator.
         members: id → "host:port" of all replicas, the same everywhere and for ever; empty: this one is alone.
+        begin_anew: a fleet all of whose snapshots are damaged may begin from its initial states.
         last_snapshot_s: how long a signal to stop waits for a snapshot of a fleet that runs; 0: not at all.
     """
 
@@ -120,6 +130,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     node: str = "c1"
     members: dict[str, str] = {}
     last_snapshot_s: float = 0.0
+    begin_anew: bool = False
 
 
 async def run_coordinator(options: CoordinatorOptions) -> int:
@@ -134,7 +145,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     if options.hosts_expected < 1:
         raise MisuseError("a fleet needs at least one host: give --hosts")
     options.security.check_listen_address(options.listen)
-    store = await asyncio.to_thread(_open_store, options.store)
+    store = await _open_store(options.store, known_cluster(Path(options.data_dir) / JOURNAL_FILE))
     with _own_folder(Path(options.data_dir)):
         await asyncio.to_thread(found_fork, Path(options.data_dir), store, node=options.node)
         healthy = health.aio.HealthServicer()
@@ -148,8 +159,33 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
             return await process.run(healthy)
 
 
-def _open_store(location: str) -> Store:
-    """Raises MisuseError where no store can ever be, such as below a file; StoreError: just now, or it is damaged."""
+async def _open_store(location: str, known: str) -> Store:
+    """Open the store; one that the log of an earlier run names, by its id, is waited for, and never made anew.
+
+    Raises:
+        MisuseError: no store can ever be there, such as below a file; or another one is.
+        StoreError: it is damaged, or cannot be made just now.
+    """
+    looks = itertools.count()
+    while known:
+        try:
+            store = await asyncio.to_thread(Store.open, location)
+        except DamagedDataError:
+            raise
+        except StoreError as error:
+            if next(looks) % AWAY_SAID_LOOKS == 0:
+                _log.error("waiting for the store at %s, which the log knows by its id %s: %s", location, known, error)
+            await asyncio.sleep(AWAY_LOOK_S)
+            continue
+        if store.store_id != known:
+            raise MisuseError(
+                f"another store (id {store.store_id}) is at {location}, and the log is of the store {known}: mount that one, or give its place with --store"
+            )
+        return store
+    return await asyncio.to_thread(_open_or_create, location)
+
+
+def _open_or_create(location: str) -> Store:
     try:
         return Store.open_or_create(location)
     except StoreError as error:
@@ -338,6 +374,7 @@ class _Process:
                 rejoin_grace_ns=round(options.rejoin_grace_s * SECOND_NS),
                 keep_epochs=options.keep_epochs,
                 exit_when_finished=options.exit_when_finished,
+                may_begin_anew=options.begin_anew,
             ),
         )
         retention = options.retention or Policy(keep_last=options.keep_epochs)
@@ -370,7 +407,13 @@ def _check_store(state: FleetView, store: Store) -> None:
         LogError: they do not: a log that has lost its end.
         MisuseError: a new log on a store that is in use.
     """
-    epochs = store.epochs()
+    try:
+        epochs = store.epochs()
+    except DamagedDataError:
+        raise
+    except StoreError as error:
+        _log.error("this replica leads, and cannot see whether log and store tell the same story: %s", error)
+        return
     if epochs and epochs[-1] > state.image.begun:
         if not state.image.begun:
             raise MisuseError(

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 from collections.abc import Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -11,7 +12,15 @@ from snapline.storage.keys.signing import epoch_message
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, write_once
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.layout import IDENTITY, MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
+from snapline.storage.store.layout import (
+    EPOCH_REFS,
+    IDENTITY,
+    MANIFESTS,
+    is_root,
+    manifest_path,
+    parse_manifest_path,
+    ref_path,
+)
 from snapline.storage.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from snapline.storage.store.record import canonical, seal, unseal
 
@@ -88,19 +97,50 @@ def unreadable(
 ) -> DamagedDataError | StoreError:
     """Return (not raise) what such an error means: see `reading`, which costs more than a small read."""
     if isinstance(error, FileNotFoundError):
-        return damaged(path, "it is missing", epoch=epoch, blob=blob)
-    if error.errno == errno.EIO and _answers(disk):
+        return away(disk, path) or damaged(path, "it is missing", epoch=epoch, blob=blob)
+    if error.errno == errno.EIO and away(disk, path) is None:
         return damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob)
     return StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}")
 
 
-def _answers(disk: Disk) -> bool:
-    """Can the store's identity be read?"""
+_known: "WeakKeyDictionary[Disk, str]" = WeakKeyDictionary()
+"""The store that was opened on a disk, by its id."""
+
+
+def know(disk: Disk, store_id: str) -> None:
+    """This disk is known to hold this store: whatever lies there later, nothing is judged by it unless it is that store."""
+    with contextlib.suppress(TypeError):  # a disk that nobody can refer to weakly
+        _known.setdefault(disk, store_id)
+
+
+def away(disk: Disk, what: str) -> StoreError | None:
+    """Return (not raise) the error that says that the store is not there now, or that another one is: an empty mount point is no damage. None: it is there."""
+    wanted = _known.get(disk)
     try:
-        disk.read(IDENTITY, 0, 1)
+        data = disk.read(IDENTITY, 0, min(disk.size(IDENTITY), SMALL_BYTES_MAX))
+        body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
+        found = _identity_decoder.decode(body).store
+    except DamagedDataError:
+        return None
+    except OSError:
+        if _holds_epochs(disk):
+            return None  # it has lost its identity, which is damage
+        said = f"the store {disk.location} is away: {what} is not there, and neither is what the store is known by"
+        return StoreError(f"{said}; see whether it is mounted, or the bucket reached")
+    except msgspec.MsgspecError:
+        return None
+    if wanted is not None and found != wanted:
+        return StoreError(
+            f"another store (id {found}) is at {disk.location}, where the store {wanted} was: bring that back"
+        )
+    return None
+
+
+def _holds_epochs(disk: Disk) -> bool:
+    try:
+        return bool(disk.list_directory(EPOCH_REFS))
     except OSError:
         return False
-    return True
 
 
 def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:

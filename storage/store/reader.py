@@ -41,6 +41,7 @@ class StoreReader:
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None = None) -> None:
         self.store_id = store_id
         self._disk = disk
+        files.know(disk, store_id)
         self._guard = guard
         self._log_reader = LogReader(disk, store_id, guard=guard)
         self._output_reader = OutputReader(disk, store_id, guard=guard)
@@ -65,13 +66,21 @@ class StoreReader:
         """Return the numbers of the published epochs, ascending."""
         with files.reading(self._disk, layout.EPOCH_REFS):
             entries = self._disk.list_directory(layout.EPOCH_REFS)
+        if not entries:
+            self._require_there("a list of epochs")  # a bucket that is another one now lists nothing
         numbers = (layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}") for entry in entries)
         return sorted(number for number in numbers if number is not None)
+
+    def _require_there(self, what: str) -> None:
+        error = files.away(self._disk, what)
+        if error is not None:
+            raise error
 
     def read_ref(self, epoch: int) -> str:
         """Return the root of `epoch`; NotFoundError if it is not published, DamagedDataError if its ref is damaged."""
         with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not exists(self._disk, layout.ref_path(epoch)):
+                self._require_there(f"epoch {epoch}")
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return files.read_ref(self._disk, epoch, self.store_id, self._guard)
 

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from snapline.conversation import messages as msg
 from snapline.conversation import planned_ends as ends
 from snapline.coordinator.leader import events as ev
@@ -31,11 +33,20 @@ class Bench:
     """How far the wall clock, which operations bear, is ahead of the monotonic one."""
 
     def __init__(
-        self, hosts_expected: int = 2, *, agents: int = 4, period_ns: int = 0, keep_epochs: int = 3, timeout_ns: int = 0
+        self,
+        hosts_expected: int = 2,
+        *,
+        agents: int = 4,
+        period_ns: int = 0,
+        keep_epochs: int = 3,
+        timeout_ns: int = 0,
+        may_begin_anew: bool = True,
     ) -> None:
         self.now = 100 * SECOND
         self.state = FleetState()
-        self.options = LeaderOptions("leader", "cluster", hosts_expected, keep_epochs=keep_epochs)
+        self.options = LeaderOptions(
+            "leader", "cluster", hosts_expected, keep_epochs=keep_epochs, may_begin_anew=may_begin_anew
+        )
         self.definition = msg.FleetDefinition(
             "f", "p", period_ns, timeout_ns, tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
         )
@@ -64,7 +75,7 @@ class Bench:
         self.state = FleetState.restore(self.state.freeze())
         self.core = LeaderCore(
             self.state,
-            LeaderOptions(client, "cluster", self.options.hosts_expected, keep_epochs=self.options.keep_epochs),
+            msgspec.structs.replace(self.options, client=client),
         )
         self.current = {}
         self.feed(ev.LeaderStarted())

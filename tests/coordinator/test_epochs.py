@@ -1,5 +1,7 @@
 """The leader core: epochs, their reports, refs and retention."""
 
+from typing import Any
+
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
@@ -10,7 +12,7 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, Rejected
 
 
-def running(**options: int) -> Bench:
+def running(**options: Any) -> Bench:
     bench = Bench(**options)
     bench.start_fleet("h1", "h2")
     return bench

@@ -481,6 +481,48 @@ def test_a_store_that_cannot_be_read_is_tried_again_and_condemns_nothing() -> No
     assert bench.state.plan is not None and bench.state.plan.line_epoch == 1
 
 
+def test_a_store_that_is_away_is_waited_for_and_told_of() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.snapshot("h1", "h2")
+    bench.held = (ev.CheckLine,)
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    for _ in range(100):
+        bench.feed(ev.LineChecked(1, "the store is away"))
+        bench.waiting.clear()
+        bench.pass_time(1.2)
+    assert not bench.state.image.outcome and not bench.state.image.condemned
+    (concern,) = [x for x in bench.core.standing().concerns if x.kind == "store"]
+    assert "the store is away" in concern.text and concern.since_ns > 100 * 10**9
+    bench.release()
+    assert bench.state.plan is not None and bench.state.plan.line_epoch == 1
+    assert not [x for x in bench.core.standing().concerns if x.kind == "store"]
+
+
+def test_hosts_that_cannot_read_the_store_now_do_not_end_the_fleet() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    for number in range(2, 12):
+        assert bench.state.plan_number == number
+        bench.say("h2", msg.PlanRefused(number, 1, 0, "", "the store is away", may_pass=True))
+    assert not bench.state.image.outcome
+
+
+def test_a_fleet_without_a_whole_snapshot_begins_anew_only_by_an_operators_word() -> None:
+    bench = Bench(may_begin_anew=False)
+    bench.start_fleet("h1", "h2")
+    bench.snapshot("h1", "h2")
+    bench.held = (ev.CheckLine,)
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    bench.feed(ev.LineChecked(1, "flipped", "manifests/one"))
+    bench.waiting.clear()
+    bench.pass_time(30)
+    assert bench.state.plan_number == 1 and bench.state.image.condemned
+    (concern,) = [x for x in bench.core.standing().concerns if x.kind == "store"]
+    assert "--begin-anew" in concern.text
+
+
 def test_a_plan_refused_for_damage_goes_to_the_epoch_before() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")

@@ -319,7 +319,8 @@ async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Ru
     await running.stop()
     with pytest.raises(LogError, match=r"logs of c1 are lost.*--data-dir.*restore-backup.*empty --store"):
         await run_coordinator(running.options(data_dir=tmp_path / "new"))
-    with pytest.raises(LogError, match="belongs to another store"):
+    Store.create(tmp_path / "store-2")
+    with pytest.raises(MisuseError, match=r"another store .* and the log is of the store"):
         await run_coordinator(running.options(store=str(tmp_path / "store-2")))
     with pytest.raises(MisuseError, match="--insecure"):
         await run_coordinator(running.options(listen="0.0.0.0:0"))

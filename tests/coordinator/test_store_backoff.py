@@ -1,5 +1,7 @@
 """The leader core on a store that fails or is slow: triggers are put off, requests are not, and tools are told why."""
 
+from typing import Any
+
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
@@ -19,7 +21,7 @@ class Failing(Bench):
         begun_ns: when each epoch began.
     """
 
-    def __init__(self, period_ns: int = 200 * MS, **options: int) -> None:
+    def __init__(self, period_ns: int = 200 * MS, **options: Any) -> None:
         self.begun_ns: list[int] = []
         self.broken = ""
         self.beat_ns = 0

@@ -1,9 +1,11 @@
 """The store as its callers use it, on the real file system."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -501,3 +503,29 @@ def _run_threads(target: object, count: int, arguments: list[tuple[str]] | None 
         thread.start()
     for thread in threads:
         thread.join(30)
+
+
+# ---- a store that is away ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty mount point", "another store"])
+def test_a_store_that_is_away_is_not_judged(tmp_path: Path, left: str) -> None:
+    place = tmp_path / "store"
+    store = Store.create(place)
+    place.rename(tmp_path / "away")
+    if left != "nothing":
+        place.mkdir()
+    if left == "another store":
+        Store.create(tmp_path / "other")
+        place.rmdir()
+        (tmp_path / "other").rename(place)
+    reads: list[Callable[[], object]] = [lambda: store.read_manifest("0" * 64, epoch=1), lambda: store.read_ref(1)]
+    for read in (*reads, store.epochs):
+        with pytest.raises(StoreError, match=r"is away|another store") as caught:
+            read()
+        assert not isinstance(caught.value, DamagedDataError)
+    shutil.rmtree(place, ignore_errors=True)
+    (tmp_path / "away").rename(place)
+    assert store.epochs() == []
+    with pytest.raises(DamagedDataError, match="missing"):
+        store.read_manifest("0" * 64, epoch=1)

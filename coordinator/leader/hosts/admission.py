@@ -137,6 +137,11 @@ class Admission:
             self._on_probed(session)
             return
         reason = message.error or "it found other bytes"
+        if message.may_pass:
+            self._attendance.turn_away(
+                session, f"host {session.host} cannot read the store now: {reason}", is_final=False
+            )
+            return
         self._attendance.turn_away(
             session,
             f"host {session.host} does not see the coordinator's store ({probe.path}: {reason}): "

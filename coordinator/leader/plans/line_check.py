@@ -6,13 +6,14 @@ afterwards would leave none of them.
 
 import msgspec
 
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import CheckLine, LineChecked
 from snapline.coordinator.state import operations as op
 
 CHECK_RETRY_NS = 1 * SECOND_NS
-CHECK_TRIES_MAX = 60
-"""A store that cannot be read (not damaged: unreachable) is tried for a minute."""
+CHECK_SAID_TRIES = 30
+"""A store that cannot be read (not damaged: away) is tried until it is back; every so often that is said again."""
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -42,6 +43,8 @@ class LineCheck:
         self._desk = desk
         self._stage: Unread | Reading | Readable = Unread()
         self._tries = 0
+        self._since_ns = 0
+        self._reason = ""
 
     def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
         """Whether it is; if that is not known, it will be."""
@@ -63,13 +66,21 @@ class LineCheck:
         if event.damaged_path:
             self._desk.condemn(event.epoch, event.damaged_path, event.error)
         elif event.error:
-            self._tries += 1
+            if not self._tries:
+                self._since_ns = self._desk.now
+            if self._tries % CHECK_SAID_TRIES == 0:
+                self._desk.note("error", f"the recovery waits: epoch {event.epoch} cannot be read now: {event.error}")
+            self._tries, self._reason = self._tries + 1, op.clip(event.error)
             self._stage = Unread(self._desk.now + CHECK_RETRY_NS)
-            self._desk.note("error", f"epoch {event.epoch} cannot be read now: {event.error}")
-            if self._tries >= CHECK_TRIES_MAX:
-                self._desk.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
         else:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
+
+    def concerns(self) -> list[Concern]:
+        """The fleet waits for its store."""
+        if not self._tries:
+            return []
+        text = f"the recovery waits for the store: {self._reason}"
+        return [Concern("store", (), self._desk.now - self._since_ns, text)]
 
     def on_plan_ended(self) -> None:
         """CommitPlan came back: the line is read again for the next one."""

@@ -26,6 +26,7 @@ that fails again and again without a complete epoch in between, a store that sta
 import msgspec
 
 from snapline.conversation.messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
@@ -51,6 +52,11 @@ from snapline.coordinator.state.fleet_records import (
 )
 
 _LINELESS = "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
+
+BARRED = (
+    "every snapshot of the fleet is damaged, and it does not begin anew from its initial states by itself: bring the store's files back, or start the "
+    "coordinator with --begin-anew"
+)
 
 REFUSALS_MAX = 3
 """Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
@@ -103,6 +109,7 @@ class Plans:
         """Hosts whose word in `_applied` has not been proposed yet: looking at all of them whenever one has spoken would be quadratic."""
         self._replaced: Replaced | None = None
         self._refusals = 0
+        self._barred_ns: int | None = None
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
         """(newest epoch not made for a recovery, agent → plans since then because it failed)."""
 
@@ -124,7 +131,7 @@ class Plans:
         if message.damaged_epoch and message.damaged_epoch == plan.line_epoch:
             self._desk.condemn(plan.line_epoch, message.path, message.reason)
             return
-        self._refusals += 1
+        self._refusals += not message.may_pass  # a store that is away may be back
         reason = f"host {session.host} could not apply plan {plan.number}: {message.reason}"
         self._desk.note("error", reason)
         if self._refusals >= REFUSALS_MAX:
@@ -248,10 +255,26 @@ class Plans:
         if wanted is None and not self._modes.mode.is_line_made():
             return
         line = self._desk.state.newest_complete() if wanted is None else wanted.epoch
-        if line in self._desk.damaged:
+        if line in self._desk.damaged or self._is_barred(line):
             return
         if not line or self._line_check.is_readable(line, is_whole=wanted is not None):
             self._commit(line, hosts, reason)
+
+    def _is_barred(self, line: int) -> bool:
+        """Would the fleet begin anew, although it had snapshots? That takes an operator's word."""
+        is_barred = not line and bool(self._desk.state.image.condemned) and not self._desk.options.may_begin_anew
+        if is_barred and self._barred_ns is None:
+            self._barred_ns = self._desk.now
+            self._desk.note("error", f"the recovery waits: {BARRED}")
+        elif not is_barred:
+            self._barred_ns = None
+        return is_barred
+
+    def concerns(self) -> list[Concern]:
+        """The fleet does not begin anew by itself."""
+        if self._barred_ns is None:
+            return []
+        return [Concern("store", (), self._desk.now - self._barred_ns, BARRED)]
 
     def _is_settled(self, host: str) -> bool:
         """Whether it is known what becomes of the agents of `host`."""

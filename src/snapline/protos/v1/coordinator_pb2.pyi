@@ -161,14 +161,16 @@ class AgentKind(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class ProbeRead(_message.Message):
-    __slots__ = ("path", "content", "error")
+    __slots__ = ("path", "content", "error", "may_pass")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MAY_PASS_FIELD_NUMBER: _ClassVar[int]
     path: str
     content: bytes
     error: str
-    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
+    may_pass: bool
+    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ..., may_pass: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
@@ -333,18 +335,20 @@ class PlanApplied(_message.Message):
     def __init__(self, plan: _Optional[int] = ..., host_start: _Optional[int] = ...) -> None: ...
 
 class PlanRefused(_message.Message):
-    __slots__ = ("plan", "host_start", "damaged_epoch", "path", "reason")
+    __slots__ = ("plan", "host_start", "damaged_epoch", "path", "reason", "may_pass")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    MAY_PASS_FIELD_NUMBER: _ClassVar[int]
     plan: int
     host_start: int
     damaged_epoch: int
     path: str
     reason: str
-    def __init__(self, plan: _Optional[int] = ..., host_start: _Optional[int] = ..., damaged_epoch: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    may_pass: bool
+    def __init__(self, plan: _Optional[int] = ..., host_start: _Optional[int] = ..., damaged_epoch: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., may_pass: bool = ...) -> None: ...
 
 class ReserveAgents(_message.Message):
     __slots__ = ("request", "plan", "agents")
