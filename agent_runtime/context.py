@@ -8,6 +8,7 @@ import functools
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, overload
 
 from snapline.agent_runtime import durable, rolling_back
@@ -26,6 +27,11 @@ from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import MadeEffect
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+WAITED_WHOLE_NS = 15 * 60 * 10**9
+"""Before an instant comes, its clock is not read again for so long."""
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
@@ -147,7 +153,9 @@ class Context:
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
 
-        Timers are part of the agent's state: after a recovery the rest of the delay is waited again.
+        Timers are part of the agent's state: after a recovery the rest of the delay is waited. What has passed meanwhile counts, on
+        the machine that took the checkpoint and until it is booted anew; elsewhere nobody knows it, and the whole rest is waited. To
+        wait for an instant, see `sleep_until`.
         """
         asked = self._more()
         name = plain_name("a timer", name)
@@ -404,10 +412,30 @@ class Context:
 
     @awaited
     async def sleep(self, seconds: float) -> None:
-        """Wait. In durable turns only: the agent stands, and its checkpoints hold what is left to wait."""
+        """Wait. In durable turns only: the agent stands, and its checkpoints hold what is left to wait, as those of timers do."""
         self._durable("ctx.sleep")
         delay_ns = nanoseconds("ctx.sleep", seconds)
         await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
+
+    @awaited
+    async def sleep_until(self, instant: datetime) -> None:
+        """Wait until the clock of the agent's host shows that instant, or later: at once if it has come. In durable turns only.
+
+        The clock is read again after half of the time that is left, and the last quarter of an hour is waited as `ctx.sleep` does: so it
+        stays right when the fleet was down, when it went on elsewhere, and when the clock was put right.
+
+        Raises:
+            MisuseError: an instant without a time zone: there are as many of those as time zones.
+        """
+        self._durable("ctx.sleep_until")
+        if not isinstance(instant, datetime) or instant.tzinfo is None:
+            raise MisuseError(
+                f"ctx.sleep_until: {instant!r} is no instant: it takes a datetime with a time zone, such as datetime.now(UTC)"
+            )
+        due_ns = (instant - EPOCH) // timedelta(microseconds=1) * 1000
+        while (left_ns := due_ns - self.now()) > 0:
+            wait_ns = min(left_ns, max(left_ns // 2, WAITED_WHOLE_NS))
+            await self._wait("sleep", "", due_ns.to_bytes(8, "big", signed=True), timeout_s=wait_ns / 1e9)
 
     async def _wait(
         self,

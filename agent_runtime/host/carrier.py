@@ -359,6 +359,7 @@ class HostCarrier:
         capture = Capture(
             known, version, image, command.control, self._around.wall_ns(), took,
             base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs), started_ns=started,
+            clock=self._around.boot_clock(),
         )  # fmt: skip
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture
@@ -378,7 +379,8 @@ class HostCarrier:
             self.tracing.checkpoint(command.agent, command.control.number, command.basis)
         elif self.tracing.is_on:
             self.tracing.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
-        self.checkpoints.add(TakenCheckpoint(known, version, image, command, self._around.wall_ns(), took))
+        recorded = self._around.wall_ns(), took, self._around.boot_clock()
+        self.checkpoints.add(TakenCheckpoint(known, version, image, command, *recorded))
         if self._measures:
             self.feed(ev.CheckpointMeasured(command.agent, took))
 
@@ -443,7 +445,7 @@ class HostCarrier:
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
             store = self._around.open_store() if command.line_epoch else None
-            line = load_line(store, self.fleet, command, self._step_loaded)
+            line = load_line(store, self.fleet, command, self._step_loaded, self._around.boot_clock())
             line.logged = read_logs(store or self._around.open_store(), command, line.agents)
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line

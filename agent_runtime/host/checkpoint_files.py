@@ -18,7 +18,7 @@ from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import StateImage
 from snapline.storage.capture.sealed_journal import with_journal
-from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
+from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, StatePart, encode_checkpoint, size_of
 from snapline.storage.store.store import Store
 
 CHANNEL_BYTES = 32
@@ -39,6 +39,7 @@ class TakenCheckpoint(msgspec.Struct):
     command: ev.TakeCheckpoint
     recorded_ns: int
     capture_ns: int
+    clock: BootClock | None = None
     size_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -97,7 +98,13 @@ def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
 def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheckpoint:
     command = taken.command
     capture = Capture(
-        taken.known, taken.state_version, taken.image, command.control, taken.recorded_ns, taken.capture_ns
+        taken.known,
+        taken.state_version,
+        taken.image,
+        command.control,
+        taken.recorded_ns,
+        taken.capture_ns,
+        clock=taken.clock,
     )
     return msgspec.structs.replace(
         image_of(command.agent, capture, parts, sent=command.sent, received=command.received),

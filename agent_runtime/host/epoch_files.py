@@ -24,7 +24,7 @@ from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, in_groups
-from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
@@ -46,6 +46,7 @@ class Capture(msgspec.Struct):
         image: released when it has served `uses` epochs.
         base_epoch, base: what it was made against: unchanged parts of it are not in the image.
         started_ns: when it was begun, by the monotonic clock.
+        clock: when it was recorded, by the machine's clock; None where there is none.
     """
 
     known: AgentType
@@ -58,6 +59,7 @@ class Capture(msgspec.Struct):
     base: ChunkTable | None = None
     uses: int = 1
     started_ns: int = 0
+    clock: BootClock | None = None
 
     def release(self) -> None:
         """One epoch less needs it."""
@@ -196,7 +198,7 @@ def image_of(
         saved_outputs=control.outputs if control.outputs.number else UNSET,
         saved_turn=control.turn or UNSET, saved_journal=journal or UNSET, saved_stash=control.stash or UNSET,
         saved_numbers=control.letter_numbers or UNSET, saved_turns=control.durable_turns or UNSET,
-        saved_effects=control.effects or UNSET,
+        saved_effects=control.effects or UNSET, saved_clock=(capture.clock or UNSET) if control.timers else UNSET,
     )  # fmt: skip
 
 
@@ -237,12 +239,16 @@ class LoadedLine(msgspec.Struct):
 
 
 def load_line(
-    store: Store | None, fleet: Fleet, command: ev.LoadAgents, stepped: Callable[[], None] = lambda: None
+    store: Store | None,
+    fleet: Fleet,
+    command: ev.LoadAgents,
+    stepped: Callable[[], None] = lambda: None,
+    clock: BootClock | None = None,
 ) -> LoadedLine:
     """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
 
     All checkpoints are read, and their versions judged, before the first state is made. `stepped` is called whenever one is
-    read, and whenever one is made.
+    read, and whenever one is made. What `clock` shows beyond a checkpoint's counts for the agent's timers.
 
     Raises:
         DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
@@ -265,7 +271,9 @@ def load_line(
     reader = store.part_reader(manifest)
     found = LoadedLine([], {}, {})
     for place, checkpoint in zip(command.agents, checkpoints, strict=True):
-        found.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint))
+        saved = checkpoint.saved_clock or None
+        passed_ns = clock.since(saved) if clock is not None and saved is not None else 0
+        found.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint, passed_ns))
         if not checkpoint.is_unborn:
             contents = reader.read(place.agent, checkpoint.parts)
             made_now, table = revive(plans[place.agent], checkpoint, contents)

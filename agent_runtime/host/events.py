@@ -73,11 +73,15 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn."""
+    """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn.
+
+    `passed_ns`: since the checkpoint, as far as the machine's clock knows.
+    """
 
     agent: str
     incarnation: int
     checkpoint: AgentCheckpoint | None
+    passed_ns: int = 0
 
 
 # ---- from the coordinator -----------------------------------------------------------------------------------------

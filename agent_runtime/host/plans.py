@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.timers import Timers
 from snapline.conversation import messages as msg
 from snapline.conversation.planned_ends import Quiesce
 from snapline.errors import ProtocolError
-from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedTimer
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
@@ -192,9 +192,10 @@ class HostPlans:
         agent.last_letter = checkpoint.letter_numbers.last
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))
-        for timer in checkpoint.timers:
+        for timer in sorted(checkpoint.timers, key=_remaining):
             if timer.remaining_ns:
-                self._timers.set(agent, timer.name, timer.remaining_ns, timer.payload)
+                left_ns = max(0, timer.remaining_ns - loaded.passed_ns)
+                self._timers.set(agent, timer.name, left_ns, timer.payload)
             else:  # it had fired; another one of its name may have been set since
                 agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
@@ -233,3 +234,7 @@ class HostPlans:
                     f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
                 )
             agent.mailbox.append((inlet, self._mode.mark_of(message), message.payload))
+
+
+def _remaining(timer: SavedTimer) -> int:
+    return timer.remaining_ns

@@ -51,6 +51,7 @@ from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.conversation.view_wire import SERVICE as AGENTS
 from snapline.ids import check_id
 from snapline.storage.capture.image import StateImage
+from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ if TYPE_CHECKING:
 
 LONG_TURN_NS = 1_000_000_000
 """Turns that run longer are named in the heartbeat, so that a waiting epoch can be explained."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+BOOT = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+"""Of this start of the machine; empty on systems that do not tell."""
 
 log = logging.getLogger("snapline.host")
 
@@ -302,6 +308,9 @@ class Host:
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+    def boot_clock(self) -> BootClock | None:
+        return BootClock(BOOT, time.clock_gettime_ns(time.CLOCK_BOOTTIME)) if BOOT else None
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, function)

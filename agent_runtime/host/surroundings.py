@@ -10,6 +10,7 @@ from snapline.agent_runtime.host.turns import RunningTurn
 from snapline.channels.frame import LinkHello
 from snapline.conversation.messages import HostMessage
 from snapline.storage.capture.image import StateImage
+from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
 
 
@@ -62,6 +63,9 @@ class Surroundings(Protocol):
 
     def wall_ns(self) -> int:
         """Since 1970."""
+
+    def boot_clock(self) -> BootClock | None:
+        """Counts on while no host runs; None: there is none. Asked in any thread."""
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
         """Call `function` on the loop."""

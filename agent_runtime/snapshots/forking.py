@@ -176,7 +176,7 @@ class _Judged:
             others = (checkpoint.sent, checkpoint.received, checkpoint.in_transit)
             self._gone |= {name: None for names in others for name in names if name not in agents}
             self._consumed[agent] = checkpoint.inputs.number
-            begins = without_open_effects(checkpoint)
+            begins = msgspec.structs.replace(without_open_effects(checkpoint), saved_clock=msgspec.UNSET)
             self._effects_refused += has_open_effect(checkpoint)
             if agent in self._settings:
                 kept[agent] = begins

@@ -430,6 +430,9 @@ class SimHost:
     def wall_ns(self) -> int:
         return self.desk.clocks.wall_ns(self.name)
 
+    def boot_clock(self) -> None:
+        return None
+
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
         timer = _Timer(function)
         self.later(self._kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)

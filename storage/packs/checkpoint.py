@@ -44,6 +44,17 @@ class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     payload: bytes
 
 
+class BootClock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A machine's clock that counts on while it sleeps or nothing of us runs, and that nobody can set; of one start of the machine, `boot`."""
+
+    boot: str
+    now_ns: int
+
+    def since(self, earlier: "BootClock") -> int:
+        """Return the nanoseconds since another reading; 0 where nobody knows: of another machine, or before this one was started."""
+        return max(0, self.now_ns - earlier.now_ns) if self.boot == earlier.boot else 0
+
+
 class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970."""
 
@@ -257,7 +268,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
     cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
     files of earlier releases: they read as their defaults. `outputs`, `turn`, `journal`, `stash` and `effects` are missing where there are none,
-    `letter_numbers` where no dead letter was ever taken out, `durable_turns` where none has begun.
+    `letter_numbers` where no dead letter was ever taken out, `durable_turns` where none has begun, `clock` where no timer is set.
 
     Attributes:
         agent: its id.
@@ -288,6 +299,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         inputs: consumed from outside; those beyond its number come again from the host log.
         saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as
             they stand in the file under those names.
+        saved_clock: when it was recorded, by the machine's own clock: what has passed since counts for its timers.
         saved_journal: `journal_part`, as it stands in the file under the name `journal`.
     """
 
@@ -326,6 +338,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     saved_numbers: LetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
     saved_turns: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="durable_turns")
     saved_effects: SavedEffects | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="effects")
+    saved_clock: BootClock | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="clock")
 
     @property
     def letter_numbers(self) -> LetterNumbers:

@@ -148,8 +148,9 @@ class Driver:
         *inputs: LoggedInput,
         dropped: tuple[LoggedInput, ...] = (),
         entries: tuple[LoggedEntry, ...] = (),
+        passed_ns: int = 0,
     ) -> list[ev.Said]:
-        loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent)) for agent in self.here]
+        loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent), passed_ns) for agent in self.here]
         return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs, dropped, entries))
 
     @property

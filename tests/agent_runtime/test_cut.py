@@ -25,7 +25,14 @@ from snapline.conversation.payloads import describe_payload
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import RecordedPart, WaitingMessage
 from snapline.storage.capture.image import StateImage
-from snapline.storage.packs.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SavedTurn, SpawnRequest
+from snapline.storage.packs.checkpoint import (
+    BootClock,
+    DeadLetterRecord,
+    ParkedMessage,
+    SavedTimer,
+    SavedTurn,
+    SpawnRequest,
+)
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.saved_effects import MadeEffect, OpenEffect, SavedEffects
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
@@ -305,3 +312,25 @@ def test_an_unborn_agents_state_is_nothing(written: Written) -> None:
     )
     manifest = written.store.read_manifest(written.store.read_ref(1), epoch=1)
     assert describe_state(written.store.read_checkpoint(manifest, "c")) is None
+
+
+@pytest.mark.parametrize(
+    ("clock", "passed_ns"),
+    [
+        (BootClock("this start", 150), 50),
+        (BootClock("this start", 40), 0),
+        (BootClock("another start, or machine", 150), 0),
+        (None, 0),
+    ],
+)
+def test_what_has_passed_since_a_checkpoint_is_known_on_its_machine_until_it_is_booted(
+    written: Written, clock: BootClock | None, passed_ns: int
+) -> None:
+    timed = capture(Account(1), timers=[SavedTimer("t", 5, b"\x01")])
+    plain = capture(Account(1))
+    timed.clock = plain.clock = BootClock("this start", 100)
+    written.write({"a": record(), "b": record()}, {"a": timed, "b": plain})
+    places = tuple(ev.Placement(agent, "", "h1", 2) for agent in "ab")
+    order = ev.LoadAgents(2, 1, written.store.read_ref(1), places)
+    found = load_line(written.store, fleet, order, clock=clock)
+    assert [each.passed_ns for each in found.agents] == [passed_ns, 0], "the other has no timer, and needs no clock"

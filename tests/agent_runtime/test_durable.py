@@ -3,7 +3,8 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -456,3 +457,65 @@ def test_a_handler_that_cannot_be_durable_is_refused() -> None:
 def test_errors_are_kept_by_name() -> None:
     assert msgspec.msgpack.decode(encode_error(KeyError("x"))) == ["KeyError", "'x'"]
     assert FAILED == "failed"
+
+
+# -- until an instant --------------------------------------------------------------------------------------------------
+
+MINUTE = 60 * 10**9
+
+
+class Steady(Outside):
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+def waits_until(due_ns: int, clock: Steady, away: Callable[[int], int]) -> list[int]:
+    """The waits that a turn asks for until it has waited, each as `timeout_ns`; `away`: what is lost after each."""
+    ctx = Context("a", 1, "z", clock)
+    ctx.begin(journal=TurnJournal(SEED, None))
+    coroutine: Any = ctx.sleep_until(datetime.fromtimestamp(due_ns / 10**9, UTC))
+    found: JournalEntry | None = None
+    asked: list[int] = []
+    while True:
+        try:
+            stand = coroutine.send(found)
+        except StopIteration:
+            return asked
+        ctx.take_segment()
+        asked.append(stand.timeout_ns)
+        clock.now += stand.timeout_ns + away(len(asked))
+        found = msgspec.structs.replace(stand.waits, outcome=DONE)
+
+
+@given(
+    st.integers(0, 100 * 24 * 60).map(lambda minutes: minutes * MINUTE),
+    st.lists(st.integers(0, 60 * 24), max_size=20),
+)
+def test_an_instant_is_waited_for_whatever_the_clock_does_meanwhile(wait_ns: int, jumps: list[int]) -> None:
+    """Jumps, minutes, one after each wait: of a fleet that is down, goes on elsewhere, or has its clock put right."""
+    start = 1_800_000_000 * 10**9
+    clock = Steady(start)
+    asked = waits_until(start + wait_ns, clock, lambda nth: jumps[nth - 1] * MINUTE if nth <= len(jumps) else 0)
+    assert clock.now >= start + wait_ns, "never too early"
+    last_jump = jumps[len(asked) - 1] * MINUTE if 0 < len(asked) <= len(jumps) else 0
+    if not sum(jumps):
+        assert clock.now == start + wait_ns, "and not too late"
+    late = clock.now - (start + wait_ns)
+    assert late <= last_jump, "what was lost before the last wait is not waited again"
+    assert len(asked) <= 20, "a journal has few entries of it"
+
+
+def test_an_instant_that_has_come_is_not_waited_for() -> None:
+    clock = Steady(5 * MINUTE)
+    assert not waits_until(4 * MINUTE, clock, lambda _: 0)
+
+
+@pytest.mark.parametrize("instant", [datetime(2027, 1, 1), 5.0, "2027-01-01"])
+async def test_an_instant_has_a_time_zone(instant: Any) -> None:
+    ctx = Context("a", 1, "z", Steady(0))
+    ctx.begin(journal=TurnJournal(SEED, None))
+    with pytest.raises(snapline.MisuseError, match=r"is no instant: it takes a datetime with a time zone"):
+        await ctx.sleep_until(instant)

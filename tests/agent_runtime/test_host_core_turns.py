@@ -376,6 +376,26 @@ def test_a_restored_timer_waits_for_the_rest_of_its_delay(drive: Drive) -> None:
     assert driver.turns["a"].payload == b"\x01t"
 
 
+def test_what_has_passed_since_the_checkpoint_counts_for_its_timers(drive: Drive) -> None:
+    saved = [
+        SavedTimer("late", 90 * MS, b"\x01l"),
+        SavedTimer("mid", 50 * MS, b"\x01m"),
+        SavedTimer("early", 20 * MS, b"\x01e"),
+    ]
+    driver = drive(here=("a",), checkpoints={"a": checkpoint("a", timers=saved)}, begun=3)
+    driver.receive_plan(2, begun=3, line=3)
+    driver.load(2, passed_ns=60 * MS)
+    driver.feed(ev.TimerFired(), 0)
+    assert driver.turns["a"].payload == b"\x01e", "both are due, and come in the order in which they were"
+    driver.end("a")
+    assert driver.turns["a"].payload == b"\x01m"
+    driver.end("a")
+    driver.feed(ev.TimerFired(), 20 * MS)
+    assert "a" not in driver.turns, "30 ms are left of the third, less some of the driver's own"
+    driver.feed(ev.TimerFired(), 10 * MS)
+    assert driver.turns["a"].payload == b"\x01l"
+
+
 def test_a_fired_timer_that_waits_is_saved_beside_a_new_one_of_its_name(drive: Drive) -> None:
     """Both are owed: the first has fired, the second was set since."""
     driver = drive()
