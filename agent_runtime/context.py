@@ -16,7 +16,7 @@ from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, StepWork, TurnJournal
 from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
-from snapline.agent_runtime.fleet import check_state_image, encode_state
+from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
 from snapline.agent_runtime.forgotten import Unawaited, awaited
 from snapline.agent_runtime.host.events import TurnEnded
 from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
@@ -192,7 +192,7 @@ class Context:
         if agent in asked.spawns:
             raise MisuseError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
         kind = agent_type(type(made))
-        image = encode_state(agent, made, kind)
+        image = encode_unchecked(agent, made, kind)
         check_state_image(agent, made, kind, image)
         asked.spawns[check_id(agent)] = (agent, kind.kind, image)
 

@@ -20,6 +20,7 @@ from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessages, Policy, Single, format_policy
 from snapline.storage.capture.arena import ArenaPool
+from snapline.storage.capture.declared_values import check_declared, comes_back, difference
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.refusals import check as check_sharing
@@ -204,7 +205,7 @@ class Fleet:
             raise FleetDefinitionError(f"the function for agent {agent!r} made a {type(made).__qualname__}, no Agent")
         known = agent_type(type(made))
         check_steps(type(made))
-        image = encode_state(agent, made, known)
+        image = encode_unchecked(agent, made, known)
         check_state_image(agent, made, known, image)
         try:
             check_sharing(made.state)
@@ -324,10 +325,25 @@ def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
 
 
 def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state.
+    """Encode an agent's state, and see that it would come back equal.
 
     Raises:
         EncodingError: names agent, field, the handlers that may have done it, and next step.
+    """
+    image = encode_unchecked(agent, made, known, handlers)
+    if known.state_type is not None:
+        try:
+            check_declared(made.state, known.state_type, "state")
+        except EncodingError as error:
+            raise EncodingError(unsavable(agent, known, error, handlers)) from error
+    return image
+
+
+def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
+    """As `encode_state`, where `check_state_image` follows.
+
+    Raises:
+        EncodingError: it cannot be encoded; names agent, field, the handlers that may have done it, and next step.
     """
     try:
         if known.agent_class.allow_pickle:
@@ -364,7 +380,11 @@ def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Ite
 
 
 def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
-    """What cannot be decoded again is of no use in a checkpoint."""
+    """Refuse a state that cannot be decoded again, or would come back as another one.
+
+    Raises:
+        FleetDefinitionError: names the agent, and what is wrong.
+    """
     where = f"the state of agent {agent!r} does not come back as declared"
     if known.state_type is None and made.state is not None:
         raise FleetDefinitionError(f"{where}: declare `state: …` in class {known.agent_class.__qualname__}")
@@ -377,6 +397,8 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
             f"{where}: it is a {type(made.state).__qualname__}, the state of class "
             f"{known.agent_class.__qualname__} is declared as {known.state_name}"
         )
+    if known.state_type is not None and not comes_back(made.state, known.state_type):
+        raise FleetDefinitionError(f"{where}: {difference(made.state, known.state_type, 'state')}")
 
 
 def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:

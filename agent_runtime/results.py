@@ -21,6 +21,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.conversation.effect_records import TEXT_CHARACTERS_MAX, readable
 from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MessageTooLargeError, StepFailedError
+from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.packs.checkpoint import JournalEntry
 
 _T = TypeVar("_T")
@@ -50,18 +51,20 @@ def argument_digest(step: str, arguments: object) -> bytes:
         ) from error
 
 
-def encode_argument(effect: str, value: object) -> bytes:
-    """An argument of a compensation as it is kept.
+def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
+    """An argument of a compensation as it is kept, and will be read as `declared`.
 
     Raises:
-        EncodingError: it cannot be.
+        EncodingError: it cannot be, or would come back as another value.
     """
     try:
-        return encode_ordered(value)
+        encoded = encode_ordered(value)
     except _CANNOT as error:
         raise EncodingError(
             f"an argument of the compensation of effect {effect!r} cannot be kept ({describe_failure(value, error)}): give it plain values"
         ) from error
+    check_declared(value, declared, f"an argument of the compensation of effect {effect!r}")
+    return encoded
 
 
 def describe_result(result: bytes, *, is_done: bool) -> str:
@@ -73,11 +76,11 @@ def describe_result(result: bytes, *, is_done: bool) -> str:
     return readable(found) if is_done else ": ".join([str(each) for each in found])[:TEXT_CHARACTERS_MAX]
 
 
-def encode_result(step: str, value: object) -> bytes:
-    """A step's result as the journal keeps it.
+def encode_result(step: str, value: object, function: Callable[..., Any] | None = None) -> bytes:
+    """A step's result as the journal keeps it; `function`: declares what it returns.
 
     Raises:
-        EncodingError: it cannot be kept.
+        EncodingError: it cannot be kept, or would come back as another value.
         MessageTooLargeError: it is above 16 MiB.
     """
     try:
@@ -87,6 +90,7 @@ def encode_result(step: str, value: object) -> bytes:
         raise EncodingError(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
+    check_declared(value, returned_by(function), f"the result of step {step!r}")
     if len(result) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(
             f"step {step!r} returned {len(result):,} bytes, the limit is {MESSAGE_BYTES_MAX:,}: put it into shared storage and "
@@ -115,16 +119,18 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
         name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
         raise StepFailedError(f"step {step!r} failed: {name}: {reason}", step=step, error=name, reason=reason)
     try:
-        return result_decoder(_returned_by(function)).decode(entry.result)
+        return result_decoder(returned_by(function)).decode(entry.result)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise EncodingError(
             f"the result of step {step!r} is not what {function!r} declares to return: {error}"
         ) from error
 
 
-def _returned_by(function: Callable[..., Any]) -> Any:  # any annotation
+def returned_by(function: Callable[..., Any] | None) -> Any:  # any annotation
     """What a function declares to return; Any without a word of it."""
     inner = function.func if isinstance(function, functools.partial) else function
+    if inner is None:
+        return Any
     try:
         return _hint_of(inner)
     except TypeError:  # it cannot be hashed

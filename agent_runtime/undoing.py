@@ -57,7 +57,8 @@ def reference_of(effect: str, compensate: Sequence[Any]) -> tuple[str, list[byte
             f"compensate of effect {effect!r} is {function!r}, and must be a function at the top of a module: it may have to run after a "
             "recovery, in another process, which finds it by its name"
         )
-    encoded = [encode_argument(effect, each) for each in arguments]
+    kinds = _types_of(function, len(arguments))
+    encoded = [encode_argument(effect, each, kind) for each, kind in zip(arguments, kinds, strict=False)]
     size_bytes = sum([len(each) for each in encoded])
     if size_bytes > ARGUMENTS_BYTES_MAX:
         raise MessageTooLargeError(
@@ -90,10 +91,20 @@ def _found(module: str, name: str) -> Callable[..., Any] | None:
 
 
 def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> list[object]:
-    declared = [each for each in inspect.signature(function).parameters.values() if each.kind in _POSITIONAL]
+    kinds = _types_of(function, len(arguments))
+    return [message_decoder(kind).decode(each) for kind, each in zip(kinds, arguments, strict=False)]
+
+
+def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
+    """What its positional parameters are declared as; Any for more arguments than those."""
+    if function is None:
+        return [Any] * count
+    try:
+        declared = [each for each in inspect.signature(function).parameters.values() if each.kind in _POSITIONAL]
+    except (TypeError, ValueError):  # a builtin that does not say
+        declared = []
     hints = _hints_of(function)
-    types = [hints.get(each.name, Any) for each in declared] + [Any] * len(arguments)
-    return [message_decoder(kind).decode(each) for kind, each in zip(types, arguments, strict=False)]
+    return [hints.get(each.name, Any) for each in declared] + [Any] * count
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

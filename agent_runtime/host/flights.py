@@ -45,7 +45,9 @@ async def step_of(
     """Run a step, or an effect, of a durable turn; tell how it has ended."""
     call = LastCall(work.timeout_s or 0.0, world)
     try:
-        outcome, result = DONE, encode_result(command.name, await _come_of(command, work, world, call))
+        found = await _come_of(command, work, world, call)
+        is_undo = isinstance(work, EffectWork) and work.intent.is_undo
+        outcome, result = DONE, encode_result(command.name, found, None if is_undo else work.function)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -255,7 +255,8 @@ class Turns:
         return StateImage(running.image)
 
     def _encoder_for(self, made: Agent, arena: ArenaPool) -> StateEncoder:
-        return StateEncoder(arena, allow_pickle=type(made).allow_pickle)
+        known = agent_type(type(made))
+        return StateEncoder(arena, allow_pickle=known.agent_class.allow_pickle, declared=known.state_type)
 
     def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
         """The sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread,

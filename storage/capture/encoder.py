@@ -33,6 +33,7 @@ import msgspec
 from snapline.errors import EncodingError
 from snapline.storage.capture import tensors
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBuffer, ArenaBusyError, ArenaPool
+from snapline.storage.capture.declared_values import check_declared, comes_back
 from snapline.storage.capture.image import (
     PART_ARRAY,
     PART_TENSOR,
@@ -93,10 +94,12 @@ class StateEncoder:
     Args:
         pool: where copies go; shared by the agents of a host.
         allow_pickle: whether `Pickled` values may be saved.
+        declared: type of the states. What would not come back as it declares is refused; None: nothing is.
     """
 
-    def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False) -> None:
+    def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False, declared: Any = None) -> None:
         self._pool = pool
+        self._declared = declared
         self._allow_pickle = allow_pickle
         self._inline = msgspec.msgpack.Encoder(enc_hook=encode_pickling if allow_pickle else encode_value)
         self._lock = threading.Lock()
@@ -110,6 +113,7 @@ class StateEncoder:
             ArenaBusyError: earlier images have not been written yet; try again later.
             StoreError: there is no memory for the copy.
         """
+        self._check(state)
         capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, may_copy=self._may_copy)
         try:
             skeleton = msgspec.msgpack.encode(state, enc_hook=capture.encode_value)
@@ -128,10 +132,20 @@ class StateEncoder:
         Raises:
             EncodingError: something in it cannot be saved; names its path.
         """
+        self._check(state)
+        return self._encoded_inline(state)
+
+    def _encoded_inline(self, state: object) -> bytes:
         try:
             return self._inline.encode(state)
         except FAILURES as error:
             raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
+
+    def _check(self, state: object) -> None:
+        """Refuse what would come back as something else; what cannot be encoded at all is told first."""
+        if self._declared is not None and not comes_back(state, self._declared):
+            self._encoded_inline(state)
+            check_declared(state, self._declared, "state")
 
     def buffer_sizes(self, state: object) -> list[int]:
         """Return what a full `encode` of `state` will take from the pool: `pool.reserve` each in a worker thread, and the

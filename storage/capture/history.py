@@ -71,13 +71,23 @@ class History(MutableSequence[T], Generic[T]):
     """A list of records that cannot change: frozen structs or dataclasses, strings, bytes, numbers, tuples of such.
 
     Declare the field as `History[Message]`: without the type of its records a restored history holds plain values. As
-    everywhere in a state, a tuple comes back as a list where the declared type is `Any`.
+    everywhere in a state, a tuple is refused where the declared type is `Any`: it would come back as a list.
 
     Raises:
         EncodingError: a record could change; the message names its type.
     """
 
-    __slots__ = ("__weakref__", "_dead_bytes", "_log", "_logged", "_records", "_references", "_segments", "_trusted")
+    __slots__ = (
+        "__weakref__",
+        "_checked_by",
+        "_dead_bytes",
+        "_log",
+        "_logged",
+        "_records",
+        "_references",
+        "_segments",
+        "_trusted",
+    )
 
     def __init__(self, records: Iterable[T] = ()) -> None:
         self._trusted: set[type] = set()
@@ -87,6 +97,7 @@ class History(MutableSequence[T], Generic[T]):
         self._segments: list[Segment] = []
         self._dead_bytes = 0
         self._references: dict[int, ChunkReference] = {}
+        self._checked_by: object = None
 
     # Reading: as a list.
 
@@ -138,6 +149,16 @@ class History(MutableSequence[T], Generic[T]):
     def records_for_inline(self) -> list[T]:
         """Return the records for an encoder, which must not change the list."""
         return self._records
+
+    def records_to_check(self, checked_by: object) -> list[list[T]]:
+        """Return the records that no capture holds yet, or all if something else has checked them."""
+        if self._log is None or self._checked_by is not checked_by:
+            return [self._records]
+        return [operation.records for operation in self._log]
+
+    def note_checked(self, checked_by: object) -> None:
+        """Those records are as declared: they need not be looked at again."""
+        self._checked_by = checked_by
 
     # Changing: each method checks the records, changes the list, and notes what it did.
 

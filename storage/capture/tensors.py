@@ -18,9 +18,14 @@ from snapline.storage.capture.image import Buffer
 
 def is_tensor(value: object) -> bool:
     """Is it a torch tensor, or of a subclass?"""
+    return is_tensor_class(type(value))
+
+
+def is_tensor_class(kind: type) -> bool:
+    """Is it the class of torch's tensors, or a subclass?"""
     torch = sys.modules.get("torch")
-    kind = getattr(torch, "Tensor", None)  # None while torch is being imported
-    return kind is not None and isinstance(value, kind)
+    tensor = getattr(torch, "Tensor", None)  # None while torch is being imported
+    return tensor is not None and issubclass(kind, tensor)
 
 
 def check_tensor(tensor: Any) -> None:

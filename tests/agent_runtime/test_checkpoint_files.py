@@ -11,7 +11,7 @@ import pytest
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import encode_state, encode_unchecked
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
 from snapline.agent_runtime.host.reviving import restored
@@ -170,7 +170,7 @@ def test_tentative_checkpoints_name_their_round(store: Store) -> None:
 
 def test_state_that_would_not_come_back_is_refused_and_nothing_written(store: Store) -> None:
     spoilt = taken("b")
-    spoilt.image = StateImage(encode_state("b", Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
+    spoilt.image = StateImage(encode_unchecked("b", Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
     with pytest.raises(EncodingError, match=r"state of agent 'b'.* does not come back as declared"):
         write_checkpoints(store, "h1-1", 1, [taken("a"), spoilt])
     assert store.checkpoint_packs() == []

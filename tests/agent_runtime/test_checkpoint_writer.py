@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.agent_runtime.test_checkpoint_files import KNOWN, Account, Teller, log_of, reference_of, taken
 
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import checkpoint_writer as module
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.backlog import Backlog
@@ -86,7 +86,7 @@ def world(tmp_path: Path) -> World:
 
 def spoilt(agent: str, number: int) -> TakenCheckpoint:
     made = taken(agent, number)
-    made.image = StateImage(encode_state(agent, Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
+    made.image = StateImage(encode_unchecked(agent, Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
     return made
 
 

@@ -14,7 +14,7 @@ import pytest
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import Capture, load_line, write_epoch
@@ -71,7 +71,7 @@ def control(**changed: Any) -> ev.Control:
 
 def capture(state: Account, **changed: Any) -> Capture:
     known = agent_type(Teller)
-    return Capture(known, 0, StateImage(encode_state("a", Teller(state), known)), control(**changed), 1, 2)
+    return Capture(known, 0, StateImage(encode_unchecked("a", Teller(state), known)), control(**changed), 1, 2)
 
 
 def record(

@@ -373,7 +373,9 @@ def test_a_turn_in_its_middle_goes_on_from_the_migrated_state_that_it_began_with
     )
     turns = Turns(fleet, lambda event: None, lambda text: None, None, step_ended=lambda event: None)
     turns.add("a", restored(fleet, kept))
-    priced = JournalEntry("step", "price", argument_digest("price", ("bread",)), DONE, encode_result("price", Price(5)))
+    priced = JournalEntry(
+        "step", "price", argument_digest("price", ("bread",)), DONE, encode_result("price", Price(5), price_of)
+    )
     begun = saved([priced, JournalEntry("receive", "Told", b"", DONE, encode_message(Told(8)), "y")])
     over = turns.run(ev.StartTurn("a", 1, "segment", "z", begun.payload, None, begun))
     assert over == ev.TurnEnded("a", 1, is_durable=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.agent_runtime import test_turns as rules
 
-from snapline.agent_runtime import context
+from snapline.agent_runtime import context, fleet
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
 from snapline.agent_runtime.outside import Outside
@@ -16,8 +16,8 @@ from snapline.storage.capture.image import Authors
 Patch = pytest.MonkeyPatch
 
 
-def a_state_is_not_read_back(patch: Patch) -> None:
-    patch.setattr(turns, "check_skeleton", lambda *arguments: None)
+def a_state_is_not_compared(patch: Patch) -> None:
+    patch.setattr(fleet, "check_declared", lambda *arguments: None)
 
 
 def only_the_last_handlers_are_named(patch: Patch) -> None:
@@ -66,7 +66,7 @@ def spawned_well() -> None:
 @pytest.mark.parametrize(
     ("mutant", "found_by"),
     [
-        (a_state_is_not_read_back, of_another_type),
+        (a_state_is_not_compared, of_another_type),
         (only_the_last_handlers_are_named, named),
         (the_second_spawn_of_an_id_is_taken, spawned_once),
         (a_spawned_state_is_not_read_back, spawned_well),
