@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType, Handler
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MessageTooLargeError
+from snapline.storage.capture.declared_values import comes_back
 from snapline.storage.capture.values import decode_declared
 
 
@@ -36,13 +37,17 @@ def check_message(agent: str, known: AgentType, payload: bytes) -> None:
 
 
 def message_of_json(agent: str, known: AgentType, name: str, text: bytes) -> bytes:
-    """Return the message of type `name` that JSON describes, as an agent of this class takes it.
+    """Return the message of type `name` that JSON describes, as an agent of this class takes it. Datetimes with an offset become UTC.
 
     Raises:
         EncodingError: it has no handler for it, or this is no JSON, or that of another type; says where.
         MessageTooLargeError: it is larger than a message may be.
     """
-    return encode_message(_decoded(agent, name, _json_decoder(_handler_of(agent, known, name).message_type), text))
+    handler = _handler_of(agent, known, name)
+    found = _decoded(agent, name, _json_decoder(handler.message_type), text)
+    if not comes_back(found, handler.message_type):
+        found = _decoded(agent, name, handler.decoder, encode_body(found))
+    return encode_message(found)
 
 
 def _handler_of(agent: str, known: AgentType, name: str) -> Handler:

@@ -19,6 +19,7 @@ from snapline.agent_runtime.encoding import encode_body, field_names
 from snapline.agent_runtime.fleet import check_skeleton
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
 from snapline.errors import EncodingError, MisuseError
+from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.capture.plain_values import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -105,9 +106,11 @@ def _migrated(plan: MigrationPlan, checkpoint: AgentCheckpoint, first: str) -> A
             "snapshot, and fork that"
         )
     known = agent_type(plan.agent_class)
+    state = load_state(plan, checkpoint).state
+    check_declared(state, known.state_type, "the migrated state")
     return msgspec.structs.replace(
         checkpoint,
-        state=encode_body(load_state(plan, checkpoint).state),
+        state=encode_body(state),
         state_type=known.state_name,
         state_version=state_version_of(plan.agent_class),
         state_fields=known.state_fields,
@@ -138,6 +141,7 @@ def _holds_large(value: Any, place: Any) -> bool:
 def _encoded(declared: Any, setting: FieldSetting) -> object:
     try:
         value = msgspec.json.decode(setting.value, type=declared, dec_hook=decode_declared)
+        check_declared(value, declared, setting.place)
         return msgspec.msgpack.decode(encode_body(value))
     except (msgspec.DecodeError, TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
         shown = setting.value[:100].decode(errors="replace")

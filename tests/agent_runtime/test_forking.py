@@ -1,6 +1,7 @@
 """Forks as their users ask for them: fields that are set, changed code, inputs, and what is refused before anything is written."""
 
 import copy
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,7 @@ class Book(msgspec.Struct):
     ratio: float = 0.5
     names: set[str] = set()
     either: int | str = 0
+    met: datetime.datetime | None = None
 
 
 class Pair(msgspec.Struct, array_like=True, tag="pair"):
@@ -240,6 +242,7 @@ def test_plain_values_beside_arrays_and_in_records_that_are_arrays_can_be_set(st
         ("r.by_year.tuesday", "{}", "'tuesday' is no key there"),
         ("r.by_year[2000].stars", "1", "there is no 2000 in 1999"),
         ("r.ratio", "null", "declared as float"),
+        ("r.met", '"2026-01-02T12:00:00+02:00"', "keep it in UTC"),
         ("x.pages", "1", "'x.pages' names no field of an agent in the snapshot"),
         ("r", "1", "names no field of an agent"),
         ("w.weights", "[1]", "w.weights is an array, a history or the like"),
