@@ -73,6 +73,8 @@ class OutputWriter:
         self._random_bytes = random_bytes
         self._newest: OutputBody | None = None
         """The newest release, as far as this object knows; without its data."""
+        self._handled = 0
+        """The epoch that was last released here. Only the next one needs no look at the store: between others a leader elsewhere may have released."""
         self._lock = threading.Lock()
         """Held while temporary files are written, and while those of others are removed."""
 
@@ -85,14 +87,16 @@ class OutputWriter:
         if not 0 <= after < epoch:
             raise MisuseError(f"epoch {after} cannot be before epoch {epoch}")
         with self._lock, files.writing(self._disk, f"the outputs of epoch {epoch}"):
-            newest = self._newest or self._find_newest()
+            newest = self._newest if self._newest is not None and epoch == self._handled + 1 else self._find_newest()
             if newest is not None and newest.epoch >= epoch:
                 self._check_same(path, root, after)
             elif ordered or outputs is None or (newest is not None and newest.epoch > after):
                 head = self._make_head(epoch, root, after, newest, created_ns)
                 self._write(head, divide(ordered))
             else:
+                self._handled = epoch
                 return
+            self._handled = epoch
         self._tell(epoch)
 
     def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:

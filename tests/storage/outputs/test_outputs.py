@@ -197,6 +197,19 @@ def test_readers_of_what_was_deleted_are_told(store: Store) -> None:
             read(store, cursor)
 
 
+def test_a_leader_that_leads_again_hides_no_deletion(disk: SimulatedDisk, store: Store) -> None:
+    """What it had released is not the newest any more; a reader that goes on from there has missed something."""
+    release(store, 1)
+    other = another(disk, store)
+    release(other, 2)
+    release(other, 3)
+    release(store, 4)
+    store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
+    assert store.output_epochs() == [4] and read(store, "3.3") == keys(4)
+    with pytest.raises(NotFoundError, match=r"after '1\.3' were deleted"):
+        read(store, "1.3")
+
+
 def test_a_reader_that_is_overtaken_by_the_deletion_is_told(disk: SimulatedDisk, store: Store) -> None:
     for epoch in range(1, 6):
         release(store, epoch)
