@@ -6,8 +6,8 @@ An explicit key is the identity of an effect within its agent. While the window 
 import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
-from snapline.agent_runtime.host.key_ages import ages_ns
 from snapline.agent_runtime.logged_steps import EFFECT
+from snapline.storage.ages import ages_ns
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
 
@@ -18,7 +18,7 @@ KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
 """How much older than the newest one they may be: a week, in which people look at dead letters and retry them."""
 
 STEP_NS = 3600 * 1_000_000_000
-"""From one to the next no more counts (`key_ages.py`): after a jump of the clock the last 168 are known at the least."""
+"""From one to the next no more counts (`storage/ages.py`): after a jump of the clock the last 168 are known at the least."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
 """Of results, and arguments of compensations, that an agent remembers: they are in each of its checkpoints. The oldest are forgotten with their keys."""

@@ -8,9 +8,9 @@ import itertools
 
 import msgspec
 
-from snapline.agent_runtime.host.key_ages import ages_ns, step_ns
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
+from snapline.storage.ages import ages_ns, step_ns
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DROPPED, NO_INPUTS, KnownKey, SavedInputs
 from snapline.storage.store.record import digest_of
@@ -22,7 +22,7 @@ KEYS_KEPT_NS = 3600 * 1_000_000_000
 """How much older than the newest one they may be: far longer than any client repeats a request."""
 
 STEP_NS = 60 * 1_000_000_000
-"""From one key to the next no more counts (`key_ages.py`): after a jump of the clock the last sixty are known at the least."""
+"""From one key to the next no more counts (`storage/ages.py`): after a jump of the clock the last sixty are known at the least."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
 """Of answers that an agent remembers, but for the newest: they are in each of its checkpoints."""

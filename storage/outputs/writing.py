@@ -35,6 +35,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, MisuseError, StoreError
 from snapline.failpoints import failpoint
+from snapline.storage.ages import ages_ns
 from snapline.storage.outputs.consumers import ConsumerPlace, acknowledge, forget, lowest_cursor, read_consumers
 from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor
 from snapline.storage.outputs.reading import list_parts, read_part, released_epochs
@@ -49,6 +50,12 @@ AGE_NS_MAX = 7 * 24 * 3600 * 10**9
 
 KEPT_NS_MIN = 3600 * 10**9
 """An hour: readers without a name, which nothing waits for, come to no harm because those that have one are quick."""
+
+STEPS = 24
+"""From one release to the next no more than such a part of these times counts (`storage/ages.py`): after a jump of the clock the last ones stay."""
+
+LOOKED_AT = 256
+"""At about so many releases a deletion looks: of more, at some only, and what lies between goes with the next of them."""
 
 _ID_BYTES = 16
 
@@ -73,6 +80,8 @@ class OutputWriter:
         self._random_bytes = random_bytes
         self._newest: OutputBody | None = None
         """The newest release, as far as this object knows; without its data."""
+        self._heads: dict[int, OutputBody] = {}
+        """Of releases that deletions have looked at."""
         self._handled = 0
         """The epoch that was last released here. Only the next one needs no look at the store: between others a leader elsewhere may have released."""
         self._lock = threading.Lock()
@@ -119,7 +128,7 @@ class OutputWriter:
             epochs = released_epochs(parts)
             if not epochs:
                 return []
-            due = self._due(epochs[:-1], now_ns - age_ns_max, now_ns - kept_ns_min)
+            due = self._due(epochs, now_ns, age_ns_max, kept_ns_min)
             heads = [name.path for name in parts if name.epoch in due and not name.part]
             others = [name.path for name in parts if name.epoch in due and name.part]
             removed = self._unlink(heads, others + self._abandoned(parts, epochs, due))
@@ -207,16 +216,27 @@ class OutputWriter:
                 return
         self._newest = head
 
-    def _due(self, epochs: list[int], oldest_ns: int, newest_ns: int) -> set[int]:
-        """The lowest of `epochs`, up to the last that may go. Of a damaged one only its epoch is known."""
-        passed, due = lowest_cursor(read_consumers(self._disk, self._store_id)), 0
-        for index, epoch in enumerate(epochs):
-            head = self._head_of(epoch)
-            if not _is_due(head, passed, oldest_ns, newest_ns) and head.release:
+    def _due(self, epochs: list[int], now_ns: int, age_ns_max: int, kept_ns_min: int) -> set[int]:
+        """The lowest of `epochs`, up to the last that may go; never the newest. Of a damaged one only its epoch is known."""
+        passed = lowest_cursor(read_consumers(self._disk, self._store_id))
+        heads = self._some_heads(epochs)
+        times = [head.created_ns for head in heads] + [now_ns]
+        olds, youngs = (ages_ns(times, max(1, limit // STEPS)) for limit in (age_ns_max, kept_ns_min))
+        last = 0
+        for head, old_ns, young_ns in zip(heads[:-1], olds, youngs, strict=False):
+            is_passed = passed is not None and passed >= head.end and young_ns >= kept_ns_min
+            if not is_passed and old_ns <= age_ns_max:
                 break
-            if head.release:
-                due = index + 1
-        return set(epochs[:due])
+            last = head.epoch
+        return {epoch for epoch in epochs[:-1] if epoch <= last}
+
+    def _some_heads(self, epochs: list[int]) -> list[OutputBody]:
+        """Of the newest release and of others, evenly; the same ones again at the next look. Not those that are damaged."""
+        apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
+        looked_at = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
+        heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in looked_at]
+        self._heads = {head.epoch: head for head in heads if head.release}
+        return list(self._heads.values())
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
         """A release goes before its other parts do, also if the power fails."""
@@ -268,8 +288,3 @@ def _previous(newest: OutputBody | None) -> Cursor:
         return START
     before = Cursor(*newest.previous)
     return newest.end if newest.end.taken or before.epoch > newest.after or not newest.release else before
-
-
-def _is_due(head: OutputBody, passed: Cursor | None, oldest_ns: int, newest_ns: int) -> bool:
-    is_passed = passed is not None and passed >= head.end and head.created_ns <= newest_ns
-    return is_passed or head.created_ns < oldest_ns

@@ -9,7 +9,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.storage.buckets.object_disk import Abilities
-from snapline.storage.outputs import records
+from snapline.storage.outputs import records, writing
 from snapline.storage.outputs.reading import UndoneEpochs
 from snapline.storage.store.store import Store
 
@@ -185,7 +185,7 @@ def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
 
 def test_readers_of_what_was_deleted_are_told(store: Store) -> None:
     for epoch in range(1, 6):
-        release(store, epoch, created_ns=CREATED_NS + epoch)
+        release(store, epoch, created_ns=CREATED_NS + min(epoch, 4))
     store.delete_outputs(now_ns=CREATED_NS + 4, age_ns_max=0, kept_ns_min=0)
     assert store.output_epochs() == [4, 5]
     assert read(store) == keys(4, 5)
@@ -329,22 +329,61 @@ def test_what_all_consumers_have_passed_goes_but_the_newest(store: Store) -> Non
     assert store.delete_outputs(now_ns=now_ns + 10**18, age_ns_max=1, kept_ns_min=0) == [] and read(store) == keys(5)
 
 
+def releases_every(store: Store, seconds: int) -> list[int]:
+    """Sixty releases so far from each other; returns when each was."""
+    times = [CREATED_NS + epoch * seconds * 10**9 for epoch in range(61)]
+    for epoch in range(1, 61):
+        release(store, epoch, created_ns=times[epoch])
+    return times
+
+
+def heads(*epochs: int) -> list[str]:
+    return [f"outputs/{epoch}.0" for epoch in epochs]
+
+
 def test_what_is_young_stays_for_readers_without_a_name(store: Store) -> None:
-    for epoch in range(1, 4):
-        release(store, epoch, created_ns=CREATED_NS + epoch)
-    store.acknowledge_outputs("c1", "3.3", now_ns=0)
-    hour_ns = 3600 * 10**9
-    assert store.delete_outputs(now_ns=CREATED_NS + hour_ns) == []
-    assert store.delete_outputs(now_ns=CREATED_NS + 1 + hour_ns) == ["outputs/1.0"]
-    assert store.delete_outputs(now_ns=CREATED_NS + 3 + hour_ns) == ["outputs/2.0"]
+    """An hour."""
+    times = releases_every(store, 120)
+    store.acknowledge_outputs("c1", "60.3", now_ns=0)
+    assert store.delete_outputs(now_ns=times[60]) == heads(*range(1, 31))
+    assert store.delete_outputs(now_ns=times[60] + 120 * 10**9) == heads(31)
 
 
 def test_what_is_old_goes_whoever_has_not_had_it_and_in_order(store: Store) -> None:
-    for epoch, created in ((1, 10), (2, 90), (3, 20), (4, 30)):
-        release(store, epoch, created_ns=created)
+    """A week."""
+    times = releases_every(store, 6 * 3600)
     store.acknowledge_outputs("c1", "", now_ns=0)
-    assert store.delete_outputs(now_ns=120, age_ns_max=50, kept_ns_min=0) == ["outputs/1.0"]
-    assert store.delete_outputs(now_ns=141, age_ns_max=50, kept_ns_min=0) == ["outputs/2.0", "outputs/3.0"]
+    assert store.delete_outputs(now_ns=times[60]) == heads(*range(1, 32)), "28 releases make a week"
+    assert store.delete_outputs(now_ns=times[60] + 6 * 3600 * 10**9) == heads(32)
+
+
+@pytest.mark.parametrize("jump_s", [-(10**9), 3600, 10**9])
+def test_no_jump_of_a_clock_deletes_what_nobody_has_had(store: Store, jump_s: int) -> None:
+    """On a leader that only looks, and on one that releases: some of a day's releases may go a little early, and no more."""
+    jump_ns = jump_s * 10**9
+    for epoch in range(1, 31):
+        release(store, epoch, created_ns=CREATED_NS + epoch * 10**9)
+    store.acknowledge_outputs("c1", "", now_ns=0)
+    store.acknowledge_outputs("c2", "", now_ns=0)
+    assert store.delete_outputs(now_ns=CREATED_NS + jump_ns) == []
+    release(store, 31, created_ns=CREATED_NS + 31 * 10**9 + jump_ns)
+    release(store, 32, created_ns=CREATED_NS + 32 * 10**9)
+    for consumer in ("c1", "c2"):
+        store.acknowledge_outputs(consumer, "32.3", now_ns=0)
+    assert store.delete_outputs(now_ns=CREATED_NS + 33 * 10**9 + jump_ns) == [], "nor is the hour over"
+
+
+def test_of_many_releases_a_deletion_looks_at_some(
+    disk: SimulatedDisk, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LOOKED_AT", 100)
+    quarter_ns = 900 * 10**9
+    for epoch in range(1, 301):
+        release(store, epoch, created_ns=CREATED_NS + epoch * quarter_ns)
+    before = len(disk.calls)
+    store.delete_outputs(now_ns=CREATED_NS + 300 * quarter_ns, age_ns_max=120 * quarter_ns)
+    assert store.output_epochs() == list(range(177, 301)), "180 is not old yet, and between 176 and 180 it did not look"
+    assert len([call for call in disk.calls[before:] if "read" in call]) < 100
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -1,7 +1,7 @@
-"""How old the keys are that an agent remembers: by clocks that people put right.
+"""How old things are by clocks that people put right: keys that agents remember, outputs that were released.
 
-A clock that is an hour, or fifty years, ahead of what it was a second ago would make all keys old at once, those too that clients still
-repeat. So age is what has passed from one key to the next, and each of these steps counts for so much at most.
+A clock that is an hour, or fifty years, ahead of what it was a second ago would make all of them old at once, those too that clients still
+repeat, or that nobody has read. So age is what has passed from one to the next, and each of these steps counts for so much at most.
 """
 
 import itertools
