@@ -37,6 +37,7 @@ from snapline.storage.capture.loaded import loaded_numpy
 from snapline.storage.capture.values import (
     BLOB_MODULE,
     HISTORY_MODULE,
+    TORCH_STATE_MODULE,
     Pickled,
     decode_declared,
     decode_own_value,
@@ -606,8 +607,18 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
                     number,
                     _Test(lambda value: bool(kind(value).item() == value), "declare a type that has room for it"),
                 )
-        # The encoder refuses what it does not know, the decoder what is of another class.
-        node.others.append(lambda found: None if issubclass(found, kind) else _REFUSED)
+        node.others.append(functools.partial(_rule_of_custom, kind))
+
+
+def _rule_of_custom(declared: type, found: type) -> _Rule | None:
+    """Of a class that MessagePack does not know, such as an array, or an abstract one: it is read as if nothing were declared."""
+    try:
+        is_one = issubclass(found, declared)
+    except TypeError:  # a Protocol that cannot be asked
+        return _REFUSED
+    if not is_one or found.__module__ == TORCH_STATE_MODULE:
+        return None if is_one else _REFUSED
+    return _node_of(Any)[found]
 
 
 _ADVICE_FLAG = "members whose values are neither text nor integers are not read back: keep the value"
