@@ -58,7 +58,7 @@ def test_a_field_of_the_wrong_type_costs_one_message_and_not_all_checkpoints(run
     (letter,) = found["dead_letters"]
     assert (letter["agent"], letter["number"], letter["sender"], letter["attempts"]) == ("sink", 1, "source", 2)
     assert letter["message"] == {"type": "Word", "fields": {"text": "two"}}
-    assert "Expected `int`, got `str` - at `$.numbers[1]`; on_any of class Sink puts something else" in letter["error"]
+    assert "cannot be saved after on_any: state.numbers[1] is declared as int and holds a str" in letter["error"]
 
 
 def with_letters(path: Path, count: int) -> None:
