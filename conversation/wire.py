@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import Message
 
+from snapline.conversation import planned_ends  # noqa: F401  # its structs are kinds of the envelopes below
 from snapline.conversation.answers import (
     BackupReply,
     Document,
