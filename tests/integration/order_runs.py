@@ -53,6 +53,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Customers:
     """They order through the gateway, and ask again until there is an answer."""
 
+    message = "Order"
+
     def __init__(self, gateway: Program, chosen: random.Random) -> None:
         self.answers: Answers = {}
         self.is_over = False
@@ -86,7 +88,7 @@ class Customers:
 
     async def _answer(self, http: httpx.AsyncClient, desk: str, order: dict[str, object]) -> dict[str, object]:
         url, key = (
-            f"{self._gateway.address}/agents/{desk}/Order?answer=final",
+            f"{self._gateway.address}/agents/{desk}/{self.message}?answer=final",
             {"Idempotency-Key": f"order-{order['id']}"},
         )
         while True:
@@ -142,7 +144,8 @@ def check_newest(data_dir: Path, arguments: dict[str, str]) -> set[int]:
 def check_books(cut: snapline.Cut, arguments: dict[str, str]) -> None:
     wrong = list(order_desk.wrong_books(cut, int(arguments["stocked"])))
     assert not wrong, f"epoch {cut.epoch}: {wrong}"
-    assert not cut.dead_letters, f"epoch {cut.epoch}: {cut.dead_letters}"
+    letters = [letter for letter in cut.dead_letters if letter.agent != "trouble"]
+    assert not letters, f"epoch {cut.epoch}: {letters}"
 
 
 def check_end(data_dir: Path, arguments: dict[str, str], answers: Answers, paid: Book) -> list[int]:
