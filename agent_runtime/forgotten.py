@@ -8,6 +8,7 @@ that in place of Python's warning (`watch`).
 import asyncio
 import contextlib
 import functools
+import gc
 import sys
 import sysconfig
 import threading
@@ -131,9 +132,19 @@ freed: list[tuple[object, str]] = []
 _warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # what Python calls, by this name, since 3.8
 
 
+_is_collecting = False
+"""Python looks for cycles of dead objects: whoever runs just now has not made them."""
+
+
 def watch() -> None:
     """Hear of coroutines that were never awaited, in this process from now on."""
+    gc.callbacks.append(_on_collection)
     warnings._warn_unawaited_coroutine = _on_freed  # type: ignore[attr-defined]  # as above
+
+
+def _on_collection(phase: str, _: dict[str, int]) -> None:
+    global _is_collecting
+    _is_collecting = phase == "start"
 
 
 def _on_freed(coroutine: Any) -> None:
@@ -141,7 +152,7 @@ def _on_freed(coroutine: Any) -> None:
     is_ours = coroutine.cr_frame is not None and coroutine.cr_frame.f_globals.get("__name__", "").startswith(
         "snapline."
     )
-    is_elsewhere = threading.current_thread() is not threading.main_thread()
+    is_elsewhere = _is_collecting or threading.current_thread() is not threading.main_thread()
     if is_elsewhere or len(freed) >= NOTED_MAX or (file.startswith(_LIBRARIES) and not is_ours):
         _warn(coroutine)
     else:

@@ -76,8 +76,10 @@ def describe_result(result: bytes, *, is_done: bool) -> str:
     return readable(found) if is_done else ": ".join([str(each) for each in found])[:TEXT_CHARACTERS_MAX]
 
 
-def encode_result(step: str, value: object, function: Callable[..., Any] | None = None) -> bytes:
-    """A step's result as the journal keeps it; `function`: declares what it returns.
+def encode_result(
+    step: str, value: object, function: Callable[..., Any] | None = None, *, is_effect: bool = False
+) -> bytes:
+    """A step's result as the journal keeps it; `function`: declares what it returns. That of an effect may lose its type if it is not declared.
 
     Raises:
         EncodingError: it cannot be kept, or would come back as another value.
@@ -90,7 +92,11 @@ def encode_result(step: str, value: object, function: Callable[..., Any] | None 
         raise EncodingError(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
-    check_declared(value, returned_by(function), f"the result of step {step!r}")
+    declared = returned_by(function)
+    if (
+        not is_effect or declared is not Any
+    ):  # what was done outside has not failed; its handler only ever sees the journal's copy
+        check_declared(value, declared, f"the result of step {step!r}")
     if len(result) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(
             f"step {step!r} returned {len(result):,} bytes, the limit is {MESSAGE_BYTES_MAX:,}: put it into shared storage and "

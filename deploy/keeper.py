@@ -16,6 +16,7 @@ it has ended, or by `ProcessEnded` alone; (3) answer every `ReportExit` by `Exit
 from collections.abc import Iterable, Sequence
 from typing import Literal, assert_never
 
+from snapline.conversation.turn_deaths import CAPTURE, STOP_WHEN
 from snapline.deploy.keeping import (
     CoordinatorMissed,
     Ending,
@@ -139,7 +140,10 @@ class Keeper:
     def _on_process_ended(self, now_ns: int, place: "_Place", event: ProcessEnded) -> None:
         assert place.stage in ("starting", "up"), f"{place.name} was {place.stage}"
         lived_s = 0.0 if place.started_ns is None else (now_ns - place.started_ns) / 1e9
-        place.failures = 1 if lived_s >= HEALTHY_S else place.failures + 1
+        if lived_s >= HEALTHY_S:
+            place.failures = place.excused = 0
+        place.failures += 1
+        place.excused += is_of_a_message(event.exit)
         place.exit, place.is_doomed = event.exit, False
         if not place.is_host:
             place.stage = "down"
@@ -182,7 +186,7 @@ class Keeper:
 
     def _on_restart_asked(self, place: "_Place") -> None:
         place.is_kept_down = place.is_given_up = place.is_doomed = False
-        place.failures = 0
+        place.failures = place.excused = 0
         if place.stage == "down":
             self._start(place)
         place.is_told = place.stage == "reporting"
@@ -227,7 +231,7 @@ class Keeper:
         if place.is_kept_down or not must_return:
             self._say(f"{place.name} ended ({place.exit.text})")
             return None
-        if place.failures > RESTARTS_MAX:
+        if place.failures - place.excused > RESTARTS_MAX:
             words = describe_end(place.exit)
             sentence = f"{place.name} ended {place.failures} times in a row, the last time with {words}"
             return GiveUp(WorldError.exit_code, sentence)
@@ -299,6 +303,11 @@ class Keeper:
         return (*self._coordinators.values(), *self._hosts.values())
 
 
+def is_of_a_message(end: Exit) -> bool:
+    """Whether the process died in the turn of a message: that is set aside when it has killed a few, and may be one of many."""
+    return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
+
+
 def restart_pause_s(failures: int) -> float:
     """Seconds to wait after the given number of failures in a row, from 1."""
     return min(RESTART_PAUSE_S * 2.0 ** (failures - 1), RESTART_PAUSE_S_MAX)
@@ -317,7 +326,7 @@ class _Place:
     Attributes:
         exit: how it ended the last time.
         started_ns: since when it runs; None before it does.
-        failures: ends in a row.
+        failures: ends in a row; `excused`: how many of them count for the pauses only.
         pauses: how often it has rested; only the end of the last pause is meant.
         is_kept_down: started again by `RestartAsked` only.
         is_given_up: failed too often; a replica that the others go on without.
@@ -332,7 +341,7 @@ class _Place:
         self.stage: Stage = "down"
         self.exit: Exit | None = None
         self.started_ns: int | None = None
-        self.failures = 0
+        self.failures = self.excused = 0
         self.pauses = 0
         self.is_kept_down = False
         self.is_given_up = False

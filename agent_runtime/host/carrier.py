@@ -19,7 +19,15 @@ from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.epoch_files import (
+    Capture,
+    Captures,
+    LoadedLine,
+    LoadProgress,
+    StoredEpoch,
+    load_line,
+    write_epoch,
+)
 from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
@@ -127,7 +135,7 @@ class HostCarrier:
         self._tables = ChunkTables()
         self._reports = EpochReports()
         self._frame: Frame | None = None
-        self._steps_loaded = 0
+        self._progress = LoadProgress(self._now_ns, self.fleet.busy_limit_s)
         self._is_over = False
         policy = fleet.policy
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
@@ -287,7 +295,7 @@ class HostCarrier:
 
     def heartbeat(self, sequence: int, busy: tuple[OpenTurn, ...] = ()) -> Heartbeat:
         """That this host lives, and how it stands."""
-        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._steps_loaded, busy=busy)
+        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._progress.steps(), busy=busy)
 
     def _tell_coordinator(self, said: ev.Said) -> None:
         assert isinstance(said, HostMessage), f"nobody carries out {said!r}"
@@ -432,20 +440,16 @@ class HostCarrier:
         self._captures.clear()
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
-        self._step_loaded()
+        self._progress.step()
         log.info("plan %d: loading %d agents from epoch %d", command.plan, len(command.agents), command.line_epoch)
         self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
-
-    def _step_loaded(self) -> None:
-        """Loading has got on: the coordinator waits for a host that does."""
-        self._steps_loaded += 1
 
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
         if command.plan != self.core.plan:  # it waited behind the loading for an older plan
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
             store = self._around.open_store() if command.line_epoch else None
-            line = load_line(store, self.fleet, command, self._step_loaded, self._around.boot_clock())
+            line = load_line(store, self.fleet, command, self._progress, self._around.boot_clock())
             line.logged = read_logs(store or self._around.open_store(), command, line.agents)
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line

@@ -4,7 +4,8 @@ Images are taken on the event loop, between turns; that is the only pause an age
 worker thread.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
@@ -225,6 +226,42 @@ def _report_of(
     )  # fmt: skip
 
 
+class LoadProgress:
+    """How far loading has got: the coordinator waits for a host that gets on.
+
+    The user's code, which makes agents and migrates states, may take its time: while it runs each second counts as a step.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
+        """`limit_s`: for so long at a time."""
+        self._now_ns = now_ns
+        self._limit_s = limit_s
+        self._steps = 0
+        self._since_ns: int | None = None
+
+    def step(self) -> None:
+        """Something was read, or made."""
+        self._steps += 1
+
+    def steps(self) -> int:
+        """So far. Asked on another thread."""
+        since_ns = self._since_ns
+        if since_ns is None:
+            return self._steps
+        seconds = (self._now_ns() - since_ns) / 1e9
+        return self._steps + int(seconds if self._limit_s is None else min(seconds, self._limit_s))
+
+    @contextlib.contextmanager
+    def in_users_code(self) -> Iterator[None]:
+        """One piece of it; when it is over that is a step."""
+        self._since_ns = self._now_ns()
+        try:
+            yield
+        finally:
+            self._since_ns = None
+            self._steps += 1
+
+
 class LoadedLine(msgspec.Struct):
     """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
 
@@ -242,12 +279,12 @@ def load_line(
     store: Store | None,
     fleet: Fleet,
     command: ev.LoadAgents,
-    stepped: Callable[[], None] = lambda: None,
+    progress: LoadProgress | None = None,
     clock: BootClock | None = None,
 ) -> LoadedLine:
     """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
 
-    All checkpoints are read, and their versions judged, before the first state is made. `stepped` is called whenever one is
+    All checkpoints are read, and their versions judged, before the first state is made. `progress` is told whenever one is
     read, and whenever one is made. What `clock` shows beyond a checkpoint's counts for the agent's timers.
 
     Raises:
@@ -256,18 +293,20 @@ def load_line(
     """
     if not command.agents:  # a host that joins later than the line is kept, and has nothing of it
         return LoadedLine([], {}, {})
+    progress = progress or LoadProgress()
     if command.line_epoch == 0 or store is None:
         made = {}
         for place in command.agents:
-            made[place.agent] = fleet.make(place.agent)
-            stepped()
+            with progress.in_users_code():
+                made[place.agent] = fleet.make(place.agent)
         return LoadedLine([ev.LoadedAgent(place.agent, place.incarnation, None) for place in command.agents], made, {})
     manifest = store.read_manifest(command.line_root, epoch=command.line_epoch)
     checkpoints = []
     for place in command.agents:
         checkpoints.append(_read(store, manifest, place.agent, command.line_epoch))
-        stepped()
-    plans = plan_line(fleet, checkpoints)
+        progress.step()
+    with progress.in_users_code():
+        plans = plan_line(fleet, checkpoints)
     reader = store.part_reader(manifest)
     found = LoadedLine([], {}, {})
     for place, checkpoint in zip(command.agents, checkpoints, strict=True):
@@ -276,11 +315,12 @@ def load_line(
         found.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint, passed_ns))
         if not checkpoint.is_unborn:
             contents = reader.read(place.agent, checkpoint.parts)
-            made_now, table = revive(plans[place.agent], checkpoint, contents)
+            with progress.in_users_code():
+                made_now, table = revive(plans[place.agent], checkpoint, contents)
             found.objects[place.agent], found.tables[place.agent] = made_now, table
             if checkpoint.journal_part is not None:
                 found.agents[-1] = _with_whole_turn(found.agents[-1], checkpoint, reader, table)
-        stepped()
+        progress.step()
     return found
 
 

@@ -46,8 +46,9 @@ async def step_of(
     call = LastCall(work.timeout_s or 0.0, world)
     try:
         found = await _come_of(command, work, world, call)
-        is_undo = isinstance(work, EffectWork) and work.intent.is_undo
-        outcome, result = DONE, encode_result(command.name, found, None if is_undo else work.function)
+        is_effect = isinstance(work, EffectWork)
+        declares = None if isinstance(work, EffectWork) and work.intent.is_undo else work.function
+        outcome, result = DONE, encode_result(command.name, found, declares, is_effect=is_effect)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -17,7 +17,7 @@ from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
-from snapline.agent_runtime.host.epoch_files import Capture, load_line, write_epoch
+from snapline.agent_runtime.host.epoch_files import Capture, LoadProgress, load_line, write_epoch
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.snapshots.cut import describe_state, load_cut
 from snapline.conversation.messages import EpochReport
@@ -334,3 +334,27 @@ def test_what_has_passed_since_a_checkpoint_is_known_on_its_machine_until_it_is_
     order = ev.LoadAgents(2, 1, written.store.read_ref(1), places)
     found = load_line(written.store, fleet, order, clock=clock)
     assert [each.passed_ns for each in found.agents] == [passed_ns, 0], "the other has no timer, and needs no clock"
+
+
+class Clock:
+    now_ns = 0
+
+    def read(self) -> int:
+        return self.now_ns
+
+
+@pytest.mark.parametrize("limit_s", [None, 6.0])
+def test_each_second_in_the_users_code_is_progress_up_to_its_limit(written: Written, limit_s: float | None) -> None:
+    clock, seen = Clock(), []
+    progress = LoadProgress(clock.read, limit_s)
+
+    def slow() -> Teller:
+        for _ in range(8):
+            clock.now_ns += 10**9
+            seen.append(progress.steps())
+        return Teller(Account(1))
+
+    slow_fleet = snapline.Fleet("slow", agents={"a": slow})
+    load_line(written.store, slow_fleet, ev.LoadAgents(1, 0, "", (ev.Placement("a", "", "h1", 1),)), progress)
+    assert seen == [min(second, int(limit_s or 8)) for second in range(1, 9)]
+    assert progress.steps() == 1, "afterwards it is one step"

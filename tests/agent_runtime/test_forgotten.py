@@ -1,6 +1,7 @@
 """Coroutines that nobody awaits: their turn fails with a sentence, and nothing of it was done."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,12 @@ class Hasty(snapline.Agent):
     @snapline.handler
     async def on_plain(self, message: Plain, ctx: Context) -> None:
         await getattr(self, message.what)(ctx)
+
+    async def collect(self, ctx: Context) -> None:
+        cycle: list[Any] = [helper()]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
 
     async def step(self, ctx: Context) -> None:
         ctx.step("pay", do, "pay")  # type: ignore[unused-coroutine]
@@ -150,6 +157,13 @@ async def test_and_so_in_a_plain_turn(what: str) -> None:
 async def test_a_coroutine_of_the_agents_own_fails_its_turn(message: snapline.Message) -> None:
     failed = await Seat().run(message)
     assert type(failed) is ev.TurnFailed and "helper(…) at " in failed.error and not called
+
+
+async def test_no_turn_is_blamed_for_what_a_collection_of_garbage_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another agent's, in a cycle: whoever runs when Python looks has not made it."""
+    monkeypatch.setattr(gc, "callbacks", [*gc.callbacks, forgotten._on_collection])
+    with pytest.warns(RuntimeWarning, match=r"helper.*never awaited"):
+        assert type(await Seat().run(Plain("collect"))) is ev.TurnEnded
 
 
 async def test_a_turn_that_fails_says_why_by_itself() -> None:

@@ -12,13 +12,15 @@ import pytest
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.encoding import encode_message, message_decoder
 from snapline.agent_runtime.host.input_checks import message_of_json
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.results import encode_result
+from snapline.agent_runtime.results import encode_result, read_result
 from snapline.agent_runtime.undoing import reference_of
 from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError
+from snapline.storage.packs.checkpoint import JournalEntry
 
 
 class Level(enum.IntEnum):
@@ -111,3 +113,16 @@ def test_times_in_json_come_to_utc() -> None:
     assert found.when == datetime.datetime(2026, 1, 2, 10, tzinfo=datetime.UTC)
     with pytest.raises(EncodingError, match=r"message Order\.when.*keep it in UTC"):
         encode_message(Order(when=found.when.astimezone(datetime.timezone(datetime.timedelta(hours=2)))))
+
+
+def test_an_effect_that_was_done_has_not_failed_because_nothing_says_what_it_returns() -> None:
+    """Its handler only ever sees the journal's copy; a refusal would have it done again."""
+
+    def untyped():  # type: ignore[no-untyped-def]  # that is the point
+        return (1, 2)
+
+    assert read_result(
+        "pay", JournalEntry("effect", "pay", b"", DONE, encode_result("pay", (1, 2), untyped, is_effect=True)), untyped
+    ) == [1, 2]
+    with pytest.raises(EncodingError):
+        encode_result("pay", (1, 2), untyped)

@@ -388,6 +388,19 @@ def test_a_host_that_gets_on_with_loading_is_waited_for() -> None:
     assert put_out(bench) == ["h2"]
 
 
+def test_a_host_that_is_silent_while_it_loads_is_busy_and_waited_for() -> None:
+    """The user's code holds Python's lock; once it is heard again it has to get on."""
+    bench = Bench(hosts_expected=2)
+    for host in ("h1", "h2"):
+        bench.attach(host)
+    bench.apply_plan("h1")
+    bench.pass_time(1)
+    bench.pass_time(30, silent=("h2",))
+    assert put_out(bench) == [] and bench.state.plan_number == 1
+    bench.pass_time(THREE_TIMEOUTS_S)
+    assert put_out(bench) == ["h2"]
+
+
 def test_steps_under_an_older_plan_are_no_answer() -> None:
     bench = Bench(hosts_expected=2)
     for host in ("h1", "h2"):

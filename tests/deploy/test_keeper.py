@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from snapline.conversation.turn_deaths import STOP_WHEN, TurnDeath
 from snapline.deploy.keeper import HEALTHY_S, RESTARTS_MAX, SILENCE_S, Keeper, OnFailure, restart_pause_s
 from snapline.deploy.keeping import (
     CoordinatorMissed,
@@ -34,6 +35,8 @@ from snapline.deploy.launching import Exit
 
 KILLED = Exit(-9, "SIGKILL", log="h.log")
 CRASHED = Exit(1, "exit code 1", "no disk left", "h.log")
+POISONED = Exit(1, "exit code 1", died_in=(TurnDeath("a", "message", "b", "Poison", b""),))
+ASKED = Exit(1, "exit code 1", died_in=(TurnDeath("", STOP_WHEN, "", "", b""),))
 MISUSED = Exit(2, "exit code 2", "snapline: there is no module nowhere")
 LEFT = Exit(0, "exit code 0")
 GONE = Exit(None, "its node died", log="node.log")
@@ -137,6 +140,18 @@ def test_failures_in_a_row_are_bounded_and_pauses_grow() -> None:
     (given_up,) = fleet.die("h1", CRASHED)[1:]
     assert given_up == GiveUp(1, "h1 ended 11 times in a row, the last time with exit code 1: no disk left")
     assert fleet.keeper.is_over
+
+
+def test_messages_that_kill_do_not_use_up_its_patience() -> None:
+    """Each is set aside after three; there may be many."""
+    fleet = Driver().all_up()
+    for failures in range(1, 3 * RESTARTS_MAX):
+        assert fleet.die("h1", POISONED)[-1] == SetPause("h1", failures, restart_pause_s(failures))
+        fleet.come_back("h1", failures)
+    for more in range(RESTARTS_MAX):
+        fleet.die("h1", ASKED)
+        fleet.come_back("h1", 3 * RESTARTS_MAX + more)
+    assert isinstance(fleet.die("h1", ASKED)[-1], GiveUp), "the fleet's own predicate kills for ever"
 
 
 def test_a_life_long_enough_forgives_all_failures() -> None:

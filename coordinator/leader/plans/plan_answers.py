@@ -1,14 +1,15 @@
 """Hosts that have been told a plan and do not answer: how long they are waited for.
 
 A host answers with PlanApplied or PlanRefused. Until then its heartbeats say how far it has got with loading; one that does not
-get on for ANSWER_NS counts as failed, and a plan without it is made. If none gets on, it is not the hosts: the plan is made
+get on for ANSWER_NS counts as failed, and a plan without it is made. A host that is silent meanwhile, with a stream that stands, is busy: for that
+time it is not overdue. If none gets on, it is not the hosts: the plan is made
 anew, for them all. Either way the next plan is waited for twice as long, until one has been applied: a fleet whose loading
 takes long in one piece must come to its end too.
 """
 
 from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attendance
 from snapline.coordinator.state.fleet_records import PlanRecord
 
 ANSWER_NS = 5 * SECOND_NS
@@ -48,6 +49,7 @@ class PlanAnswers:
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
         """Hosts that are not waited for any longer, and what they did not do."""
+        late = {}
         for host in plan.hosts:
             session = self._attendance.attached_session(host)
             if session is None or host in answered:
@@ -57,11 +59,11 @@ class PlanAnswers:
             place = plan.number, session.id, beat.steps_loaded if beat.plan == plan.number else 0
             if host not in self._waits or self._waits[host][0] != place:
                 self._waits[host] = place, self._desk.now
-        limit_ns = ANSWER_NS << self._doublings
-        late = {
-            x: self._desk.now - since for x, (_, since) in self._waits.items() if self._desk.now - since >= limit_ns
-        }
-        return {host: _said(plan.number, lasts_ns) for host, lasts_ns in late.items()}
+            quiet_ns = self._attendance.quiet_ns(session)
+            lasts_ns = self._desk.now - self._waits[host][1] - (quiet_ns if quiet_ns >= QUIET_NS else 0)
+            if lasts_ns >= ANSWER_NS << self._doublings:
+                late[host] = _said(plan.number, lasts_ns)
+        return late
 
     def give_up(self) -> None:
         """A decision was taken: the next plan is given more time."""
