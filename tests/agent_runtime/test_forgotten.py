@@ -159,11 +159,14 @@ async def test_a_coroutine_of_the_agents_own_fails_its_turn(message: snapline.Me
     assert type(failed) is ev.TurnFailed and "helper(…) at " in failed.error and not called
 
 
-async def test_no_turn_is_blamed_for_what_a_collection_of_garbage_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_turn_is_blamed_for_what_a_collection_of_garbage_finds() -> None:
     """Another agent's, in a cycle: whoever runs when Python looks has not made it."""
-    monkeypatch.setattr(gc, "callbacks", [*gc.callbacks, forgotten._on_collection])
-    with pytest.warns(RuntimeWarning, match=r"helper.*never awaited"):
-        assert type(await Seat().run(Plain("collect"))) is ev.TurnEnded
+    gc.callbacks.append(forgotten._on_collection)
+    try:
+        with pytest.warns(RuntimeWarning, match=r"helper.*never awaited"):
+            assert type(await Seat().run(Plain("collect"))) is ev.TurnEnded
+    finally:
+        gc.callbacks.remove(forgotten._on_collection)
 
 
 async def test_a_turn_that_fails_says_why_by_itself() -> None:
