@@ -62,6 +62,13 @@ async def why_distrusted(security: Security, address: str, *, role: str, name: s
     return reason
 
 
+def trust_advice(why: str) -> str:
+    """What helps against that."""
+    if "expired" in why:
+        return "renew that certificate: `snapline auth renew DIR` does it for those that `snapline auth init` has made"
+    return "have one authority sign both certificates, and give its certificate to both as --tls-ca"
+
+
 async def _refusal(security: Security, address: str, role: str, name: str) -> str | None:
     """One handshake, up to the first byte that a server sends to whom it trusts."""
     import ssl

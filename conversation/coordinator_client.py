@@ -17,7 +17,7 @@ import msgspec
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
-from snapline.channels.trust import why_distrusted
+from snapline.channels.trust import trust_advice, why_distrusted
 from snapline.conversation.answers import (
     BackupReply,
     LocateReply,
@@ -394,8 +394,7 @@ class CoordinatorClient:
                 return None
             last = address, why
         return DistrustError(
-            f"the coordinator at {last[0]} and we do not trust each other ({last[1]}): "
-            f"have one authority sign both certificates, and give its certificate to both as --tls-ca"
+            f"the coordinator at {last[0]} and we do not trust each other ({last[1]}): {trust_advice(last[1])}"
         )
 
     def _channel(self, address: str) -> grpc.aio.Channel:

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from snapline.channels.security import Security
-from snapline.channels.trust import TRUST_WAIT_S, Distrust, why_distrusted
+from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
 from snapline.conversation.replica_turns import ReplicaTurns
@@ -114,10 +114,7 @@ class Session:
             return f"no coordinator at {address}: {_reason(error)}; trying on"
         sentence = f"the coordinator at {address} and this host do not trust each other ({why})"
         if is_final:
-            raise DistrustError(
-                f"{sentence}, and have not for {TRUST_WAIT_S:g} s: "
-                f"have one authority sign both certificates, and give its certificate to both as --tls-ca"
-            )
+            raise DistrustError(f"{sentence}, and have not for {TRUST_WAIT_S:g} s: {trust_advice(why)}")
         return f"{sentence}; trying on, as certificates may be being renewed"
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.channels.certificates import Authority
 
 from snapline.channels.security import Security
-from snapline.channels.trust import TRUST_WAIT_S, Distrust, why_distrusted
+from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted
 
 OURS = "it does not trust ours"
 THEIRS = "its certificate is not trusted here: "
@@ -123,3 +123,15 @@ def test_who_was_trusted_once_tries_for_ever() -> None:
     assert failures(distrust, ("c1", 100.0, True)) == [False]
     distrust.answered()
     assert failures(distrust, ("c1", 100.0 + 9 * TRUST_WAIT_S, True)) == [False]
+
+
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [
+        ("its certificate is not trusted here: certificate has expired", "snapline auth renew"),
+        ("it does not trust ours: sslv3 alert certificate expired", "snapline auth renew"),
+        ("its certificate is not trusted here: unable to get local issuer certificate", "have one authority sign both"),
+    ],
+)
+def test_the_advice_is_what_helps(why: str, advice: str) -> None:
+    assert advice in trust_advice(why)

@@ -178,6 +178,7 @@ def test_another_definition_is_turned_away_before_and_after_the_fleet_is_defined
     for number in (early, late):
         away = bench.heard[number][-1]
         assert isinstance(away, msg.TurnedAway) and away.is_final and "defines another fleet" in away.reason
+        assert "triggers" in away.reason and "snapline snapshot fork" in away.reason
 
 
 def test_a_definition_that_cannot_be_run_is_turned_away() -> None:
