@@ -136,6 +136,7 @@ def write_fork(
     with files.writing(target, "the identity of a fork"):
         identity = files.encode_identity(store_id)
         write_once(target, layout.IDENTITY, (identity,), temporary_name=name, point="store.fork.identity")
+    files.know(target, store_id)
     return made
 
 

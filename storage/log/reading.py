@@ -103,11 +103,7 @@ def list_numbers(disk: Disk, log: LogName) -> list[int]:
 
 def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
     """Return the numbers of the entries, ascending, and the marks; nothing if the log has no directory."""
-    with files.reading(disk, log.directory):
-        try:
-            entries = disk.list_directory(log.directory)
-        except FileNotFoundError:
-            return [], []
+    entries = files.listed(disk, log.directory)
     found = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
     names = [place[1] for place in found if place is not None]
     return sorted([name for name in names if isinstance(name, int)]), [name for name in names if isinstance(name, str)]
@@ -177,9 +173,5 @@ def _read(disk: Disk, path: str, store_id: str | None) -> BatchBody | SealBody:
 
 
 def _directories(disk: Disk, directory: str) -> Iterator[str]:
-    with files.reading(disk, directory):
-        try:
-            entries = disk.list_directory(directory)
-        except FileNotFoundError:
-            return
+    entries = files.listed(disk, directory)
     yield from (f"{directory}/{entry.name}" for entry in entries if entry.is_directory)

@@ -19,7 +19,7 @@ from snapline.storage.outputs.names import (
 )
 from snapline.storage.store import files
 from snapline.storage.store.damage import check_store, damaged
-from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.disk import Disk, write_once
 from snapline.storage.store.layout import OUTPUTS
 from snapline.storage.store.record import canonical, seal, unseal
 
@@ -71,7 +71,7 @@ def acknowledge(
     consumer_path(name, 1)
     with files.writing(disk, f"the place of consumer {name!r}"):
         for directory in (OUTPUTS, CONSUMERS):
-            make_durable_directory(disk, directory)
+            files.make_directory(disk, directory)
         for _ in range(TRIES_MAX):
             with contextlib.suppress(_ChangedError):
                 return _advance(disk, store_id, name, wanted, now_ns=now_ns, random_bytes=random_bytes)
@@ -156,11 +156,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
 
 def _list(disk: Disk) -> dict[str, list[int]]:
     """Return the numbers of the places that there are, ascending, by consumer."""
-    with files.reading(disk, CONSUMERS):
-        try:
-            entries = disk.list_directory(CONSUMERS)
-        except FileNotFoundError:
-            return {}
+    entries = files.listed(disk, CONSUMERS)
     places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
     found: dict[str, list[int]] = {}
     for name, number in sorted([place for place in places if place is not None]):

@@ -198,11 +198,7 @@ def check_belongs(body: OutputBody, head: OutputBody) -> None:
 
 def list_parts(disk: Disk) -> list[PartName]:
     """Return all parts there are, by epoch and part. A store in which none was ever written has no folder for them."""
-    with files.reading(disk, OUTPUTS):
-        try:
-            entries = disk.list_directory(OUTPUTS)
-        except FileNotFoundError:
-            return []
+    entries = files.listed(disk, OUTPUTS)
     found = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
     return sorted([name for name in found if name is not None], key=lambda name: (name.epoch, name.part, name.release))
 

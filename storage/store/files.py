@@ -10,7 +10,7 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.signing import epoch_message
 from snapline.storage.store.damage import check_store, damaged
-from snapline.storage.store.disk import Disk, write_once
+from snapline.storage.store.disk import DirectoryEntry, Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import (
     EPOCH_REFS,
@@ -134,6 +134,40 @@ def away(disk: Disk, what: str) -> StoreError | None:
             f"another store (id {found}) is at {disk.location}, where the store {wanted} was: bring that back"
         )
     return None
+
+
+def require_there(disk: Disk, what: str) -> None:
+    """Raise StoreError if the store that was opened on this disk is not there now; of a disk on which none was opened nobody knows."""
+    error = away(disk, what) if _known.get(disk) is not None else None
+    if error is not None:
+        raise error
+
+
+def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
+    """Return the entries of a directory that is made when something is first written in it: none where it is not made yet.
+
+    Raises:
+        StoreError: the store is away, or cannot be read.
+    """
+    with reading(disk, directory):
+        entries = _entries(disk, directory)
+        if not entries:
+            require_there(disk, directory)
+            entries = _entries(disk, directory)  # it may have come back since
+        return entries
+
+
+def make_directory(disk: Disk, path: str) -> None:
+    """Make a directory durable in the store that was opened: nothing is made in an empty mount point."""
+    require_there(disk, path)
+    make_durable_directory(disk, path)
+
+
+def _entries(disk: Disk, directory: str) -> list[DirectoryEntry]:
+    try:
+        return disk.list_directory(directory)
+    except FileNotFoundError:
+        return []
 
 
 def _holds_epochs(disk: Disk) -> bool:

@@ -41,7 +41,6 @@ class StoreReader:
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None = None) -> None:
         self.store_id = store_id
         self._disk = disk
-        files.know(disk, store_id)
         self._guard = guard
         self._log_reader = LogReader(disk, store_id, guard=guard)
         self._output_reader = OutputReader(disk, store_id, guard=guard)

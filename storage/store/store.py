@@ -107,6 +107,7 @@ class Store(StoreReader):
             if not exists(disk, layout.IDENTITY):
                 raise no_store(disk)
         store_id = files.read_identity(disk)
+        files.know(disk, store_id)
         return Store(disk, store_id, guard=guard_of(disk, store_id, keys))
 
     @staticmethod
@@ -125,6 +126,7 @@ class Store(StoreReader):
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         store_id = found_store(disk, random_bytes=random_bytes)
+        files.know(disk, store_id)
         guard = guard_of(disk, store_id, keys, random_bytes=random_bytes)
         return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
 
