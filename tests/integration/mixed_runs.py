@@ -1,4 +1,4 @@
-"""The order desk and a trip service under everything that happens to everybody: kills, handlers that block, messages that kill, a store that is away, clocks that jump."""
+"""The order desk and a trip service under everything that happens to everybody: kills, restores, handlers that block, messages that kill, a store that is away, clocks that jump."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from tests.integration import order_runs
 from tests.integration.fleets import troubled_desk
 from tests.integration.fleets.troubled_desk import BOOKED, Block, Poison
 from tests.integration.order_runs import (
     CUSTOMERS,
     DELAY_S,
     LIMIT_S,
-    STOCKED,
     Answers,
     Customers,
     Outcome,
-    check_books,
     check_newest,
 )
 from tests.integration.processes import LIMIT_S as STEP_LIMIT_S
@@ -30,12 +29,11 @@ from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.chaos import preload
 from snapline.chaos.control import Wrongs
 from snapline.client.client import Client
-from snapline.errors import InputBuriedError
-from snapline.examples import order_desk
+from snapline.errors import InputBuriedError, NotFoundError
 from snapline.examples.payments import Book, read_entries
 from snapline.storage.store.store import Store
 
-BLOCKED, POISON, STORE, CLOCK = "blocked handler", "poison message", "store away", "clock jump"
+BLOCKED, POISON, STORE, CLOCK, RESTORE = "blocked handler", "poison message", "store away", "clock jump", "restore"
 
 BLOCKED_S = 6.0
 """Longer than a host that says nothing is waited for."""
@@ -44,6 +42,12 @@ AWAY_S = 4.0
 
 JUMPS_S = (3600.0, 400 * 86400.0, -3600.0, -400 * 86400.0)
 """From the right time; the clock is put right by the next one, or stays."""
+
+GONE_BACK_MAX = 10
+"""Epochs that a restore goes back at most: some of them hold what was answered and paid since."""
+
+STOCKED_AMPLY = 10**6
+"""Of each article: a restore does not bring orders in the same sequence again, so none may depend on what is left."""
 
 
 class Troubles(Killer):
@@ -57,7 +61,7 @@ class Troubles(Killer):
         self._wrongs = wrongs
         self.poisons = 0
         self.blocks = 0
-        self.targets += [BLOCKED, POISON, STORE, CLOCK]
+        self.targets += [BLOCKED, POISON, STORE, CLOCK, RESTORE]
 
     async def kill(self, target: str) -> None:
         """This happens, and all is whole again."""
@@ -71,6 +75,8 @@ class Troubles(Killer):
             case "store away":
                 self.kills[target] += 1
                 await self._take_store_away()
+            case "restore":
+                await self._restore()
             case "clock jump":
                 self.kills[target] += 1
                 self._wrongs.set("skew_ns", int(self._chosen.choice([0.0, *JUMPS_S]) * 1e9))
@@ -93,6 +99,18 @@ class Troubles(Killer):
                 "trouble", Poison(self.poisons), f"poison-{self.poisons}", timeout_s=STEP_LIMIT_S, reply_type=None
             )
             raise AssertionError("it killed nobody")
+
+    async def _restore(self) -> None:
+        """To one of the last epochs, by hand; one that was pruned meanwhile is no fault."""
+        before = (await self._fleet.until(is_whole)).plan
+        epochs = Store.open(self._fleet.local.data_dir / "store").epochs()
+        epoch = self._chosen.choice(epochs[-GONE_BACK_MAX:])
+        try:
+            await self._client.restore(epoch, reason="a try")
+        except NotFoundError:
+            return
+        self.kills[RESTORE] += 1
+        await self._fleet.until(lambda now: is_whole(now) and now.plan > before)
 
     async def _take_store_away(self) -> None:
         """With luck a host, or the coordinator, is lost meanwhile."""
@@ -136,7 +154,7 @@ async def mixed_run(data_dir: Path, chosen: random.Random, *, faults: int) -> Ou
     service = Program("snapline.examples.payment_service", ledger, "--delay-s", str(DELAY_S), serves="--port")
     gateway = Program("snapline", "gateway", "run", "--data-dir", data_dir, serves="--listen")
     await service.start()
-    arguments = {"service": service.address, "book": str(book), "stocked": str(STOCKED + faults * 5)}
+    arguments = {"service": service.address, "book": str(book), "stocked": str(STOCKED_AMPLY)}
     desk = {name: arguments[name] for name in ("service", "stocked")}
     cuts: set[int] = set()
     try:
@@ -172,16 +190,10 @@ async def mixed_run(data_dir: Path, chosen: random.Random, *, faults: int) -> Ou
 def check_end(
     data_dir: Path, arguments: dict[str, str], orders: Answers, trips: Answers, paid: Book, poisons: int
 ) -> None:
-    """Of the last snapshot: each order and trip that was answered is there, and was paid and booked once; poison is set aside."""
+    """Of the orders, as without trips; each trip that was answered is in the last snapshot and was booked once; poison is set aside."""
     desk = {name: arguments[name] for name in ("service", "stocked")}
-    store = Store.open(data_dir / "store")
-    cut = load_cut(store, store.epochs()[-1], troubled_desk.fleet(**arguments))
-    check_books(cut, desk)
-    desks = [state for state in cut.states.values() if isinstance(state, order_desk.Requests)]
-    assert sorted(order for each in desks for order in each.handled) == sorted(orders)
-    confirmed = {order: amount for each in desks for order, amount in each.confirmed.items()}
-    standing = {order: [entry.amount for entry in entries] for order, entries in paid.standing.items() if entries}
-    assert standing == {order: [amount] for order, amount in confirmed.items()}
+    newest = order_runs.check_end(data_dir, desk, orders, paid)[-1]
+    cut = load_cut(Store.open(data_dir / "store"), newest, troubled_desk.fleet(**arguments))
     done = [state.done for state in cut.states.values() if isinstance(state, troubled_desk.Trips)]
     assert sorted(trip for each in done for trip in each) == sorted(trips)
     booked = Counter(troubled_desk.lines(arguments["book"]))
