@@ -29,7 +29,7 @@ from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.chaos import preload
 from snapline.chaos.control import Wrongs
 from snapline.client.client import Client
-from snapline.errors import InputBuriedError, NotFoundError
+from snapline.errors import InputBuriedError, MisuseError, NotFoundError
 from snapline.examples.payments import Book, read_entries
 from snapline.storage.store.store import Store
 
@@ -107,7 +107,8 @@ class Troubles(Killer):
         epoch = self._chosen.choice(epochs[-GONE_BACK_MAX:])
         try:
             await self._client.restore(epoch, reason="a try")
-        except NotFoundError:
+        except (MisuseError, NotFoundError) as gone:
+            assert f"epoch {epoch}" in str(gone), gone
             return
         self.kills[RESTORE] += 1
         await self._fleet.until(lambda now: is_whole(now) and now.plan > before)
