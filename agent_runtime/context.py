@@ -28,7 +28,7 @@ from snapline.ids import check_id, check_receiver
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import MadeEffect
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 WAITED_WHOLE_NS = 15 * 60 * 10**9
 """Before an instant comes, its clock is not read again for so long."""
@@ -432,7 +432,7 @@ class Context:
             raise MisuseError(
                 f"ctx.sleep_until: {instant!r} is no instant: it takes a datetime with a time zone, such as datetime.now(UTC)"
             )
-        due_ns = (instant - EPOCH) // timedelta(microseconds=1) * 1000
+        due_ns = (instant - UNIX_EPOCH) // timedelta(microseconds=1) * 1000
         while (left_ns := due_ns - self.now()) > 0:
             wait_ns = min(left_ns, max(left_ns // 2, WAITED_WHOLE_NS))
             await self._wait("sleep", "", due_ns.to_bytes(8, "big", signed=True), timeout_s=wait_ns / 1e9)

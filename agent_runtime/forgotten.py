@@ -2,11 +2,13 @@
 
 There are two kinds. What a context gives (`ctx.step`, `ctx.sleep` …) is an `ContextCall`: it is noted when it is made, and crossed out when somebody awaits it. Of
 others, such as `client.send(…)` or a method of the agent's own, Python says that they were never awaited when it frees them. A host's process hears of
-that in place of Python's warning (`watch`).
+that in place of Python's warning (`watch`). They are charged to the task of the turn, or of the step, and to it also if a task or thread that it has started
+freed them. Those of tasks that outlive their turn, or are no turn's, get Python's warning.
 """
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import gc
 import sys
@@ -14,7 +16,7 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,24 +112,50 @@ def _line(frame: Any) -> str:
 
 
 @contextlib.contextmanager
-def no_task() -> Iterator[None]:
-    """Let what runs in here be in no task of asyncio's: `asyncio.timeout` in a durable handler would cancel the host's."""
-    task = _present()
-    if task is None:
+def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
+    """Let what runs in here be in no task of asyncio's, and make none: `asyncio.timeout` in a durable handler would cancel the host's.
+
+    `make_task` is the loop's task factory meanwhile.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
         yield
         return
-    loop = task.get_loop()
-    asyncio.tasks._leave_task(loop, task)
+    task, factory = asyncio.current_task(loop), loop.get_task_factory()
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    loop.set_task_factory(make_task)
     try:
         yield
     finally:
-        asyncio.tasks._enter_task(loop, task)
+        loop.set_task_factory(factory)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
 
 
 # ---- other coroutines -----------------------------------------------------------------------------------------------
 
-freed: list[tuple[object, str]] = []
-"""Coroutines that were never awaited: the task that freed them, None for the loop itself, and what they are. In hosts' processes only."""
+
+class Freed(NamedTuple):
+    """A coroutine that was never awaited. `task` is charged with it (None: the loop itself), and will look for it if it is that of a turn."""
+
+    task: "asyncio.Task[Any] | None"
+    is_turn: bool
+    said: str
+
+
+freed: list[Freed] = []
+"""In hosts' processes only."""
+
+_turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextVar("snapline_turn", default=None)
+"""The task of the turn, or step, that runs in this context: tasks and threads that it starts inherit it."""
+
+
+def enter_turn() -> None:
+    """The present task is that of a turn, or of a step."""
+    _turn.set(_present())
+
 
 _warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # what Python calls, by this name, since 3.8
 
@@ -152,11 +180,13 @@ def _on_freed(coroutine: Any) -> None:
     is_ours = coroutine.cr_frame is not None and coroutine.cr_frame.f_globals.get("__name__", "").startswith(
         "snapline."
     )
-    is_elsewhere = _is_collecting or threading.current_thread() is not threading.main_thread()
-    if is_elsewhere or len(freed) >= NOTED_MAX or (file.startswith(_LIBRARIES) and not is_ours):
+    turn = _turn.get()
+    is_outside = turn.done() if turn is not None else threading.current_thread() is not threading.main_thread()
+    if _is_collecting or is_outside or len(freed) >= NOTED_MAX or (file.startswith(_LIBRARIES) and not is_ours):
         _warn(coroutine)
     else:
-        freed.append((_present(), f"{coroutine.__qualname__}(…) at {_line(sys._getframe(1))}"))
+        said = f"{coroutine.__qualname__}(…) at {_line(sys._getframe(1))}"
+        freed.append(Freed(_present(), False, said) if turn is None else Freed(turn, True, said))
 
 
 def _present() -> "asyncio.Task[Any] | None":
@@ -171,11 +201,23 @@ def left_by(ctx: Noting, *, is_over: bool) -> list[str]:
     noted, found = ctx.unawaited, list[str]()
     if noted is not None:
         found = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
-    if freed:
-        own = (_present(), None)  # none: it ran within `no_task`
-        found += [said for owner, said in freed if owner in own]
-        freed[:] = [each for each in freed if each[0] not in own]
-    return found
+    return found + take_freed()
+
+
+def take_freed() -> list[str]:
+    """Coroutines of the present turn, or step, that were freed; of those that are no turn's it warns."""
+    if not freed:
+        return []
+    own, noted = (_turn.get(), _present(), None), list(freed)  # none: it ran within `no_task`
+    freed.clear()
+    for each in noted:
+        if each.task in own:
+            continue
+        if each.is_turn and each.task is not None and not each.task.done():
+            freed.append(each)
+        else:
+            warnings.warn(f"coroutine {each.said} was never awaited", RuntimeWarning, stacklevel=2)
+    return [each.said for each in noted if each.task in own]
 
 
 def sentence(left: list[str]) -> str:

@@ -93,9 +93,8 @@ def encode_result(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
     declared = returned_by(function)
-    if (
-        not is_effect or declared is not Any
-    ):  # what was done outside has not failed; its handler only ever sees the journal's copy
+    # What was done outside has not failed, and the handler only ever sees the journal's copy of an undeclared result.
+    if not is_effect or declared is not Any:
         check_declared(value, declared, f"the result of step {step!r}")
     if len(result) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(

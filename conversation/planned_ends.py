@@ -2,6 +2,9 @@
 
 from snapline.conversation.messages import Directive, HostMessage
 
+SAME_SIGNAL_S = 0.2
+"""Two signals to a process so close together are one stop: a terminal, or a batch system, and the launcher pass on the same."""
+
 
 class Quiesce(Directive, frozen=True, gc=False):
     """Hold inputs of clients back, or calls of effects, until the next Quiesce, plan or stream. Answer with Quiesced if effects are held."""
@@ -24,8 +27,6 @@ class WantLeave(HostMessage, frozen=True, gc=False):
 
 
 class MayLeave(Directive, frozen=True, gc=False):
-    """Epoch `epoch` holds what the host's agents had done when it said WantLeave; if not `is_saved`, `reason` says why there is no such epoch."""
+    """Epoch `epoch` holds what the host's agents had done when it said WantLeave."""
 
     epoch: int
-    is_saved: bool
-    reason: str = ""

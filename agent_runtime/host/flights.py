@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, STALE, EffectWork, StepWork, read_call
@@ -44,8 +45,12 @@ async def step_of(
 ) -> None:
     """Run a step, or an effect, of a durable turn; tell how it has ended."""
     call = LastCall(work.timeout_s or 0.0, world)
+    forgotten.enter_turn()
     try:
         found = await _come_of(command, work, world, call)
+        left = forgotten.take_freed()
+        if left:
+            raise MisuseError(forgotten.sentence(left))
         is_effect = isinstance(work, EffectWork)
         declares = None if isinstance(work, EffectWork) and work.intent.is_undo else work.function
         outcome, result = DONE, encode_result(command.name, found, declares, is_effect=is_effect)
@@ -153,7 +158,7 @@ def refused(
 
 
 _INSTEAD = (
-    "asyncio.gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: await ctx.step, ctx.call, ctx.sleep or ctx.receive one after the "
+    "asyncio.create_task, gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: await ctx.step, ctx.call, ctx.sleep or ctx.receive one after the "
     "other, give them a timeout_s, and do what is outside in a step"
 )
 
@@ -162,6 +167,16 @@ def foreign(awaited: object) -> MisuseError:
     """The error of a durable handler that awaited something else than the runtime's."""
     kind = type(awaited).__qualname__
     return MisuseError(f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_INSTEAD}")
+
+
+def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: object) -> Any:
+    """The loop's task factory while a durable handler runs.
+
+    Raises:
+        MisuseError: always. A task beside the turn would run again after a recovery, or not at all.
+    """
+    coroutine.close()
+    raise MisuseError(f"a durable handler has started a task. {_INSTEAD}")
 
 
 def of_a_task(error: BaseException) -> BaseException:

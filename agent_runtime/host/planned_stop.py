@@ -7,10 +7,7 @@ from collections.abc import Callable
 
 from snapline.agent_runtime.host.session import Session
 from snapline.conversation.messages import Directive, EndEpoch
-from snapline.conversation.planned_ends import MayLeave, WantLeave
-
-SAME_SIGNAL_S = 0.2
-"""Two signals so close together are one stop: a terminal, or a batch system, and the launcher pass on the same."""
+from snapline.conversation.planned_ends import SAME_SIGNAL_S, MayLeave, WantLeave
 
 NO_COORDINATOR_S = 5.0
 """A host that has no stream to a coordinator after so long waits no longer: an election, or a restart, takes a second or two."""
@@ -60,11 +57,7 @@ class HostStop:
         if isinstance(directive, EndEpoch) and directive.is_complete:
             self._newest_complete = max(self._newest_complete, directive.epoch)
         elif isinstance(directive, MayLeave) and self._asked_s is not None:
-            if directive.is_saved:
-                log.info("epoch %d holds what the agents here have done", directive.epoch)
-            else:
-                lost = f"what the agents here have done since epoch {directive.epoch} is lost"
-                log.warning("%s: %s", lost, directive.reason)
+            log.info("epoch %d holds what the agents here have done", directive.epoch)
             self._end(self._code)
 
     def _leave_unheard(self) -> None:

@@ -1,5 +1,7 @@
 """The part of a host core that applies plans: everything here ends, and begins again from the line."""
 
+from operator import attrgetter
+
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.effects import Effects
@@ -10,7 +12,7 @@ from snapline.agent_runtime.host.timers import Timers
 from snapline.conversation import messages as msg
 from snapline.conversation.planned_ends import Quiesce
 from snapline.errors import ProtocolError
-from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedTimer
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
@@ -192,7 +194,7 @@ class HostPlans:
         agent.last_letter = checkpoint.letter_numbers.last
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))
-        for timer in sorted(checkpoint.timers, key=_remaining):
+        for timer in sorted(checkpoint.timers, key=attrgetter("remaining_ns")):
             if timer.remaining_ns:
                 left_ns = max(0, timer.remaining_ns - loaded.passed_ns)
                 self._timers.set(agent, timer.name, left_ns, timer.payload)
@@ -234,7 +236,3 @@ class HostPlans:
                     f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
                 )
             agent.mailbox.append((inlet, self._mode.mark_of(message), message.payload))
-
-
-def _remaining(timer: SavedTimer) -> int:
-    return timer.remaining_ns

@@ -30,6 +30,7 @@ from snapline.agent_runtime.host.flights import (
     decode_for,
     foreign,
     is_of_step,
+    no_tasks,
     of_a_task,
     refused,
     step_of,
@@ -382,7 +383,7 @@ class Turns:
         assert journal is not None
         ctx.go_on()
         try:
-            with forgotten.no_task():
+            with forgotten.no_task(no_tasks):
                 stand = flight.coroutine.send(found)
         except StopIteration:
             journal.end()
@@ -413,6 +414,7 @@ class Turns:
     # ---- how turns end --------------------------------------------------------------------------------------------
 
     async def _finish(self, turn: ev.StartTurn, ctx: Context, coroutine: "_Coroutine") -> None:
+        forgotten.enter_turn()
         try:
             await coroutine
         except asyncio.CancelledError as error:
@@ -500,8 +502,7 @@ class Turns:
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
     ) -> ev.TurnFailed:
         ctx.close()
-        if forgotten.freed:
-            forgotten.left_by(ctx, is_over=True)  # the turn has failed: it says why by itself
+        forgotten.take_freed()  # the turn has failed: it says why by itself
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
         wish, error = wish_in(error, on_error)

@@ -79,7 +79,7 @@ class Departures:
                 self._quiescence.drop(REASON)
             return
         if state.phase != RUNNING or state.image.outcome or self._attendance.is_empty:
-            self._tell(state.newest_complete(), is_saved=True, reason=f"the fleet is {state.phase}")
+            self._tell(state.newest_complete())
             return
         self._quiescence.want(REASON, effects=True)
         if self._last is None or self._last.plan != state.plan_number:
@@ -88,10 +88,10 @@ class Departures:
             self._last, self._present = _LastEpoch(state.plan_number, state.image.begun), 0
         newest = self._refs.newest_published()
         if newest > self._last.begun or (self._present and self._present == newest):
-            self._tell(newest, is_saved=True, reason="")
+            self._tell(newest)
 
-    def _tell(self, epoch: int, *, is_saved: bool, reason: str) -> None:
-        self._desk.send(tuple(self._waiting), MayLeave(epoch, is_saved, reason))
+    def _tell(self, epoch: int) -> None:
+        self._desk.send(tuple(self._waiting), MayLeave(epoch))
         self._told.update(self._waiting)
         self._waiting.clear()
         self.is_saved, self._is_ending = self.is_saved or self._is_ending, False

@@ -7,6 +7,7 @@ stay until it is complete, for without them it cannot be decided. A coordinator 
 import asyncio
 import logging
 
+from snapline.conversation.planned_ends import SAME_SIGNAL_S
 from snapline.coordinator.leader.host_words import EndWanted
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.leadership import Leadership
@@ -15,9 +16,6 @@ from snapline.coordinator.state.fleet_view import FleetView
 
 LOOK_S = 0.05
 """How often it is looked whether the epoch is complete: it takes some tens of milliseconds."""
-
-SAME_SIGNAL_S = 0.2
-"""Two signals so close together are one stop: a terminal, or a batch system, and the launcher pass on the same."""
 
 _log = logging.getLogger("snapline.coordinator")
 

@@ -113,14 +113,15 @@ def _all_hold(node: _Node, values: Collection[Any]) -> bool:
 
 
 class _Items(_Rule):
-    """Of a list, set, frozenset or tuple of any length."""
+    """Of a list, set, frozenset or tuple of any length. `is_hashed`: a tuple among them stays one, also where nothing is declared."""
 
-    def __init__(self, item: Any) -> None:
+    def __init__(self, item: Any, *, is_hashed: bool = False) -> None:
         self._item = item
+        self._is_hashed = is_hashed
 
     @functools.cached_property
     def _node(self) -> _Node:
-        return _node_of(self._item)
+        return _MEMBER if self._is_hashed and _is_any(self._item) else _node_of(self._item)
 
     def holds(self, value: Any) -> bool:
         return _all_hold(self._node, value)
@@ -221,7 +222,7 @@ class _Fields(_Rule):
     """Of a struct, dataclass or attrs class: by the classes of all its fields, which few rows repeat."""
 
     advice = "keep what belongs to it in declared fields, and let `__post_init__` leave a saved value as it is"
-    problem = "has attributes that are no fields, or is changed by its `__post_init__` when it is read"
+    problem = "has attributes that are no fields, or private ones of attrs, or is changed by its `__post_init__` when it is read"
 
     def __init__(self, declared: Any) -> None:
         kind = typing.get_origin(declared) or declared
@@ -231,9 +232,11 @@ class _Fields(_Rule):
         self._get = operator.attrgetter(*self._names) if len(self._names) > 1 else self._few
         self._by_row: dict[tuple[type, ...], tuple[tuple[int, _Rule], ...]] = {}
         is_struct = issubclass(kind, msgspec.Struct)
-        self._has_extras = kind.__dictoffset__ != 0 and not hasattr(kind, "__attrs_attrs__")
+        is_attrs = hasattr(kind, "__attrs_attrs__")
+        self._has_extras = kind.__dictoffset__ != 0
         self._own = frozenset(() if is_struct else self._names)
-        self._changes_itself = hasattr(kind, "__post_init__") or hasattr(kind, "__attrs_attrs__")
+        self._unsaved = [name for name in self._names if is_attrs and name.startswith("_")]  # msgspec leaves them out
+        self._changes_itself = hasattr(kind, "__post_init__") or is_attrs
         self._is_bare = not self._has_extras and not self._changes_itself
 
     def _few(self, value: Any) -> tuple[Any, ...]:
@@ -263,7 +266,7 @@ class _Fields(_Rule):
         extras = {} if not self._has_extras or value.__dict__.keys() <= self._own else self._extras(value)
         if not self._changes_itself:
             return not extras
-        return _comes_back(self._declared, value, extras)
+        return _comes_back(self._declared, value, extras | {name: getattr(value, name) for name in self._unsaved})
 
     def parts(self, value: Any) -> Iterable[_Part]:
         return [
@@ -434,8 +437,8 @@ def _comes_back(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
         found = msgspec.msgpack.decode(first, type=declared, ext_hook=back, dec_hook=decode_declared)
         if type(found) is not type(value) or encoder.encode(found) != first:
             return False
-        kept = getattr(found, "__dict__", {})
-        return all(name in kept and type(kept[name]) is type(x) and bool(kept[name] == x) for name, x in extras.items())
+        kept = {name: getattr(found, name) for name in extras}
+        return all(type(kept[name]) is type(x) and bool(kept[name] == x) for name, x in extras.items())
     except Exception:  # whatever the value's own class raises: it cannot be read back
         return False
 
@@ -573,7 +576,8 @@ def _admit_class(node: _Node, declared: Any, origin: Any, inner: tuple[Any, ...]
     elif origin is datetime.time:
         node[origin] = _TIME
     elif origin in _ITEMS:
-        node[_ITEMS[origin]] = _Items(inner[0] if inner else Any)
+        kind = _ITEMS[origin]
+        node[kind] = _Items(inner[0] if inner else Any, is_hashed=kind in (set, frozenset))
     elif origin in _MAPPINGS:
         node[dict] = _Entries(*(inner or (Any, Any)))
     elif origin is tuple:
@@ -700,13 +704,15 @@ _KEY[datetime.datetime] = _DATETIME_OF_ANY
 
 
 class _KeyRow(_Rule):
-    """A tuple that is the key of a dict stays one, also where nothing is declared."""
+    """A tuple that is the key of a dict, or a member of a set, stays one, also where nothing is declared."""
 
     def holds(self, value: Any) -> bool:
         return _all_hold(_KEY, value)
 
 
 _KEY[tuple] = _KeyRow()
+_MEMBER = _copy_of(_compile(Any))
+_MEMBER[tuple] = _KeyRow()
 
 
 def comes_back(value: object, declared: Any) -> bool:

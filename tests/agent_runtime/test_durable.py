@@ -293,7 +293,7 @@ async def test_what_a_step_raises_is_in_the_journal(what: str) -> None:
     [
         (
             "foreign",
-            "a durable handler has awaited a Future, which a recovery could not wait for again. asyncio.gather",
+            "a durable handler has awaited a Future, which a recovery could not wait for again. asyncio.create_task",
         ),
         ("secret", "the arguments of step 'open' cannot be kept in the journal"),
         ("nowhere", "'Buyer' object has no attribute 'nowhere'"),

@@ -11,8 +11,10 @@ import pytest
 import snapline
 from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import FAILED
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 
 
@@ -38,6 +40,15 @@ def do(what: str, *, key: str = "") -> str:
 
 async def helper() -> None:
     called.append("helper")
+
+
+def forget() -> None:
+    helper()  # type: ignore[unused-coroutine]
+
+
+async def forget_later() -> None:
+    await asyncio.sleep(0)
+    forget()
 
 
 class Hasty(snapline.Agent):
@@ -82,7 +93,10 @@ class Hasty(snapline.Agent):
         await ctx.step("other", do, "other")
 
     async def task(self, ctx: Context) -> None:
-        self.kept = asyncio.create_task(ctx.step("pay", do, "pay"))
+        self.kept: asyncio.Task[Any] = asyncio.create_task(ctx.step("pay", do, "pay"))
+
+    async def harmless(self, ctx: Context) -> None:
+        pass
 
     async def raising(self, ctx: Context) -> None:
         ctx.step("pay", do, "pay")  # type: ignore[unused-coroutine]
@@ -107,6 +121,24 @@ class Hasty(snapline.Agent):
     async def gather(self, ctx: Context) -> None:
         await asyncio.gather(ctx.step("pay", do, "pay"), ctx.step("pay", do, "other"))
 
+    async def beside(self, ctx: Context) -> None:
+        self.kept = asyncio.create_task(helper())
+
+    async def gathered(self, ctx: Context) -> None:
+        await asyncio.gather(self.own(ctx), asyncio.sleep(0))
+
+    async def threaded(self, ctx: Context) -> None:
+        await asyncio.to_thread(forget)
+
+    async def outlived(self, ctx: Context) -> None:
+        self.kept = asyncio.create_task(forget_later())
+
+    async def in_async_step(self, ctx: Context) -> None:
+        await ctx.step("late", forget_later)
+
+    async def in_step(self, ctx: Context) -> None:
+        await ctx.step("now", forget)
+
     async def wait_for(self, ctx: Context) -> None:
         await asyncio.wait_for(ctx.step("pay", do, "pay"), 1)
 
@@ -125,7 +157,8 @@ class Seat:
     def __init__(self) -> None:
         self.reported: list[Any] = []
         fleet = snapline.Fleet("hasty", agents={"a": Hasty(Notes())})
-        self.turns = Turns(fleet, self.reported.append, lambda text: None)
+        self.steps: asyncio.Queue[StepEnded] = asyncio.Queue()
+        self.turns = Turns(fleet, self.reported.append, lambda text: None, step_ended=self.steps.put_nowait)
         self.turns.add("a", fleet.make("a"))
 
     async def run(self, message: snapline.Message) -> Any:
@@ -135,11 +168,11 @@ class Seat:
         return ended or self.reported[0]
 
 
-@pytest.mark.parametrize("what", ["step", "effect", "call", "sleep", "receive", "before_risk", "then_another", "task"])
+@pytest.mark.parametrize("what", ["step", "effect", "call", "sleep", "receive", "before_risk", "then_another"])
 async def test_what_a_durable_turn_forgets_to_await_fails_it(what: str) -> None:
     failed = await Seat().run(Go(what))
     assert type(failed) is ev.TurnFailed and not called
-    method = {"then_another": "step", "task": "step"}.get(what, what)
+    method = {"then_another": "step"}.get(what, what)
     assert f"ctx.{method}(" in failed.error and "was never awaited" in failed.error and f"{__file__}:" in failed.error
 
 
@@ -153,10 +186,34 @@ async def test_and_so_in_a_plain_turn(what: str) -> None:
             await seat.turns.object_of("a").kept  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("message", [Go("own"), Plain("own")])
+@pytest.mark.parametrize("message", [Go("own"), Plain("own"), Plain("gathered"), Plain("threaded")])
 async def test_a_coroutine_of_the_agents_own_fails_its_turn(message: snapline.Message) -> None:
     failed = await Seat().run(message)
     assert type(failed) is ev.TurnFailed and "helper(…) at " in failed.error and not called
+
+
+@pytest.mark.parametrize("what", ["in_step", "in_async_step"])
+async def test_a_coroutine_that_a_step_forgets_fails_the_step(what: str) -> None:
+    seat = Seat()
+    paused = await seat.run(Go(what))
+    assert type(paused) is ev.TurnEnded and paused.pause is not None
+    seat.turns.run_step(RunStep("a", 1, 0, paused.pause.waits.name))
+    ended = await seat.steps.get()
+    assert ended.outcome == FAILED and b"helper(" in ended.result and b"was never awaited" in ended.result
+
+
+async def test_python_warns_of_what_a_task_forgets_that_outlives_its_turn() -> None:
+    seat = Seat()
+    assert type(await seat.run(Plain("outlived"))) is ev.TurnEnded
+    with pytest.warns(RuntimeWarning, match=r"helper.*never awaited"):
+        await seat.turns.object_of("a").kept  # type: ignore[attr-defined]
+    assert type(await seat.run(Plain("harmless"))) is ev.TurnEnded
+
+
+async def test_python_warns_of_what_no_turn_has_forgotten() -> None:
+    await asyncio.create_task(forget_later())
+    with pytest.warns(RuntimeWarning, match=r"helper.*never awaited"):
+        assert type(await Seat().run(Plain("harmless"))) is ev.TurnEnded
 
 
 async def test_no_turn_is_blamed_for_what_a_collection_of_garbage_finds() -> None:
@@ -177,7 +234,7 @@ async def test_a_turn_that_fails_says_why_by_itself() -> None:
     assert type(await seat.run(Go("later"))) is ev.TurnEnded, "nothing is left of it"
 
 
-@pytest.mark.parametrize("what", ["taskgroup", "timeout", "gather", "wait_for"])
+@pytest.mark.parametrize("what", ["taskgroup", "timeout", "gather", "wait_for", "task", "beside"])
 async def test_what_asyncio_has_for_tasks_gets_a_sentence_in_a_durable_turn(what: str) -> None:
     failed = await Seat().run(Go(what))
     assert type(failed) is ev.TurnFailed and "await ctx.step, ctx.call, ctx.sleep or ctx.receive" in failed.error

@@ -21,8 +21,8 @@ def bench() -> Bench:
     return made
 
 
-def may_leave(bench: Bench, host: str = "h1") -> list[tuple[int, bool]]:
-    return [(x.epoch, x.is_saved) for x in bench.directives(host) if isinstance(x, ends.MayLeave)]
+def may_leave(bench: Bench, host: str = "h1") -> list[int]:
+    return [x.epoch for x in bench.directives(host) if isinstance(x, ends.MayLeave)]
 
 
 def holds(bench: Bench, host: str = "h1") -> list[bool]:
@@ -41,7 +41,7 @@ def test_host_that_is_to_stop_leaves_when_an_epoch_holds_what_was_done(bench: Be
     assert holds(bench) == [True] and may_leave(bench) == []
     bench.pass_time(1)
     epoch = report_open(bench)
-    assert may_leave(bench) == [(epoch, True)] and may_leave(bench, "h2") == []
+    assert may_leave(bench) == [epoch] and may_leave(bench, "h2") == []
     bench.pass_time(1)
     assert not bench.state.open_epochs(), "one is enough"
     bench.say("h1", msg.Leave())
@@ -60,7 +60,7 @@ def test_epoch_that_was_open_when_effects_were_called_is_not_the_last(bench: Ben
     bench.say("h2", ends.Quiesced(1))
     bench.pass_time(1)
     assert may_leave(bench) == [] and report_open(bench) == 2
-    assert may_leave(bench) == [(2, True)]
+    assert may_leave(bench) == [2]
 
 
 def test_effects_are_waited_for_for_half_a_minute(bench: Bench) -> None:
@@ -70,14 +70,14 @@ def test_effects_are_waited_for_for_half_a_minute(bench: Bench) -> None:
     assert not bench.state.open_epochs()
     bench.pass_time(2)
     report_open(bench)
-    assert may_leave(bench) == [(1, True)]
+    assert may_leave(bench) == [1]
 
 
 def test_host_of_a_fleet_that_does_not_run_may_leave_at_once() -> None:
     bench = Bench()
     bench.attach("h1")
     bench.say("h1", ends.WantLeave("SIGTERM"))
-    assert may_leave(bench) == [(0, True)]
+    assert may_leave(bench) == [0]
 
 
 def test_all_hosts_share_one_last_epoch(bench: Bench) -> None:
@@ -85,7 +85,7 @@ def test_all_hosts_share_one_last_epoch(bench: Bench) -> None:
         bench.say(host, ends.WantLeave("SIGTERM"))
     bench.pass_time(1)
     report_open(bench)
-    assert may_leave(bench) == may_leave(bench, "h2") == [(1, True)]
+    assert may_leave(bench) == may_leave(bench, "h2") == [1]
 
 
 def test_host_that_goes_before_its_epoch_holds_up_nothing(bench: Bench) -> None:
@@ -135,7 +135,7 @@ def test_last_epoch_holds_all_agents_also_where_they_checkpoint_by_themselves(pr
     assert moved, "somebody has done something since its last checkpoint"
     world.hosts["h1"].say(ends.WantLeave("SIGTERM"))
     assert world.run(30, lambda: bool(heard))
-    assert heard[0].is_saved and heard[0].epoch == world.state.newest_complete()
+    assert heard[0].epoch == world.state.newest_complete()
     base = world.core.parts.lines.ledger.base  # type: ignore[union-attr]
     assert all(base[agent] > number for agent, number in moved.items() if agent in base), (base, moved)
     world.run(2)

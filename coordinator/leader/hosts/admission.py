@@ -14,7 +14,7 @@ from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, Operatio
 PROBE_NS = 10 * SECOND_NS
 """Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
 
-CHANGED = (
+WHAT_MUST_MATCH = (
     ". What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether "
     "there is a stop_when. To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
 )
@@ -81,7 +81,7 @@ class Admission:
             return (
                 f"host {join.host} defines another fleet ({join.fleet!r}{', of the same name' * same}) than the one here "
                 f"({state.image.name!r}): start it with that one's code and arguments, or give the new fleet a --data-dir of its own"
-                + (CHANGED if same else "")
+                + (WHAT_MUST_MATCH if same else "")
             )
         if join.plan > state.plan_number:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"

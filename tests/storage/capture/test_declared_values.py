@@ -12,6 +12,7 @@ import uuid
 import zoneinfo
 from typing import Annotated, Any, Literal
 
+import attrs
 import msgspec
 import numpy as np
 import pytest
@@ -97,6 +98,17 @@ class Named(typing.NamedTuple):
     second: str = ""
 
 
+@attrs.define(slots=False)
+class Guarded:
+    shown: int
+    _hidden: int = 3
+
+
+def opened(guarded: Guarded) -> Guarded:
+    guarded.beside = 1  # type: ignore[attr-defined]
+    return guarded
+
+
 Pair: Any = collections.namedtuple("Pair", "x y")
 
 
@@ -151,6 +163,9 @@ GOOD: list[tuple[Any, Any]] = [
     ([Tagged(1.0), Other()], list[Tagged | Other]),
     (Place(1, "x"), Place),
     (Word("a"), Word),
+    (Guarded(1), Guarded),
+    ({(1, "a"), (2, ("b", None))}, set),
+    (frozenset({(1, 2.5)}), frozenset[Any]),
     (late(), Late),
     (Box([1]), Box[list[int]]),
     (IntBox(1), IntBox),
@@ -193,6 +208,10 @@ WRONG: list[tuple[Any, Any, str]] = [
     ({"a": Circle()}, dict[str, Shape], r"state\['a'\] is declared as Shape"),
     (Place(1, "x"), Point, "declared as Point and holds a Place"),
     (word("A!"), Word, "__post_init__"),
+    (Guarded(1, 5), Guarded, "private ones of attrs"),
+    ([Guarded(1), opened(Guarded(1))], list[Guarded], r"state\[1\].*no fields"),
+    ({(1, Level.LOW)}, set[Any], r"state\[\(1, .*holds a tuple"),
+    ({frozenset({1})}, set[Any], "holds a frozenset"),
     (with_extra(Late()), Late, "no fields"),
     (with_extra(Open()), Open, "no fields"),
     (Box(Level.LOW), Box[int], r"state\.held is declared as int and holds"),
@@ -256,8 +275,11 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, set | frozenset):
         return one == other and sorted(map(repr, one)) == sorted(map(repr, other))
+    if isinstance(one, Guarded):
+        return bool(vars(one) == vars(other))
     if isinstance(one, datetime.datetime | datetime.time):
-        return one == other and (one.utcoffset(), one.fold) == (other.utcoffset(), other.fold)
+        is_ambiguous = one.tzinfo is None  # in UTC the fold means nothing
+        return one == other and one.utcoffset() == other.utcoffset() and (one.fold == other.fold or not is_ambiguous)
     names: Any = getattr(one, "__struct_fields__", ()) or getattr(one, "__dataclass_fields__", ())
     return all(same(getattr(one, name), getattr(other, name)) for name in names) and (bool(names) or one == other)
 
@@ -313,6 +335,9 @@ _ANYTHING = st.recursive(
         | st.dictionaries(st.text(max_size=2) | st.just(Colour.RED), inner, max_size=3)
         | st.dictionaries(st.text(max_size=2), inner, max_size=3).map(collections.OrderedDict)
         | st.builds(Box, inner)
+        | st.frozensets(
+            st.integers(0, 9) | st.tuples(st.text(max_size=2), st.sampled_from([1, Colour.RED])), max_size=3
+        )
     ),
     max_leaves=5,
 )

@@ -757,14 +757,10 @@ class Quiesce(_message.Message):
     def __init__(self, number: _Optional[int] = ..., holds_inputs: bool = ..., holds_effects: bool = ...) -> None: ...
 
 class MayLeave(_message.Message):
-    __slots__ = ("epoch", "is_saved", "reason")
+    __slots__ = ("epoch",)
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    is_saved: bool
-    reason: str
-    def __init__(self, epoch: _Optional[int] = ..., is_saved: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class AgentsReserved(_message.Message):
     __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused", "ordinals")
