@@ -86,7 +86,8 @@ def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
     error: InputBuriedError | AnswerMissingError
     if said.ending == ev.BURIED:
         error = InputBuriedError(
-            f"{taken}, and became a dead letter: `snapline agent dead-letters list` shows the error, in the next snapshot"
+            f"{taken}, and became a dead letter: `snapline agent dead-letters list` shows the error, in the next snapshot; "
+            "after `… retry` the same key gets the answer"
         )
     elif said.ending == ev.LATE:
         error = AnswerMissingError(

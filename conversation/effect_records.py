@@ -17,6 +17,9 @@ INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
 NOT_DONE = "not-done"
 """A stage: people say of an effect in doubt that it was not done; it may be called as soon as this is released."""
 
+UNDO = "/undo"
+"""How the key of a compensation ends."""
+
 TEXT_CHARACTERS_MAX = 400
 """Of arguments and results for people: a ledger is no archive."""
 
@@ -95,3 +98,21 @@ def readable(value: Any) -> str:
     except Exception:  # of a key that is no text, or the value's own class
         text = repr(type(value))
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
+
+
+def undo_key(key: str, generation: int) -> str:
+    """Of the compensation of this generation: each is an effect of its own."""
+    return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
+
+
+def undone_of(key: str) -> tuple[str, int] | None:
+    """Which effect, and which generation of it, the compensation of this key undoes; None: it is none."""
+    if not key.endswith(UNDO):
+        return None
+    undone, _, generation = key.removesuffix(UNDO).partition("#")
+    return undone, int(generation or 1)
+
+
+def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
+    """What the service is given: the same for every call of one effect, whatever dies."""
+    return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

@@ -7,6 +7,7 @@ import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
 from snapline.agent_runtime.logged_steps import EFFECT
+from snapline.conversation.effect_records import UNDO, undo_key, undone_of
 from snapline.storage.ages import ages_ns
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
@@ -27,9 +28,6 @@ COMPENSATED = "compensated"
 
 MADE_UP = "@"
 """How the key of an effect begins that was given none: of a turn, and forgotten with it."""
-
-UNDO = "/undo"
-"""How the key of a compensation ends."""
 
 NOTHING = b"\xc0"
 """None, encoded: what a compensation returns that need not be called."""
@@ -282,25 +280,7 @@ def _size_of(known: KnownEffect) -> int:
     return len(known.result) + sum([len(each) for each in known.undo_arguments])
 
 
-def undo_key(key: str, generation: int) -> str:
-    """Of the compensation of this generation: each is an effect of its own."""
-    return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
-
-
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
     """Which effect, and which generation of it, was undone here; None: nothing was."""
     key, _, _ = entry.sender.rpartition("#")
     return undone_of(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None
-
-
-def undone_of(key: str) -> tuple[str, int] | None:
-    """Which effect, and which generation of it, the compensation of this key undoes; None: it is none."""
-    if not key.endswith(UNDO):
-        return None
-    undone, _, generation = key.removesuffix(UNDO).partition("#")
-    return undone, int(generation or 1)
-
-
-def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
-    """What the service is given: the same for every call of one effect, whatever dies."""
-    return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

@@ -56,16 +56,18 @@ class AgentInputs:
         keys: of consumed ones, oldest first.
         reply_bytes: of their answers.
         span_ns: from the oldest of them to the newest.
+        retries: the operator's words that tried dead letters again, by key → the key of the letter's input.
         released: the last one that a complete epoch is known to hold as consumed, with the end of its turn and of all before.
     """
 
-    __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "span_ns", "waiting")
+    __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "retries", "span_ns", "waiting")
 
     def __init__(self, saved: SavedInputs = NO_INPUTS) -> None:
         self.consumed = self.numbered = saved.number
         self.released = saved.settled
         self.waiting: dict[str, PendingInput] = {}
         self.keys = {known.key: known for known in saved.keys}
+        self.retries = {known.retried_by: known.key for known in saved.keys if known.retried_by}
         self.reply_bytes = sum([len(known.reply) for known in saved.keys])
         self.span_ns = max(ages_ns([known.admitted_ns for known in saved.keys], STEP_NS))
 
@@ -111,6 +113,19 @@ class AgentInputs:
         self.reply_bytes += len(reply)
         self._forget_replies(key)
 
+    def retried(self, key: str, by: str) -> None:
+        """Its dead letter has a turn again, for the operator's word of the other key."""
+        known = self.keys.get(key)
+        if known is not None:
+            self.retries.pop(known.retried_by, None)
+            self.retries[by] = key
+            self.keys[key] = msgspec.structs.replace(known, retried_by=by)
+
+    def answered(self, key: str) -> KnownKey | None:
+        """What has the answer to a consumed input: its own turn, or the last one that its dead letter had."""
+        known = self.keys.get(key)
+        return self.keys.get(known.retried_by, known) if known is not None else None
+
     def _forget_keys(self) -> None:
         """Follows from what was consumed, not from when: a replay forgets the same."""
         keys = self.keys
@@ -119,6 +134,7 @@ class AgentInputs:
             if oldest.is_open:
                 break
             self.span_ns -= step_ns(oldest.admitted_ns, following.admitted_ns, STEP_NS)
+            self.retries.pop(oldest.retried_by, None)
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:

@@ -3,7 +3,7 @@
 An *early* answer is told when its turn has ended: a recovery may undo that turn, and the next one may answer otherwise. Any other is told when
 a complete epoch holds the turn, and is never taken back (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of
 consumed inputs (`agent_inputs.py`), so they belong to the agent's state: who asks again, of whom ever owns the agent then, gets the
-same one.
+same one. Only that an input is a dead letter is not the last word: once an operator has it tried again, the answer is that of the new turn.
 """
 
 from snapline.agent_runtime.host import events as ev
@@ -59,13 +59,17 @@ class Asks:
         self.consumed(agent, event.key)
 
     def consumed(self, agent: LocalAgent, key: str) -> None:
-        """The input of this key may have had its turn, or become a dead letter."""
-        place = agent.id, key
-        if place in self._waiting:
-            self._answer(agent, place)
-            known = agent.inputs.keys.get(key) if agent.inputs is not None else None
-            if place in self._waiting and known is not None and not known.is_open:
-                self._wish.say(agent)
+        """The input of this key may have had its turn, or become a dead letter. If it is an operator's word, so may the input of the letter that it is about."""
+        inputs = agent.inputs
+        if inputs is None:
+            return
+        for each in (key, inputs.retries.get(key)):
+            place = agent.id, each or ""
+            if place in self._waiting:
+                self._answer(agent, place)
+                known = inputs.answered(place[1])
+                if place in self._waiting and known is not None and not known.is_open:
+                    self._wish.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
         """Whether an agent that has stopped must stay for an answer that is not told as final yet; then an epoch is wanted."""
@@ -100,7 +104,7 @@ class Asks:
 
     def _answer(self, agent: LocalAgent, place: Place) -> None:
         assert agent.inputs is not None
-        known = agent.inputs.keys.get(place[1])
+        known = agent.inputs.answered(place[1])
         if known is None or known.is_open:
             return
         is_released = known.number <= agent.inputs.released

@@ -138,13 +138,13 @@ class DurableTurns:
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """The first segment has ended: what the turn was begun for is consumed."""
-        mark = entry[1]
-        key = mark.key if isinstance(mark, LoggedInput | StashedMessage) else ""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
         if letters.is_word(entry):  # the turn has its message now
             what, sender, payload = letters.turn_of(agent, payload)
-            letters.handled(agent, entry[2])
-        turn = DurableTurn(SavedTurn(what, sender, payload, pause.seed, key), self._steps.began(agent))
+            letters.handled(agent, entry)
+        turn = DurableTurn(
+            SavedTurn(what, sender, payload, pause.seed, letters.key_of(entry)), self._steps.began(agent)
+        )
         self._mailboxes.consume(entry, is_open=True)
         self._mailboxes.free_windows(agent)
         return turn

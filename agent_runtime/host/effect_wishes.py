@@ -5,9 +5,10 @@ compensation that failed is called again. Whatever was done already is not done 
 """
 
 from snapline.agent_runtime.durable import DONE
-from snapline.agent_runtime.host.agent_effects import COMPENSATED, undone_of
+from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.undoing import undo_payload
+from snapline.conversation.effect_records import undone_of
 from snapline.conversation.effect_words import UNDO, EffectWish
 from snapline.conversation.letters import GONE
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect

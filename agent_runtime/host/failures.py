@@ -91,10 +91,12 @@ class HostFailures:
     def bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """The entry becomes a dead letter of its receiver; the caller consumes it."""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
-        again = letters.buried_again(agent, payload) if letters.is_word(entry) else None
+        again, key = letters.buried_again(agent, entry) if letters.is_word(entry) else None, letters.key_of(entry)
         if again is not None:
-            sender, payload = again.sender, again.payload
-        self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns))
+            sender, payload, key = again.sender, again.payload, again.key
+        elif agent.inputs is not None:
+            key = agent.inputs.retries.get(key, key)
+        self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
         self._desk.out.append(lt.MessageBuried(agent.id, what, sender, entry[2], last_line(error)))
 
     def void(

@@ -29,6 +29,11 @@ def is_word(entry: Entry) -> bool:
     return isinstance(mark, LoggedInput) or (isinstance(mark, StashedMessage) and bool(mark.key))
 
 
+def key_of(entry: Entry) -> str:
+    """The key of an input, or of an operator's word; "" of anything else."""
+    return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
+
+
 def is_from_outside(letter: DeadLetterRecord) -> bool:
     """Was it an input? Its client has a receipt."""
     return letter.sender.startswith("@")
@@ -123,22 +128,24 @@ def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
     return ("letter" if letter.payload else "start"), letter.sender, letter.payload
 
 
-def handled(agent: LocalAgent, payload: bytes) -> None:
-    """The letter's turn has ended well, or its first segment has: it was none after all."""
-    wish = _undoing(payload)
+def handled(agent: LocalAgent, word: Entry) -> None:
+    """The letter's turn has ended well, or its first segment has: it was none after all, and its client has the answer to the word."""
+    wish = _undoing(word[2])
     if wish is not None:
         effect_wishes.begun(agent, wish)
         return
-    place = _place_of(agent, _word_of(agent, payload))
+    place = _place_of(agent, _word_of(agent, word[2]))
     if place is not None:
+        if agent.dead_letters[place].key and agent.inputs is not None:
+            agent.inputs.retried(agent.dead_letters[place].key, key_of(word))
         _take_out(agent, place)
         agent.dead_letter_count -= 1
 
 
-def buried_again(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
+def buried_again(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
     """The letter's turn has failed: it is taken out, for it becomes a new one."""
-    letter = letter_of(agent, payload)
-    handled(agent, payload)
+    letter = letter_of(agent, word[2])
+    handled(agent, word)
     return letter
 
 

@@ -91,7 +91,7 @@ class TurnEnds:
             self._mailboxes.consume(entry)
         else:
             if letters.is_word(entry):
-                letters.handled(agent, entry[2])
+                letters.handled(agent, entry)
             self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True

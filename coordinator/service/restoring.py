@@ -14,13 +14,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from snapline.conversation.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
-from snapline.conversation.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, EffectRecord, read_record
+from snapline.conversation.effect_records import (
+    DONE,
+    EFFECTS_TOPIC,
+    FAILED,
+    INTENT,
+    EffectRecord,
+    outside_key,
+    read_record,
+    undone_of,
+)
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.going_back import above, refusal_of_restore
 from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
 from snapline.errors import MisuseError, NotFoundError, WorldError
 from snapline.storage.keeping.retention_policy import parse_created
+from snapline.storage.log.records import LoggedEntry
 from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 
@@ -120,27 +130,42 @@ class Restoring:
         about = store.read_manifest(roots[epoch], epoch=epoch).metadata
         newest = max(roots)
         latest = about if newest == epoch else store.read_manifest(roots[newest], epoch=newest).metadata
-        numbers = _numbers_beyond(store, about.inputs)
+        numbers, logged = _read_logs_beyond(store, about)
         agents = sorted(
             {*numbers, *[agent for agent, last in latest.inputs.items() if last > about.inputs.get(agent, 0)]}
         )
         again = [_again(agent, about, latest, numbers.get(agent, set())) for agent in agents]
-        return about, tuple(again), _undone(store, [each for each in roots if each != epoch])
+        return about, tuple(again), _undone(store, [each for each in roots if each != epoch], logged)
 
 
-def _numbers_beyond(store: Store, consumed: Mapping[str, int]) -> dict[str, set[int]]:
-    """Agent → numbers of the inputs that logs hold beyond these."""
+def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_Word]]":
+    """What logs hold beyond an epoch: agent → numbers of inputs, and words about effects, as logs say them, in their order."""
     found: dict[str, set[int]] = {}
-    for log, numbers in store.read_logs().items():
+    words: list[_Word] = []
+    for log, numbers in sorted(store.read_logs().items()):
         for number in numbers:
             try:
                 batch = store.read_batch(log, number)
             except NotFoundError:  # deleted meanwhile: no epoch that is kept needs it
                 continue
-            for each in batch.inputs if batch is not None else ():
-                if each.number > consumed.get(each.agent, 0):
+            if batch is None:
+                continue
+            for each in batch.inputs:
+                if each.number > about.inputs.get(each.agent, 0):
                     found.setdefault(each.agent, set()).add(each.number)
-    return found
+            beyond = [each for each in batch.entries if each.turn > about.durable_turns.get(each.agent, 0)]
+            words += [(each.agent, _word_of(each, about.cluster)) for each in beyond if each.entry.kind == "effect"]
+    return found, words
+
+
+def _word_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
+    """What the ledger says, or would say, of it. A log that says no outcome says that it is about to be called."""
+    entry = logged.entry
+    key, _, number = entry.sender.rpartition("#")
+    generation, (undoes, of) = int(number), undone_of(key) or ("", 0)
+    stage = entry.outcome if entry.outcome in (DONE, FAILED) else INTENT
+    outside = outside_key(cluster, logged.agent, key, generation)
+    return EffectRecord(stage, key, generation, entry.name, outside, undoes=undoes, undoes_generation=of)
 
 
 def _again(agent: str, about: Metadata, latest: Metadata, numbers: set[int]) -> InputsAgain:
@@ -154,22 +179,29 @@ _Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
 """Outputs that are taken back, and effects that are not."""
 
 
-def _undone(store: Store, voided: Iterable[int]) -> _Released:
+_Word = tuple[str, EffectRecord]
+"""By an agent."""
+
+
+def _undone(store: Store, voided: Iterable[int], logged: Iterable[_Word]) -> _Released:
+    """`logged`: outputs are deleted sooner than logs, and what was called last is not released yet."""
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
-    words: list[tuple[str, EffectRecord]] = []
+    words: list[_Word] = []
     for epoch in voided:
         for output in store.read_release(epoch).outputs if epoch in released else ():
             topics[output.topic] += 1
             if output.topic == EFFECTS_TOPIC:
                 words.append((output.agent, read_record(output.payload)))
-    return tuple([TopicUndone(topic, count) for topic, count in sorted(topics.items())]), effects_left(words)
+    return tuple([TopicUndone(topic, count) for topic, count in sorted(topics.items())]), effects_left(
+        [*words, *logged]
+    )
 
 
 _FATES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked for, perhaps done"}
 
 
-def effects_left(words: Iterable[tuple[str, EffectRecord]]) -> tuple[str, ...]:
+def effects_left(words: Iterable[_Word]) -> tuple[str, ...]:
     """What of these words of agents, in their order, stays outside: one line each. What was undone by its compensation does not."""
     found: dict[tuple[str, str, int], str] = {}
     for agent, word in words:

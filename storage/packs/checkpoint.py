@@ -56,13 +56,14 @@ class BootClock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970."""
+    """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970; `key` is that of an input."""
 
     sender: str
     payload: bytes
     error: str
     attempts: int
     time_ns: int
+    key: str = ""
 
 
 class LetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -100,6 +101,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
         is_buried: it became a dead letter.
         reply: what its turn answered; empty: nothing, or it is forgotten. `DROPPED`: it had no turn, and counts as a dead letter.
         is_open: it is consumed, and its turn has not ended yet: a durable one, or one that waits in the stash.
+        retried_by: the key of the operator's word that had its dead letter tried again: what that is answered is the answer to both.
     """
 
     key: str
@@ -109,6 +111,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     is_buried: bool
     reply: bytes = b""
     is_open: bool = False
+    retried_by: str = ""
 
     @property
     def is_dropped(self) -> bool:

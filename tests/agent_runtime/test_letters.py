@@ -306,19 +306,65 @@ def test_what_is_no_word_is_refused(data: bytes) -> None:
         read_word(data)
 
 
-def test_a_key_of_a_letter_stays_that_of_a_dead_letter() -> None:
-    """What a client was told for good is not taken back: the retry's outcome is told to the operator."""
-    letter = DeadLetterRecord("@shop", b"\x01A", "no", 1, 0)
+@pytest.fixture
+def ordered() -> Operator:
+    """Input "order" has become a dead letter, and an operator has it tried again: its turn has begun."""
+    letter = DeadLetterRecord("@shop", b"\x01A", "no", 1, 0, "order")
     known = SavedInputs(1, [KnownKey("order", 1, b"d" * 16, WALL_NS, True)])
     kept = with_letters(dead_letters=[letter], dead_letter_count=1, inputs=known)
     driver = Driver(checkpoints={"a": kept, "b": checkpoint("b", is_started=True)})
-    Operator(driver).settle("k", word(RETRY, 1, letter))
+    operator = Operator(driver)
+    operator.settle("k", word(RETRY, 1, letter))
     assert driver.turns["a"].sender == "@shop"
-    driver.end("a", reply=b"\x01yes")
-    driver.feed(msg.EndEpoch(1, True, "", ("a",), (2,)))
-    ask(driver, 1, "a", "order")
-    ask(driver, 2, "a", "k")
-    assert asked(driver) == {1: ("buried", 1, b""), 2: ("replied", 2, b"\x01yes")}
+    return operator
+
+
+def complete(driver: Driver, consumed: int) -> None:
+    driver.feed(msg.EndEpoch(1, True, "", ("a",), (consumed,)))
+
+
+def test_client_of_a_letter_that_is_tried_again_gets_the_answer_of_its_new_turn(ordered: Operator) -> None:
+    ordered.driver.end("a", reply=b"\x01yes")
+    ask(ordered.driver, 1, "a", "order")
+    assert asked(ordered.driver) == {}, "no complete epoch holds the new turn"
+    complete(ordered.driver, 2)
+    assert asked(ordered.driver) == {1: ("replied", 2, b"\x01yes")}
+    assert saved(ordered.driver).inputs.keys[0].retried_by == "k"
+
+
+def test_until_the_new_turn_has_ended_the_letter_is_one(ordered: Operator) -> None:
+    ask(ordered.driver, 1, "a", "order")
+    assert asked(ordered.driver) == {1: ("buried", 1, b"")}
+
+
+def test_client_waits_for_a_durable_turn_of_its_letter(ordered: Operator) -> None:
+    ordered.driver.end("a", pause=Pause(SEED, STEP, None, []))
+    ask(ordered.driver, 1, "a", "order", is_early=True)
+    assert asked(ordered.driver) == {}
+    finish_step(ordered.driver)
+    ordered.driver.end("a", reply=b"\x01yes")
+    assert asked(ordered.driver) == {1: ("replied", 2, b"\x01yes")}
+
+
+def test_letter_that_fails_once_more_stays_that_of_its_input(ordered: Operator) -> None:
+    ordered.driver.end("a", pause=Pause(SEED, STEP, None, []))
+    finish_step(ordered.driver)
+    ordered.driver.fail("a", retries=0)
+    (again,) = agent_of(ordered.driver).dead_letters
+    assert again.key == "order"
+    complete(ordered.driver, 2)
+    ask(ordered.driver, 1, "a", "order")
+    ordered.settle("k2", word(RETRY, 2, again))
+    ordered.driver.end("a", reply=b"\x01yes")
+    complete(ordered.driver, 3)
+    ask(ordered.driver, 2, "a", "order")
+    assert asked(ordered.driver) == {1: ("buried", 2, b""), 2: ("replied", 3, b"\x01yes")}
+
+
+def test_plain_turn_that_fails_once_more_too(ordered: Operator) -> None:
+    ordered.driver.fail("a", retries=0)
+    assert agent_of(ordered.driver).dead_letters[0].key == "order"
+    assert saved(ordered.driver).inputs.keys[0].retried_by == "k"
 
 
 # ---- durable turns ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What tools are told of going back on purpose: which epoch is meant, what comes again, what is missing."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +16,9 @@ from snapline.coordinator.service.restoring import Ask, Restoring, effects_left
 from snapline.coordinator.state import operations as op
 from snapline.errors import MisuseError, NotFoundError, WorldError
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
+from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.outputs.records import EmittedOutput, Release
+from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.manifest import Manifest, Metadata
 
 
@@ -28,6 +31,7 @@ class Shelf:
 
     def __init__(self, inputs: dict[int, dict[str, int]], logged: tuple[int, ...]) -> None:
         self.inputs, self.logged = inputs, logged
+        self.entries: list[LoggedEntry] = []
 
     def resolve(self, snapshot: str) -> int:
         if snapshot != "tagged":
@@ -35,7 +39,13 @@ class Shelf:
         return 1
 
     def read_manifest(self, root: str, *, epoch: int) -> Manifest:
-        about = Metadata(epoch=epoch, created="2026-11-23T05:00:00+00:00", inputs=self.inputs[epoch])
+        about = Metadata(
+            epoch=epoch,
+            created="2026-11-23T05:00:00+00:00",
+            cluster="fleet",
+            inputs=self.inputs[epoch],
+            durable_turns={"a0": 2},
+        )
         return Manifest(about, [], [])
 
     def read_logs(self) -> dict[LogName, list[int]]:
@@ -43,7 +53,7 @@ class Shelf:
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
         found = [LoggedInput("a0", x, "shop", f"k{x}", b"p", 1) for x in self.logged]
-        return LogBatch(found) if number == 1 else None
+        return LogBatch(found, self.entries) if number == 1 else None
 
     def output_epochs(self) -> list[int]:
         return [1, 3]
@@ -77,6 +87,32 @@ async def test_preview_says_what_is_undone(agreed: Agreed) -> None:
         "of epoch 3 alone"
     )
     assert found.effects == ("a0: pay, done, key fleet/a0/order-1",)
+
+
+def logged(turn: int, key: str, outcome: str, generation: int = 1) -> LoggedEntry:
+    return LoggedEntry(
+        "a0", turn, b"s", 0, b"p", JournalEntry("effect", "pay", b"", outcome, b"", f"{key}#{generation}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "left"),
+    [
+        ([logged(2, "old", "done")], []),
+        ([logged(3, "k", "begun"), logged(3, "k", "done")], ["a0: pay, done, key fleet/a0/k"]),
+        ([logged(3, "k", "begun")], ["a0: pay, asked for, perhaps done, key fleet/a0/k"]),
+        ([logged(3, "k", "failed", 2)], ["a0: pay, failed, perhaps done, key fleet/a0/k#2"]),
+        ([logged(3, "k", "done"), logged(4, "k/undo", "done")], []),
+    ],
+)
+async def test_effects_whose_outputs_are_deleted_or_not_released_are_known_from_the_logs(
+    agreed: Agreed, entries: list[LoggedEntry], left: list[str]
+) -> None:
+    made = restoring(agreed, 5, 6, 7)
+    shelf: Any = made._store
+    shelf.output_epochs = list
+    shelf.entries = entries
+    assert list((await made.preview("tagged", is_dropping=False)).effects) == left
 
 
 LIVES = ("I", "IF", "IFID", "ID", "D", "IDL", "IDi", "IDif", "IDid", "i", "id", "IFif")
