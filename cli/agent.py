@@ -10,6 +10,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
+from snapline.cli.status import concern_lines
 from snapline.errors import MisuseError, NotFoundError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -32,8 +33,10 @@ def list_agents(connection: Connection, display: Display) -> None:
     """List the agents that take turns, and where each of them lives."""
     from snapline.conversation.documents import document_of
 
-    reply = connection.ask(lambda client: client.locate_all(connection.timeout))
-    display.printer().result(document_of(reply), _show_agents)
+    reply = document_of(connection.ask(lambda client: client.locate_all(connection.timeout)))
+    status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
+    concerns = [row for row in rows_of(status, "concerns") if row.get("agents")]
+    display.printer().result({**reply, "concerns": concerns}, _show_agents)
 
 
 @app.command("send")
@@ -195,6 +198,8 @@ def _show_agents(result: Document, tables: DocumentTables) -> None:
     tables.table(
         [name.upper() for name in names], [[row.get(name) for name in names] for row in rows_of(result, "agents")]
     )
+    for line in concern_lines(result):
+        tables.line(f"! {line}")
     if result.get("phase") != "running":
         reason = result.get("reason")
         tables.line(f"the fleet is {result.get('phase')}{f': {reason}' if reason else ''}")

@@ -15,6 +15,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of
 from snapline.cli.settings import UserSettings
+from snapline.cli.status import concern_lines
 from snapline.errors import SnaplineError
 
 if TYPE_CHECKING:
@@ -210,5 +211,5 @@ def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
     kept = status.get("store")
     if isinstance(kept, dict) and kept.get("state") == "degraded":
         yield DoctorFinding("its store", "bad", f"{kept.get('reason')}")
-    for concern in rows_of(status, "concerns"):
-        yield DoctorFinding("concern", "warning", str(concern["text"]))
+    for line in concern_lines(status):
+        yield DoctorFinding("concern", "warning", line)

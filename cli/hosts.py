@@ -12,6 +12,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.progress import FleetProgress
+from snapline.cli.status import concern_lines
 from snapline.errors import NotFoundError
 from snapline.ids import check_id
 
@@ -25,7 +26,7 @@ MOVE_S = 60.0
 """For agents to move: an epoch and a plan."""
 
 LINES = 50
-COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters")
+COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
 
 HostId = Annotated[str, typer.Argument(metavar="ID", help="The host.")]
 HostIds = Annotated[list[str], typer.Argument(metavar="ID…", help="The hosts.")]
@@ -36,7 +37,7 @@ Within = Annotated[float, typer.Option("--within", min=0.1, metavar="SECONDS", h
 @command
 def list_hosts(connection: Connection, display: Display) -> None:
     """List the hosts, and how many agents each has."""
-    display.printer().result(document("HostList", hosts=_hosts(connection)), _show_hosts)
+    display.printer().result(_host_list(connection), _show_hosts)
 
 
 @app.command("describe")
@@ -46,7 +47,7 @@ def describe(connection: Connection, display: Display, host: HostId) -> None:
     from snapline.conversation.documents import document_of
 
     name = check_id(host, "host")
-    found = [row for row in _hosts(connection) if row["host"] == name]
+    found = [row for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
     if not found:
         raise NotFoundError(f"no host {name!r} in this fleet: `snapline host list` lists its hosts")
     located = document_of(connection.ask(lambda client: client.locate_all(connection.timeout)))
@@ -90,7 +91,7 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
     again. Drain it before, and nothing goes back.
     """
     name = check_id(host, "host")
-    starts = [row["host_start"] for row in _hosts(connection) if row["host"] == name]
+    starts = [row["host_start"] for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
     start = int(str(starts[0])) if starts else 0  # of which run: if the call has to be made again it ends no later one
     connection.ask(lambda client: client.end_host(name, connection.timeout, host_start=start))
     display.printer().result(
@@ -137,18 +138,20 @@ def forget(
     )
 
 
-def _hosts(connection: Connection) -> list[Document]:
+def _host_list(connection: Connection) -> Document:
+    """The hosts, and the concerns that are about some of them."""
     from snapline.conversation.documents import document_of
 
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
-    return [dict(row) for row in rows_of(status, "hosts")]
+    concerns = [row for row in rows_of(status, "concerns") if row.get("hosts")]
+    return document("HostList", hosts=rows_of(status, "hosts"), concerns=concerns)
 
 
 def _move(connection: Connection, display: Display, work: "_Work") -> None:
     """Do it, and show where agents are then."""
     progress = FleetProgress(display.printer())
     connection.ask(work(progress.note))
-    display.printer().result(document("HostList", hosts=_hosts(connection)), _show_hosts)
+    display.printer().result(_host_list(connection), _show_hosts)
 
 
 _Work = Callable[[moving.Note], "Callable[[CoordinatorClient], Awaitable[object]]"]
@@ -157,6 +160,8 @@ _Work = Callable[[moving.Note], "Callable[[CoordinatorClient], Awaitable[object]
 def _show_hosts(result: Document, tables: DocumentTables) -> None:
     headings = [name.removeprefix("is_").replace("_", " ").upper() for name in COLUMNS]
     tables.table(headings, [[row.get(name) for name in COLUMNS] for row in rows_of(result, "hosts")])
+    for line in concern_lines(result):
+        tables.line(f"! {line}")
 
 
 def _show_host(result: Document, tables: DocumentTables) -> None:

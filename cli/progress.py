@@ -16,6 +16,10 @@ PERIOD_S = 1.0
 """Shortest time between two lines that differ in their numbers only: a log stays readable."""
 
 
+CONCERN_NS = 3 * 10**9
+"""What is over sooner needs nobody: hosts that start again, plans that take a second or two."""
+
+
 class FleetProgress:
     """Shows a fleet's phase, epochs, turns and hosts."""
 
@@ -28,6 +32,8 @@ class FleetProgress:
         self._shown_s = 0.0
         self._problem = ""
         self._has_letters = False
+        self._concerns: dict[tuple[object, ...], str] = {}
+        """Those that were said and are not over, and what was said of them."""
 
     def status(self, status: "FleetReading") -> None:
         """Show a status, unless nothing has changed since the last one."""
@@ -48,6 +54,7 @@ class FleetProgress:
 
     def _warn(self, status: "FleetReading") -> None:
         """What would else go unseen for hours, each once: no checkpoint completes, or messages are given up."""
+        self._tell_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
             self.warn(f"no checkpoint completes, and the agents go on without: {problem}")
@@ -57,6 +64,17 @@ class FleetProgress:
         if not self._has_letters and any(host.dead_letters for host in status.hosts):
             self._has_letters = True
             self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
+
+    def _tell_concerns(self, status: "FleetReading") -> None:
+        """Each once when it has lasted for a while, and once when it is over: a fleet that waits does not do so in silence."""
+        lasting = [each for each in status.concerns if each.since_ns >= CONCERN_NS]
+        found = {(each.kind, each.hosts, each.agents): each for each in lasting}
+        for key in [key for key in self._concerns if key not in found]:
+            self.warn(f"over: {self._concerns.pop(key)}")
+        for key, each in found.items():
+            if key not in self._concerns:
+                self._concerns[key] = each.text
+                self.warn(f"{each.text}. To do: {each.remedy}")
 
     def warn(self, text: str) -> None:
         """Say something that stays, also to those who want no progress."""

@@ -1,5 +1,6 @@
 """`snapline status`: what the coordinator knows about the fleet now."""
 
+import time
 from collections.abc import Mapping
 
 from snapline.cli.command import command
@@ -9,7 +10,7 @@ from snapline.cli.progress import DEGRADED
 from snapline.cli.snapshot_fork import describe
 from snapline.protocols.names import CHANDY_LAMPORT
 
-WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
+WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing")
 """Of each host, shown where there are any."""
 
 
@@ -20,6 +21,15 @@ def status(connection: Connection, display: Display, stale: Stale = False) -> No
 
     reply = connection.ask(lambda client: client.status(connection.timeout, stale=stale))
     display.printer().result(document_of(reply), _show)
+
+
+def concern_lines(result: Document) -> list[str]:
+    """What the fleet waits for or goes without, each in one line, with since when and what to do."""
+    import msgspec
+
+    from snapline.view.facts import ConcernFacts
+
+    return [msgspec.convert(row, ConcernFacts).line(time.time()) for row in rows_of(result, "concerns")]
 
 
 def _store_line(result: Document) -> str:
@@ -68,8 +78,8 @@ def _show(result: Document, tables: DocumentTables) -> None:
     if isinstance(fork, Mapping):
         shown["fork"] = describe(fork)
     tables.fields({**shown, "store": _store_line(result), **_losses(result)}.items())
-    for concern in rows_of(result, "concerns"):
-        tables.line(f"! {concern.get('text')}")
+    for line in concern_lines(result):
+        tables.line(f"! {line}")
     if not hosts:
         return
     tables.line()

@@ -39,6 +39,15 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     elapsed_ns: int
 
 
+class StandingAgent(msgspec.Struct, frozen=True, gc=False):
+    """An agent that stands in the middle of a durable turn until people do something. `kind`: of the concern."""
+
+    agent: str
+    kind: str
+    reason: str
+    elapsed_ns: int
+
+
 class ReportedPack(msgspec.Struct, frozen=True, gc=False):
     """A pack that its writer has made durable: what the coordinator is told of it."""
 
@@ -105,6 +114,8 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     outputs_waiting: int = 0
     output_bytes_waiting: int = 0
     agents_full: int = 0
+    standing: tuple[StandingAgent, ...] = ()
+    agents_standing: int = 0
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.messages import OpenTurn
 
 
@@ -13,6 +14,7 @@ class HostStatus(msgspec.Struct, frozen=True):
         outputs_waiting, output_bytes_waiting: that are not known to be released.
         agents_full: take nothing from outside, and no turns that they give themselves, until some of these are released.
         is_drained: an operator wants it without agents.
+        agents_standing: cannot go on until people do something; the fleet's concerns name them.
     """
 
     host: str
@@ -35,6 +37,7 @@ class HostStatus(msgspec.Struct, frozen=True):
     output_bytes_waiting: int = 0
     agents_full: int = 0
     is_drained: bool = False
+    agents_standing: int = 0
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
@@ -54,25 +57,6 @@ class StoreStatus(msgspec.Struct, frozen=True):
     reason: str = ""
     next_try_ns: int = 0
     skipped: int = 0
-
-
-class Concern(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without.
-
-    Attributes:
-        kind: "busy": a host is alive, and code holds its event loop; "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
-            whether the fleet may stop; "spare": a host gets no agents for now; "drained": an operator wants that; "memory": a host's agents stand still;
-            "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look;
-            "rpo", "rto": a failure would undo more, or recovery takes longer, than the fleet's definition allows; "killer": processes have died in a turn.
-        hosts: whom it is about.
-        since_ns: for how long.
-        text: a sentence without its full stop.
-    """
-
-    kind: str
-    hosts: tuple[str, ...]
-    since_ns: int
-    text: str
 
 
 class ForkedFrom(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 A document may come from another release: what is missing has a value that says nothing, what is new is left out.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -19,6 +20,9 @@ COURSE_MAX = 120
 
 WINDOW_S = 5.0
 """A rate is that of the last few seconds: hosts tell their figures with heartbeats, not when they are asked."""
+
+
+DAY_S = 86_400.0
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -38,6 +42,7 @@ class HostFacts(msgspec.Struct, frozen=True):
     output_bytes_waiting: int = 0
     agents_full: int = 0
     is_drained: bool = False
+    agents_standing: int = 0
 
 
 class StoreFacts(msgspec.Struct, frozen=True):
@@ -52,12 +57,24 @@ class StoreFacts(msgspec.Struct, frozen=True):
 
 
 class ConcernFacts(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without."""
+    """What the fleet waits for, or goes without, as `conversation/concerns.py` describes it."""
 
     kind: str = ""
     hosts: tuple[str, ...] = ()
     since_s: float = 0.0
     text: str = ""
+    agents: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def line(self, now_s: float) -> str:
+        """For terminals: what, since when (the local clock's words for `now_s - since_s`), and what to do."""
+        return f"{self.text}, since {_clock(now_s - self.since_s, now_s)}" + f". To do: {self.remedy}" * bool(
+            self.remedy
+        )
+
+
+def _clock(at_s: float, now_s: float) -> str:
+    return time.strftime("%H:%M:%S" if now_s - at_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(at_s))
 
 
 class RecoveryFacts(msgspec.Struct, frozen=True):

@@ -122,7 +122,9 @@ def _notices(standing: Heard) -> Markup:
 
 def _concern(concern: ConcernFacts) -> Markup:
     text = f"{concern.text[:1].upper()}{concern.text[1:]}."
-    return tag("p", text, tag("span", f" For {seconds(concern.since_s)}.", class_="quiet"), class_="strip warn")
+    remedy = f" To do: {concern.remedy}." if concern.remedy else ""
+    quiet = tag("span", f" For {seconds(concern.since_s)}.{remedy}", class_="quiet")
+    return tag("p", text, quiet, class_="strip warn")
 
 
 def _title(standing: Heard) -> Markup:

@@ -21,6 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 COURSE_MAX = 40
 
 BUSY_MAX = 5
+CONCERNS_MAX = 8
 HEAD_LINES = 10
 """Of a screen, for what stands above and below the hosts."""
 
@@ -48,11 +49,14 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
     parts: list[RenderableType] = [_title(facts), *_figures(facts, heard)]
     if heard.trouble:
         parts.append(Text(f"! {heard.trouble}; this is how it stood before", style="red"))
-    parts += [Text(f"! {concern.text}", style="yellow") for concern in facts.concerns]
+    concerns = [Text(f"! {each.line(heard.heard_s)}", style="yellow") for each in facts.concerns[:CONCERNS_MAX]]
+    if len(facts.concerns) > CONCERNS_MAX:
+        concerns.append(Text(f"! and {len(facts.concerns) - CONCERNS_MAX} more: `snapline status`", style="yellow"))
+    parts += concerns
     busy = sorted(
         [(turn.elapsed_ns, turn.agent, host.host) for host in facts.hosts for turn in host.busy], reverse=True
     )
-    room = max(1, lines - HEAD_LINES - len(facts.concerns) - min(len(busy), BUSY_MAX))
+    room = max(1, lines - HEAD_LINES - len(concerns) - min(len(busy), BUSY_MAX))
     parts += [Text(), *_hosts(facts.hosts, heard, room)]
     parts += [Text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
     return Group(*parts)

@@ -5,6 +5,7 @@ from sys import intern
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.standing_agents import SHOWN_MAX, standing_agents
 from snapline.conversation import messages as msg
 from snapline.conversation.unreached import UnreachedPeer
 from snapline.protocols.policy import format_policy
@@ -34,6 +35,7 @@ def heartbeat_of(
     """The host's figures since its start, and how it stands now."""
     counts, standing = core.desk.counts, core.mode.standing()
     agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
+    stand = standing_agents(core.agents.values(), now_ns)
     return msg.Heartbeat(
         sequence=sequence,
         turns=counts.turns,
@@ -43,6 +45,8 @@ def heartbeat_of(
         outputs_waiting=sum(len(each.outputs.pending) for each in agents if each.outputs is not None),
         output_bytes_waiting=sum(each.outputs.size_bytes for each in agents if each.outputs is not None),
         agents_full=sum(each.is_full for each in agents),
+        standing=tuple(stand[:SHOWN_MAX]),
+        agents_standing=len(stand),
         busy=busy,
         log_messages=standing.log_messages,
         log_bytes=standing.log_bytes,

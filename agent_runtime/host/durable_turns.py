@@ -170,7 +170,7 @@ class DurableTurns:
         assert turn is not None
         turn.is_live = False
         if event.is_divergent:
-            turn.problem = last_line(event.error)
+            turn.problem, turn.since_ns = last_line(event.error), self._desk.now
             agent.current, agent.attempts = None, 0
             self._desk.note("error", f"agent {agent.id} stands in the middle of a turn: {turn.problem}")
         return not event.is_divergent

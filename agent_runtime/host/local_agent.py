@@ -108,7 +108,7 @@ class DurableTurn:
     Attributes:
         is_live: its handler stands at `waits`; after a recovery it has to be run again first.
         problem: why it cannot be gone on with, or "".
-        since_ns: it waits since then, here.
+        since_ns: it waits, or stands with a problem, since then, here.
         number: of the durable turns in its agent's history, from 1.
         is_logged: what comes of `waits` has to be in the host log before the turn goes on.
         is_logging: it is on its way there.

@@ -59,6 +59,7 @@ from snapline.conversation.messages import (
     WantRollback,
 )
 from snapline.conversation.planned_ends import Quiesced, WantLeave
+from snapline.coordinator.leader.concerns import Concerns
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions, Proposal
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
@@ -84,7 +85,7 @@ from snapline.coordinator.leader.events import (
     TimerFired,
 )
 from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
-from snapline.coordinator.leader.parts import make_parts
+from snapline.coordinator.leader.parts import make_parts, speakers_of
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
@@ -120,6 +121,7 @@ class LeaderCore:
         self.parts = make_parts(state, options)
         self.wakeup_ns = 0
         self._is_one_confirmation_of_many = False
+        self._concerns = Concerns(self.parts.desk, speakers_of(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
         """Take one event; `now_ns` is monotonic. The commands are to be carried out in order."""
@@ -210,6 +212,7 @@ class LeaderCore:
             parts.suspicion.evaluate()
             parts.cuts.evaluate()
             parts.forgetting.evaluate()
+            parts.missing_hosts.evaluate()
             parts.definition.evaluate()
         parts.modes.mode.evaluate()
         parts.rollbacks.evaluate()
@@ -229,31 +232,16 @@ class LeaderCore:
         parts.stop_question.evaluate()
         parts.farewell.evaluate()
         parts.objectives.evaluate()
+        self._concerns.evaluate()
 
     def standing(self) -> LeaderStanding:
         """What there is to say about the fleet now, beside what the state says."""
         parts = self.parts
-        speakers = (
-            parts.suspicion,
-            parts.cuts,
-            parts.answers,
-            parts.stop_question,
-            parts.spares,
-            parts.moves,
-            parts.quiescence,
-            parts.restores,
-            parts.rollbacks,
-            parts.store,
-            parts.objectives,
-            parts.line_check,
-            parts.plans,
-        )
-        concerns = () if self.state.image.outcome else tuple([x for part in speakers for x in part.concerns()])
         return LeaderStanding(
             parts.triggers.skipped,
             parts.lines.log_bytes,
             parts.store.condition(),
-            concerns,
+            self._concerns.current(),
             parts.attendance.heartbeats(),
             parts.releases.is_settled,
             0 if parts.lines.ledger is None else len(parts.lines.ledger.packs),

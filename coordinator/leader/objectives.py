@@ -16,7 +16,7 @@ moves have asked for do not count.
 
 from collections.abc import Iterable
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 

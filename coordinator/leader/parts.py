@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from snapline.coordinator.leader.concerns import Speaker
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
@@ -20,7 +21,9 @@ from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.leader.hosts.cuts import NetworkCuts
 from snapline.coordinator.leader.hosts.forgetting import Forgetting
 from snapline.coordinator.leader.hosts.loads import Loads
+from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
 from snapline.coordinator.leader.hosts.spares import Spares
+from snapline.coordinator.leader.hosts.standing_agents import StandingAgents
 from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.autonomous import Autonomous
@@ -55,6 +58,8 @@ class Parts:
     admission: Admission
     suspicion: Suspicion
     forgetting: Forgetting
+    missing_hosts: MissingHosts
+    standing_agents: StandingAgents
     spares: Spares
     cuts: NetworkCuts
     definition: Definition
@@ -94,6 +99,27 @@ class Parts:
     objectives: Objectives
 
 
+def speakers_of(parts: Parts) -> tuple[Speaker, ...]:
+    """Those that know of concerns, in the order in which these are shown."""
+    return (
+        parts.missing_hosts,
+        parts.suspicion,
+        parts.cuts,
+        parts.answers,
+        parts.stop_question,
+        parts.spares,
+        parts.moves,
+        parts.quiescence,
+        parts.restores,
+        parts.rollbacks,
+        parts.standing_agents,
+        parts.store,
+        parts.objectives,
+        parts.line_check,
+        parts.plans,
+    )
+
+
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     """The parts of a leader that has just begun."""
     desk = Desk(state, options)
@@ -124,6 +150,8 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         admission=Admission(desk, attendance),
         suspicion=Suspicion(desk, attendance),
         forgetting=Forgetting(desk),
+        missing_hosts=MissingHosts(desk, attendance),
+        standing_agents=StandingAgents(desk, attendance),
         spares=spares,
         cuts=NetworkCuts(desk, attendance, spares),
         definition=Definition(desk, attendance),

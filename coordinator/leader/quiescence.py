@@ -7,8 +7,8 @@ for it any more, and `status` names the hosts.
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.planned_ends import Quiesce, Quiesced
-from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.messages import Heartbeat
-from snapline.conversation.status import Concern
 from snapline.coordinator.leader.epochs.store_watch import StoreCondition
 
 

@@ -13,8 +13,8 @@ log refuses an end in an older epoch than the newest. A plan starts from an olde
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.messages import EvaluateStop, StopEvaluated
-from snapline.conversation.status import Concern
 from snapline.conversation.turn_deaths import STOP_WHEN
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from snapline.channels.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Readings, Total, Value
+from snapline.conversation.concerns import KINDS
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.raft.replica import Replica
@@ -25,9 +26,6 @@ from snapline.coordinator.state.fleet_records import (
     RUNNING,
 )
 from snapline.coordinator.state.fleet_view import FleetView
-
-CONCERNS = ("cut", "plan", "stop", "spare", "drained", "memory", "restore", "rollback", "rpo", "rto", "killer")
-"""Kinds of `Concern`."""
 
 RAFT = (
     Family("raft_term", GAUGE, "Raft's term, as this replica knows it"),
@@ -195,7 +193,7 @@ class CoordinatorMetrics:
             **({"rto_seconds": image.rto_ns / NS} if image.rto_ns else {}),
             **self._read_rollback(),
             "store_is_degraded": float(standing.store.state == DEGRADED),
-            "concerns": {(kind,): kinds[kind] for kind in CONCERNS},
+            "concerns": {(kind,): kinds[kind] for kind in KINDS},
             **(
                 {"store_log_bytes": standing.stored_log_bytes, "stored_checkpoints": standing.stored_packs}
                 if state.is_logged

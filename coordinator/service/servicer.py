@@ -79,7 +79,7 @@ _log = logging.getLogger("snapline.coordinator")
 
 FIGURES = (
     *("turns", "dead_letters", "parked", "busy"),
-    *("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full"),
+    *("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing"),
 )
 
 CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2

@@ -13,12 +13,15 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_documents import description
+from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.standing_agents import standing_agents
 from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
 from snapline.conversation import messages as msg
 from snapline.conversation import payloads
 from snapline.conversation.inputs import REPEATED, REPLIED
+from snapline.conversation.messages import StandingAgent
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn, StashedMessage
 
 SEED = bytes(16)
@@ -267,6 +270,27 @@ def test_a_turn_that_does_not_repeat_itself_stands_and_nothing_is_lost() -> None
     assert "a" not in driver.turns and not driver.core.agents["a"].dead_letters
     saved = control(driver).turn
     assert saved is not None and saved.journal == [done(STEP, b"r")]
+
+
+def test_a_standing_turn_is_in_the_heartbeats_with_since_when() -> None:
+    driver = waiting(STEP)
+    finish_step(driver)
+    assert heartbeat_of(driver.core, 1, now_ns=driver.now).standing == ()
+    driver.fail("a", "…\nDivergenceError: entry 1 is another", is_divergent=True)
+    beat = heartbeat_of(driver.core, 2, now_ns=driver.now + 3 * SECOND)
+    assert beat.standing == (StandingAgent("a", "turn", "DivergenceError: entry 1 is another", 3 * SECOND),)
+    assert beat.agents_standing == 1
+
+
+def test_of_many_standing_agents_a_heartbeat_names_the_first_and_counts_all() -> None:
+    agents = []
+    for number in range(20):
+        agent = LocalAgent(f"a{number}", "m:A", 1)
+        agent.turn = DurableTurn(SavedTurn("message", "z", GO, SEED))
+        agent.turn.problem, agent.turn.since_ns = "it diverges", number * SECOND
+        agents.append(agent)
+    found = standing_agents(agents, 60 * SECOND)
+    assert [x.agent for x in found[:2]] == ["a0", "a1"] and len(found) == 20
 
 
 # -- recoveries ----------------------------------------------------------------------------------------------------------

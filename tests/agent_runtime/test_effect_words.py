@@ -25,6 +25,7 @@ from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
@@ -114,6 +115,14 @@ def told(driver: Driver, key: str = "w") -> tuple[str, bytes]:
 
 def found(driver: Driver) -> JournalEntry | None:
     return driver.turns["a"].found
+
+
+def test_an_effect_that_needs_people_is_in_the_heartbeats() -> None:
+    driver = in_doubt()
+    beat = heartbeat_of(driver.core, 1, now_ns=driver.now)
+    (told,) = beat.standing
+    assert (told.agent, told.kind, beat.agents_standing) == ("a", "in_doubt", 1)
+    assert "key 'k'" in told.reason and "only people can say" in told.reason
 
 
 def test_a_word_with_a_result_is_the_effects_outcome() -> None:

@@ -1,6 +1,7 @@
 """Documents as JSON and as tables, and progress that a log can bear."""
 
 import json
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from snapline.cli import progress, status
 from snapline.cli.output import OutputFormat, Printer, count, document, readable, rows_of, size, text
 from snapline.cli.progress import FleetProgress, describe
+from snapline.conversation.concerns import Concern
 
 
 def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,10 +59,12 @@ def test_fields_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str])
 
 def test_status_says_what_the_fleet_waits_for_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = "hosts h1 and h2 have not reached each other for 2.4 s"
-    concerns = [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 2.4, "text": sentence}]
+    remedy = "see to the network"
+    concerns = [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 2.4, "text": sentence, "remedy": remedy}]
     shown = document("FleetStatus", phase="running", concerns=concerns, hosts=[])
     Printer(OutputFormat.TABLE).result(shown, status._show)
-    assert f"! {sentence}" in capsys.readouterr().out.splitlines()
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("!")]
+    assert re.fullmatch(rf"! {sentence}, since \d\d:\d\d:\d\d\. To do: {remedy}", line)
     Printer(OutputFormat.TABLE).result({**shown, "concerns": []}, status._show)
     assert "!" not in capsys.readouterr().out
 
@@ -101,6 +105,7 @@ class Status:
     epochs_completed: int = 0
     leader: str = ""
     store: StoreState = field(default_factory=StoreState)
+    concerns: tuple[Concern, ...] = ()
 
 
 def test_progress_in_words() -> None:
@@ -121,6 +126,21 @@ def test_what_would_go_unseen_is_a_warning_once_also_to_who_wants_no_progress(
     assert capsys.readouterr().err.splitlines() == [
         "snapline: a message could not be handled: `snapline agent dead-letters list` shows it, and the error",
         "snapline: no checkpoint completes, and the agents go on without: the state of agent 'a' is not as declared",
+    ]
+
+
+def test_a_fleet_that_waits_says_so_once_and_when_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = FleetProgress(Printer(quiet=True))
+    short = Concern("plan", ("h1",), 10**9, "host h1 has not applied plan 2", (), "wait")
+    stands = Concern("turn", ("h1",), 3 * 10**9, "agent a stands", ("a",), "look at it")
+    other = Concern("turn", ("h1",), 5 * 10**9, "agent b stands", ("b",), "look at it")
+    for concerns in ((short,), (short, stands), (stands,), (stands, other), ()):
+        shown.status(Status("running", 1, (), concerns=concerns))
+    assert capsys.readouterr().err.splitlines() == [
+        "snapline: agent a stands. To do: look at it",
+        "snapline: agent b stands. To do: look at it",
+        "snapline: over: agent a stands",
+        "snapline: over: agent b stands",
     ]
 
 

@@ -16,10 +16,10 @@ from snapline.conversation.answers import (
     SnapshotList,
     StoreVerification,
 )
+from snapline.conversation.concerns import Concern
 from snapline.conversation.documents import document_of
 from snapline.conversation.messages import OpenTurn
 from snapline.conversation.status import (
-    Concern,
     FleetStatus,
     ForkedFrom,
     HostStatus,
@@ -90,7 +90,9 @@ def test_the_status_tells_times_in_seconds() -> None:
     assert found["store"] == {
         "location": "file", "state": "degraded", "since_s": 2.0, "reason": "full", "next_try_s": 1.5, "skipped": 4
     }  # fmt: skip
-    assert found["concerns"] == [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 1.235, "text": "a sentence"}]
+    assert found["concerns"] == [
+        {"kind": "cut", "hosts": ["h1", "h2"], "since_s": 1.235, "text": "a sentence", "agents": [], "remedy": ""}
+    ]
     assert found["loss"] == {
         "at_risk_s": 1.5, "failures": 1, "observed_s": 0.0, "recoveries": [
             {"plan": 2, "is_failure": True, "plan_s": 0.25, "load_s": 0.0015, "agents": 3, "rolled_back": 2, "lost_s": None, "checkpoints_lost": 0}

@@ -3,7 +3,7 @@
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state import operations as op

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.objectives import RPO, RTO, objectives_missed
 from snapline.coordinator.state import operations as op

@@ -4,7 +4,7 @@ import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.conversation.unreached import UnreachedPeer
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.hosts.cuts import CUT_NS

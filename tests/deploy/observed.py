@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from tests.house.metrics_page import TABLES
 
 from snapline.channels.metrics import COUNTER, HISTOGRAM, PREFIX, SUMMARY, Family
-from snapline.coordinator.service.metrics import CONCERNS
+from snapline.conversation.concerns import KINDS
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     FAILED,
@@ -39,7 +39,7 @@ VALUES = {
     ("snapline_fleet_phase", "phase"): {FORMING, RUNNING, RECOVERING, FINISHED, FAILED},
     ("snapline_recovery_duration_seconds", "phase"): {"plan", "load"},
     ("snapline_hosts", "state"): {ALIVE, LOST, LEFT},
-    ("snapline_concerns", "kind"): set(CONCERNS),
+    ("snapline_concerns", "kind"): set(KINDS),
     ("snapline_checkpoints_total", "outcome"): {"complete", "aborted"},
     ("snapline_process_info", "role"): {"coordinator", "host"},
 }

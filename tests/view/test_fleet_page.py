@@ -30,10 +30,13 @@ async def test_what_is_wrong_is_said() -> None:
     fleet.figures["h1"] = {"busy": [{"agent": "teller-3", "elapsed_ns": 3 * 10**9}], "dead_letters": 2}
     fleet.more = {
         "store": {"location": "s", "state": "degraded", "since_s": 3.0, "reason": "disk full"},
-        "concerns": [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 5.0, "text": "h1 does not reach h2"}],
+        "concerns": [
+            {"kind": "cut", "hosts": ["h1", "h2"], "since_s": 5.0, "text": "h1 does not reach h2", "remedy": "look"}
+        ],
     }
     body = FleetScreen().body(await standing(fleet), ALL)
     assert "disk full" in body and "H1 does not reach h2." in body
+    assert " For 5.00 s. To do: look." in body
     assert '<span class="pill bad">lost</span>' in body and '<dd class="bad">2</dd>' in body
     assert re.search(r'<section id="busy".*teller-3.*3\.00 s', body)
 

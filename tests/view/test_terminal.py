@@ -27,10 +27,12 @@ async def test_what_stands_on_the_screen() -> None:
         "busy": [{"agent": "teller-0", "elapsed_ns": 12_300_000_000}],
         "is_drained": True,
     }
-    fleet.more["concerns"] = [{"kind": "host", "text": "host h2 [red]is[/red] missing"}]
+    fleet.more["concerns"] = [{"kind": "host", "text": "host h2 [red]is[/red] missing", "remedy": "start it"}]
     lines = shown(await FleetWatch(fleet).now())
     assert lines[0] == "bank  running  chandy-lamport  plan 1"
-    assert "6 agents on 2 of 3 hosts" in lines and "! host h2 [red]is[/red] missing" in lines
+    assert "6 agents on 2 of 3 hosts" in lines
+    (concern,) = [line for line in lines if line.startswith("!")]
+    assert concern.startswith("! host h2 [red]is[/red] missing, since ") and concern.endswith(". To do: start it")
     assert any("parked 5  2 dead letters" in line for line in lines)
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("h")}
     assert rows["h1"][1:4] == ["alive", "drained", "2"] and rows["h2"][1] == "lost"

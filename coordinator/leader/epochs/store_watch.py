@@ -14,7 +14,7 @@ begins: epochs by hand and those before a plan begin at once. Volatile: a new le
 
 import msgspec
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession

@@ -20,7 +20,7 @@ first turns come before anything else that their hosts do.
 
 import msgspec
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attached, Attendance, HostSession
 from snapline.coordinator.leader.hosts.spares import Spares

@@ -6,7 +6,7 @@ nobody waits for it. After that it stays spare: agents that lose their host are 
 its process has been started anew, after a time, or when nobody else is left. All that is volatile here is since when.
 """
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.state import operations as op
 

@@ -14,8 +14,8 @@ is not the hosts' fault.
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.messages import Leave, PeerSuspected, TurnedAway
-from snapline.conversation.status import Concern
 from snapline.conversation.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import HostBusyReported, HostExitReported
@@ -226,4 +226,5 @@ def _concern_of(death: TurnDeath) -> Concern:
         then = "the fleet fails" if is_set_aside else "it is asked again"
     elif death.what == CAPTURE:
         then = "this is not tried any more, and no epoch completes" if is_set_aside else "this is tried again"
-    return Concern("killer", (), 0, f"{death.sentence()}: {then}")
+    agents = (death.agent,) if death.agent else ()
+    return Concern("killer", (), 0, f"{death.sentence()}: {then}", agents)

@@ -6,7 +6,7 @@ afterwards would leave none of them.
 
 import msgspec
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import CheckLine, LineChecked
 from snapline.coordinator.state import operations as op

@@ -11,7 +11,7 @@ evenly is wanted of this leader under this plan: who wants it looks whether it h
 
 import msgspec
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.hosts.attendance import Attendance

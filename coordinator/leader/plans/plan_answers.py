@@ -7,7 +7,7 @@ anew, for them all. Either way the next plan is waited for twice as long, until 
 takes long in one piece must come to its end too.
 """
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attendance
 from snapline.coordinator.state.fleet_records import PlanRecord

@@ -25,8 +25,8 @@ that fails again and again without a complete epoch in between, a store that sta
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
-from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession

@@ -7,7 +7,7 @@ of the next one, it is the same restore, and its plan in the log is the answer. 
 
 import msgspec
 
-from snapline.conversation.status import Concern
+from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import AnswerRestore, RestoreRequested
 from snapline.coordinator.state.going_back import refusal_of_restore

@@ -9,8 +9,8 @@ Nobody who went back remembers why, so the log does: the plans of earlier wishes
 
 import msgspec
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.messages import RollbackRefused, WantRollback
-from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import ResolveSnapshot, SnapshotResolved
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
@@ -119,5 +119,5 @@ class Rollbacks:
 
     def concerns(self) -> list[Concern]:
         """Who stands until people have looked."""
-        now = self._desk.now
-        return [Concern("rollback", (), now - x.heard_ns, x.refused) for x in self._wishes.values() if x.refused]
+        now, wishes = self._desk.now, [x for x in self._wishes.values() if x.refused]
+        return [Concern("rollback", (), now - x.heard_ns, x.refused, (x.said.agent,)) for x in wishes]

@@ -173,7 +173,7 @@ class ProbeRead(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ..., may_pass: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
+    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "standing", "agents_standing")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,8 @@ class Heartbeat(_message.Message):
     OUTPUTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_WAITING_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FULL_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_STANDING_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     turns: int
     dead_letters: int
@@ -218,7 +220,21 @@ class Heartbeat(_message.Message):
     outputs_waiting: int
     output_bytes_waiting: int
     agents_full: int
-    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ..., is_standing: bool = ..., plan: _Optional[int] = ..., steps_loaded: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[UnreachedPeer, _Mapping]]] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ...) -> None: ...
+    standing: _containers.RepeatedCompositeFieldContainer[StandingAgent]
+    agents_standing: int
+    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ..., is_standing: bool = ..., plan: _Optional[int] = ..., steps_loaded: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[UnreachedPeer, _Mapping]]] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., standing: _Optional[_Iterable[_Union[StandingAgent, _Mapping]]] = ..., agents_standing: _Optional[int] = ...) -> None: ...
+
+class StandingAgent(_message.Message):
+    __slots__ = ("agent", "kind", "reason", "elapsed_ns")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_NS_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    kind: str
+    reason: str
+    elapsed_ns: int
+    def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., reason: _Optional[str] = ..., elapsed_ns: _Optional[int] = ...) -> None: ...
 
 class UnreachedPeer(_message.Message):
     __slots__ = ("host", "host_start", "elapsed_ns", "is_waited")
@@ -883,7 +899,7 @@ class StatusRequest(_message.Message):
     def __init__(self, stale: bool = ..., unconfirmed: bool = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "is_drained")
+    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "is_drained", "agents_standing")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
@@ -904,6 +920,7 @@ class HostStatus(_message.Message):
     OUTPUT_BYTES_WAITING_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FULL_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_STANDING_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     host_start: int
@@ -924,7 +941,8 @@ class HostStatus(_message.Message):
     output_bytes_waiting: int
     agents_full: int
     is_drained: bool
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., is_drained: bool = ...) -> None: ...
+    agents_standing: int
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., is_drained: bool = ..., agents_standing: _Optional[int] = ...) -> None: ...
 
 class FleetStatus(_message.Message):
     __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork", "loss", "interval", "caller_role")
@@ -1073,16 +1091,20 @@ class ForkedFrom(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., parent_name: _Optional[str] = ..., epoch: _Optional[int] = ..., is_live: bool = ...) -> None: ...
 
 class Concern(_message.Message):
-    __slots__ = ("kind", "hosts", "since_ns", "text")
+    __slots__ = ("kind", "hosts", "since_ns", "text", "agents", "remedy")
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     SINCE_NS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
     kind: str
     hosts: _containers.RepeatedScalarFieldContainer[str]
     since_ns: int
     text: str
-    def __init__(self, kind: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., since_ns: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    remedy: str
+    def __init__(self, kind: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., since_ns: _Optional[int] = ..., text: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
     __slots__ = ("state", "since_ns", "reason", "next_try_ns", "skipped", "location")

@@ -1,0 +1,39 @@
+"""Agents that stand in the middle of a durable turn until people do something: for the host's heartbeats."""
+
+from collections.abc import Iterable
+
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.conversation.messages import StandingAgent
+
+SHOWN_MAX = 8
+"""Agents of a host that a heartbeat names: after an upgrade thousands may stand for one reason."""
+
+REASON_CHARACTERS_MAX = 400
+
+CALLED_NS = 10_000_000_000
+"""An effect in doubt is asked after, or called again: after so long people should know that it still is."""
+
+
+def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
+    """All of them, those that have stood longest first."""
+    found = [told for agent in agents if (told := _standing(agent, now_ns)) is not None]
+    return sorted(found, key=lambda told: (-told.elapsed_ns, told.agent))
+
+
+def _standing(agent: LocalAgent, now_ns: int) -> StandingAgent | None:
+    turn, effects = agent.turn, agent.effects
+    if turn is None:
+        return None
+    elapsed_ns = max(0, now_ns - turn.since_ns)
+    if turn.problem:
+        return StandingAgent(agent.id, "turn", turn.problem[:REASON_CHARACTERS_MAX], elapsed_ns)
+    if effects is None or effects.open is None or not turn.is_live or not effects.is_in_doubt:
+        return None
+    named = f"effect {effects.open.name!r}, key {effects.open.key!r}"[:REASON_CHARACTERS_MAX]
+    if effects.needs_people:
+        reason = f"{named}: it may have been done, and only people can say"
+        return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
+    if elapsed_ns >= CALLED_NS:
+        reason = f"{named}: it may have been done, and its service has not said so yet"
+        return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
+    return None

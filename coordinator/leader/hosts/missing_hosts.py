@@ -1,0 +1,44 @@
+"""Whether the fleet goes without any host, or waits for its first ones. Nothing is decided from it."""
+
+from snapline.conversation.concerns import Concern
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.hosts.attendance import Attendance
+
+SHOWN_NS = 3 * SECOND_NS
+"""Hosts that start, or are started again, are there by then."""
+
+NAMED_MAX = 10
+
+
+class MissingHosts:
+    """Looks who is there. Volatile: a new leader gives the hosts time to come back."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._since_ns: int | None = None
+
+    def evaluate(self) -> None:
+        """Since when hosts are missing."""
+        are_missing = bool(self._text())
+        self._since_ns = (self._since_ns or self._desk.now) if are_missing else None
+
+    def concerns(self) -> list[Concern]:
+        """That nobody is there, or too few to begin."""
+        lasts_ns = 0 if self._since_ns is None else self._desk.now - self._since_ns
+        text = self._text() if lasts_ns >= SHOWN_NS else ""
+        return [Concern("hosts", (), lasts_ns, text)] if text else []
+
+    def _text(self) -> str:
+        state, here = self._desk.state, self._attendance.attached()
+        if not state.image.plans:
+            expected = self._desk.options.hosts_expected
+            return f"the fleet waits for its hosts: {len(here)} of {expected} are there" if len(here) < expected else ""
+        if here:
+            return ""
+        records = sorted(state.image.hosts.items())
+        named = ", ".join(
+            [f"{host} {'unreachable' if x.state == 'alive' else x.state}" for host, x in records[:NAMED_MAX]]
+        )
+        agents = sum(1 for _ in state.living_agents())
+        return f"no host of the fleet is there ({named or 'all are forgotten'}), and its {agents:,} agents stand still"
