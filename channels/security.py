@@ -16,8 +16,10 @@ G9 rests on host starts and incarnations, not on certificates: they say which ho
 import contextlib
 import ipaddress
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -42,6 +44,10 @@ RELOAD_S = 5.0
 
 LINK_AGE_S_MAX = 3600.0
 """Links are opened again after this, so that a certificate that expired or was withdrawn ends within the hour."""
+
+
+RENEW_S, RENEW_SHARE = 7 * 86_400.0, 0.2
+"""A certificate should be renewed when so much of its time is left, or this share of it if that is less: some are valid for an hour."""
 
 
 class Identity(NamedTuple):
@@ -112,6 +118,10 @@ class Security:
         self._pems: _Pems | None = None
         self._configuration: grpc.ServerCertificateConfiguration | None = None
         self._context: tuple[int, ssl.SSLContext] | None = None
+        self._valid_s: tuple[float, float] = (0.0, math.inf)
+        """From when to when our certificate is, in seconds since 1970."""
+        self._warned = (0, False)
+        """Of which certificate it was said that it should be renewed, and whether it had expired by then."""
         self.domain = domain
         self.generation = 0
 
@@ -292,9 +302,31 @@ class Security:
             log.warning("certificates were not reloaded: %s", error)
             return False
         if pems == self._pems:
+            self._warn_of_expiry()
             return False
         self._use(pems)
         return True
+
+    def certificate_left_ns(self) -> int | None:
+        """How long our certificate is valid, if it should be renewed; not above 0: it has expired."""
+        begun_s, ends_s = self._valid_s
+        left_s = ends_s - time.time()
+        return round(left_s * 1e9) if left_s < min(RENEW_S, RENEW_SHARE * (ends_s - begun_s)) else None
+
+    def _warn_of_expiry(self) -> None:
+        """Once when it should be renewed, and once when it has expired."""
+        left_ns = self.certificate_left_ns()
+        if left_ns is None or self._warned >= (self.generation, left_ns <= 0):
+            return
+        self._warned, at = (
+            (self.generation, left_ns <= 0),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._valid_s[1])),
+        )
+        assert self._files is not None
+        said = "has expired: new connections are refused" if left_ns <= 0 else "expires soon"
+        log.warning(
+            "the certificate in %s %s (%s UTC): `snapline auth renew DIR` renews it", self._files.certificate, said, at
+        )
 
     def _load(self) -> _Pems:
         if self._pems is None:
@@ -316,7 +348,9 @@ class Security:
             [(pems.key, pems.certificate)], root_certificates=pems.authority
         )
         self._pems = pems
+        self._valid_s = _validity(pems.certificate)
         self.generation += 1
+        self._warn_of_expiry()
 
     def _server_credentials(self) -> grpc.ServerCredentials:
         self._load()
@@ -359,6 +393,16 @@ def _check(files: _Files, pems: _Pems) -> None:
             context.load_verify_locations(authority)
     except (ssl.SSLError, OSError) as error:
         raise WorldError(f"{files.authority} holds no certificates of an authority: {error}") from error
+
+
+def _validity(certificate: bytes) -> tuple[float, float]:
+    """From when to when it is valid, in seconds since 1970. `ssl` tells that of others' certificates alone, so we go below it."""
+    import ssl
+
+    with _in_memory(certificate) as path:
+        decode = ssl._ssl._test_decode_cert  # type: ignore[attr-defined]  # the stubs do not know it
+        found = decode(path)
+    return ssl.cert_time_to_seconds(found["notBefore"]), ssl.cert_time_to_seconds(found["notAfter"])
 
 
 @contextlib.contextmanager

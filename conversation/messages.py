@@ -116,6 +116,8 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     agents_full: int = 0
     standing: tuple[StandingAgent, ...] = ()
     agents_standing: int = 0
+    log_problem: str = ""
+    certificate_left_ns: int | None = None
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):

@@ -293,9 +293,18 @@ class HostCarrier:
         self.checkpoints.stream_opened()
         return Join(self.host, instance, address, self.fleet.name, self.fleet.definition_digest(), self.plan)
 
-    def heartbeat(self, sequence: int, busy: tuple[OpenTurn, ...] = ()) -> Heartbeat:
+    def heartbeat(
+        self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None
+    ) -> Heartbeat:
         """That this host lives, and how it stands."""
-        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._progress.steps(), busy=busy)
+        now_ns, steps = self._now_ns(), self._progress.steps()
+        return heartbeat_of(
+            *(self.core, sequence),
+            now_ns=now_ns,
+            steps_loaded=steps,
+            busy=busy,
+            certificate_left_ns=certificate_left_ns,
+        )
 
     def _tell_coordinator(self, said: ev.Said) -> None:
         assert isinstance(said, HostMessage), f"nobody carries out {said!r}"

@@ -30,7 +30,13 @@ def definition_of(fleet: Fleet) -> msg.FleetDefinition:
 
 
 def heartbeat_of(
-    core: HostCore, sequence: int, *, now_ns: int, steps_loaded: int = 0, busy: tuple[msg.OpenTurn, ...] = ()
+    core: HostCore,
+    sequence: int,
+    *,
+    now_ns: int,
+    steps_loaded: int = 0,
+    busy: tuple[msg.OpenTurn, ...] = (),
+    certificate_left_ns: int | None = None,
 ) -> msg.Heartbeat:
     """The host's figures since its start, and how it stands now."""
     counts, standing = core.desk.counts, core.mode.standing()
@@ -47,6 +53,8 @@ def heartbeat_of(
         agents_full=sum(each.is_full for each in agents),
         standing=tuple(stand[:SHOWN_MAX]),
         agents_standing=len(stand),
+        log_problem=core.log.problem,
+        certificate_left_ns=certificate_left_ns,
         busy=busy,
         log_messages=standing.log_messages,
         log_bytes=standing.log_bytes,

@@ -90,6 +90,7 @@ class HostCore:
         desk: what the parts share. For others to read.
         mode: what the fleet's protocol decides.
         links: to other hosts.
+        log: of inputs and steps.
         agents, peers: of the desk.
     """
 
@@ -118,7 +119,7 @@ class HostCore:
         self._outlets = outlets = Outlets(desk, ends, mailboxes)
         self._timers = timers = Timers(desk, mailboxes)
         self._wish = wish = EpochWish(desk)
-        self._log = log = OwnLog(desk)
+        self.log = log = OwnLog(desk)
         self._inputs = inputs = Inputs(desk, mailboxes, wish, log)
         self._steps = steps = StepLog(desk, mailboxes, log)
         self._outputs = outputs = Outputs(desk, mailboxes, wish)
@@ -156,16 +157,16 @@ class HostCore:
             **self.mode.handlers(),
             msg.EndEpoch: self._on_end_epoch,
             msg.OutputsWatched: self._outputs.on_outputs_watched,
-            msg.LogOpened: self._log.on_log_opened,
+            msg.LogOpened: self.log.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
             ViewWanted: self._views.on_view_wanted,
             EffectsWanted: self._views.on_effects_wanted,
             WaitingWanted: self._views.on_waiting_wanted,
             TracingWanted: self._views.on_tracing_wanted,
-            le.BatchAppended: self._log.on_batch_appended,
-            le.LogSealed: self._log.on_log_sealed,
-            le.LogWatched: self._log.on_log_watched,
+            le.BatchAppended: self.log.on_batch_appended,
+            le.LogSealed: self.log.on_log_sealed,
+            le.LogWatched: self.log.on_log_watched,
             de.StepEnded: self._durable.on_step_ended,
             ev.TurnEnded: self.turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
@@ -212,7 +213,7 @@ class HostCore:
         self._timers.retry()
         self.mode.clock_passed()
         self._plans.clock_passed()
-        self._log.clock_passed()
+        self.log.clock_passed()
         self.links.clock_passed()
 
     # ---- for the adapter to read ----------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ class HostCore:
         times_ns = [
             *self._timers.wakeups_ns(),
             *self._plans.wakeups_ns(),
-            *self._log.wakeups_ns(),
+            *self.log.wakeups_ns(),
             *self.links.wakeups_ns(),
             *self.mode.wakeups_ns(),
         ]

@@ -416,7 +416,8 @@ class Host:
         while True:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1
-            self._session.send(self._carrier.heartbeat(sequence, self._long_turns()))
+            left_ns = self._options.security.certificate_left_ns()
+            self._session.send(self._carrier.heartbeat(sequence, self._long_turns(), left_ns))
 
     def _long_turns(self) -> tuple[OpenTurn, ...]:
         now_ns = time.monotonic_ns()

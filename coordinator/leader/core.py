@@ -78,6 +78,7 @@ from snapline.coordinator.leader.events import (
     OutputReadersChanged,
     ProbeWritten,
     ProposalEnded,
+    ReplicaLooked,
     RestoreRequested,
     SnapshotRequested,
     SnapshotResolved,
@@ -189,6 +190,8 @@ class LeaderCore:
                 parts.suspicion.on_busy_reported(event)
             case ForgetHostRequested():
                 parts.forgetting.on_requested(event)
+            case ReplicaLooked():
+                parts.surroundings.on_replica_looked(event)
             case EndHostRequested():
                 parts.suspicion.on_end_requested(event.host)
             case EndWanted():

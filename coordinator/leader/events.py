@@ -201,6 +201,22 @@ class HostBusyReported(Event, frozen=True, gc=False):
     what: str
 
 
+class ReplicaLooked(Event, frozen=True, gc=False):
+    """The replica that leads has looked at itself and at the others, as it does twice a second.
+
+    Attributes:
+        replica: its own id.
+        missing: replicas to which it has no connection.
+        count: of all replicas.
+        certificate_left_ns: of its own certificate; None: it need not be renewed. Not above 0: it has expired.
+    """
+
+    replica: str
+    missing: tuple[str, ...]
+    count: int = 1
+    certificate_left_ns: int | None = None
+
+
 class OutputReadersChanged(Event, frozen=True, gc=False):
     """Somebody reads outputs as they come, or nobody any more."""
 

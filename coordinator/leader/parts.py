@@ -6,6 +6,7 @@ from snapline.coordinator.leader.concerns import Speaker
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
+from snapline.coordinator.leader.epochs.aborts import Aborts
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
@@ -45,6 +46,7 @@ from snapline.coordinator.leader.questions import Questions
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.stop_question import StopQuestion
+from snapline.coordinator.leader.surroundings import Surroundings
 from snapline.coordinator.state.fleet_view import FleetView
 
 
@@ -72,6 +74,7 @@ class Parts:
     releases: Releases
     triggers: Triggers
     epochs: Epochs
+    aborts: Aborts
     retention: Retention
     # how they are made
     modes: ModeChoice
@@ -97,12 +100,14 @@ class Parts:
     departures: Departures
     farewell: Farewell
     objectives: Objectives
+    surroundings: Surroundings
 
 
 def speakers_of(parts: Parts) -> tuple[Speaker, ...]:
     """Those that know of concerns, in the order in which these are shown."""
     return (
         parts.missing_hosts,
+        parts.surroundings,
         parts.suspicion,
         parts.cuts,
         parts.answers,
@@ -114,6 +119,7 @@ def speakers_of(parts: Parts) -> tuple[Speaker, ...]:
         parts.rollbacks,
         parts.standing_agents,
         parts.store,
+        parts.aborts,
         parts.objectives,
         parts.line_check,
         parts.plans,
@@ -163,6 +169,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         releases=releases,
         triggers=triggers,
         epochs=Epochs(desk, modes, underway, refs, releases, store),
+        aborts=Aborts(desk, store),
         retention=Retention(desk, underway, refs, releases, stop_question),
         modes=modes,
         coordinated=coordinated,
@@ -185,4 +192,5 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         departures=departures,
         farewell=Farewell(desk, attendance, refs, releases, snapshots),
         objectives=Objectives(desk),
+        surroundings=Surroundings(desk, attendance),
     )

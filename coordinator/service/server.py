@@ -29,6 +29,7 @@ from snapline.channels.spans import SPANS, SpanOptions, open_spans, read_spans
 from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
+from snapline.coordinator.leader.events import ReplicaLooked
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.journal_file import known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
@@ -343,12 +344,18 @@ class _Process:
             await self._tell_health(healthy)
 
     async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
-        """A replica without a majority answers nobody, whatever its process does."""
-        raft = self._replica.driver
+        """A replica without a majority answers nobody, whatever its process does. A leader hears how the replicas stand."""
+        raft, options = self._replica.driver, self._options
         try:
-            is_serving = bool(raft.standing.leader) and (await raft.status()).has_quorum
+            status = await raft.status()
+            is_serving = bool(raft.standing.leader) and status.has_quorum
         except SnaplineError:
             is_serving = False
+        else:
+            if self._leadership.driver is not None:
+                missing = tuple(sorted(set(self._members) - {options.node, *status.connected}))
+                left_ns = options.security.certificate_left_ns()
+                self._leadership.driver.feed(ReplicaLooked(options.node, missing, len(self._members), left_ns))
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -219,3 +220,20 @@ def test_only_loopback_goes_without_certificates(address: str, expected: bool) -
         with pytest.raises(MisuseError, match="--insecure"):
             Security.loopback().check_listen_address(address)
     Security.insecure().check_listen_address(address)
+
+
+def test_a_certificate_says_when_it_should_be_renewed(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    security, now_s = authority.issue("h1").security(), time.time()
+    security.http_context()
+    assert security.certificate_left_ns() is None and caplog.messages == []
+    for passed_s, said in ((3500.0, "expires soon"), (3600.0 + 60, "has expired")):
+        monkeypatch.setattr("snapline.channels.security.time.time", lambda now_s=now_s + passed_s: now_s)
+        assert not security.reload() and not security.reload()
+        left_ns = security.certificate_left_ns()
+        assert left_ns is not None and (left_ns > 0) == (passed_s < 3600)
+        (message,) = caplog.messages
+        assert said in message and "snapline auth renew" in message
+        caplog.clear()
+    assert Security.loopback().certificate_left_ns() is None

@@ -109,3 +109,52 @@ def test_each_kind_has_a_remedy() -> None:
         concern = Concern(kind, ("h1",), 0, "", ("a1",))
         assert remedy_of(concern) and "{" not in remedy_of(concern)
     assert remedy_of(Concern("turn", (), 0, "", (), "ask")) == "ask"
+
+
+def look(bench: Bench, *missing: str, left_ns: int | None = None) -> None:
+    bench.feed(ev.ReplicaLooked("c1", missing, 3, left_ns))
+
+
+def test_a_replica_that_is_not_connected(bench: Bench) -> None:
+    look(bench, "c3")
+    assert of_kind(bench, "replica") == [], "it may be starting"
+    bench.pass_time(4)
+    look(bench, "c3")
+    (concern,) = of_kind(bench, "replica")
+    assert "not connected to replica c3 of 3: if one more fails nobody leads" in concern.text
+    assert concern.since_ns == 4 * SECOND and "snapline coordinator status" in concern.remedy
+    look(bench)
+    assert of_kind(bench, "replica") == []
+
+
+def test_certificates_that_have_expired_or_will(bench: Bench) -> None:
+    look(bench, left_ns=-7200 * SECOND)
+    made = msg.Heartbeat(1, certificate_left_ns=2 * 86_400 * SECOND)
+    bench.say("h2", made)
+    own, other = of_kind(bench, "certificate")
+    assert own.text.startswith("the certificate of replica c1 of the coordinator expired 2.0 h ago")
+    assert own.since_ns >= 7200 * SECOND and "snapline auth renew" in own.remedy
+    assert (other.hosts, other.text) == (("h2",), "the certificate of host h2 expires in 2.0 days")
+    look(bench)
+    bench.say("h2", msg.Heartbeat(2))
+    assert of_kind(bench, "certificate") == []
+
+
+def test_a_log_that_cannot_be_written(bench: Bench) -> None:
+    bench.say("h2", msg.Heartbeat(1, log_problem="No space left on device"))
+    (concern,) = of_kind(bench, "log")
+    assert concern.hosts == ("h2",) and "No space left on device" in concern.text
+
+
+def test_epochs_that_are_aborted_one_after_the_other() -> None:
+    bench = Bench(timeout_ns=SECOND)
+    bench.start_fleet("h1", "h2")
+    for count in range(4):
+        assert len(of_kind(bench, "epochs")) == (count >= 3)
+        bench.feed(ev.SnapshotRequested(1))
+        bench.report("h1", bench.state.image.begun)
+        bench.pass_time(2)
+    (concern,) = of_kind(bench, "epochs")
+    assert "the last 4 epochs were aborted" in concern.text and concern.text.endswith("no report of h2")
+    bench.snapshot("h1", "h2")
+    assert of_kind(bench, "epochs") == []

@@ -173,7 +173,7 @@ class ProbeRead(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ..., may_pass: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "standing", "agents_standing")
+    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "standing", "agents_standing", "log_problem", "certificate_left_ns")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,8 @@ class Heartbeat(_message.Message):
     AGENTS_FULL_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     AGENTS_STANDING_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_LEFT_NS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     turns: int
     dead_letters: int
@@ -222,7 +224,9 @@ class Heartbeat(_message.Message):
     agents_full: int
     standing: _containers.RepeatedCompositeFieldContainer[StandingAgent]
     agents_standing: int
-    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ..., is_standing: bool = ..., plan: _Optional[int] = ..., steps_loaded: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[UnreachedPeer, _Mapping]]] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., standing: _Optional[_Iterable[_Union[StandingAgent, _Mapping]]] = ..., agents_standing: _Optional[int] = ...) -> None: ...
+    log_problem: str
+    certificate_left_ns: int
+    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ..., is_standing: bool = ..., plan: _Optional[int] = ..., steps_loaded: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[UnreachedPeer, _Mapping]]] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., standing: _Optional[_Iterable[_Union[StandingAgent, _Mapping]]] = ..., agents_standing: _Optional[int] = ..., log_problem: _Optional[str] = ..., certificate_left_ns: _Optional[int] = ...) -> None: ...
 
 class StandingAgent(_message.Message):
     __slots__ = ("agent", "kind", "reason", "elapsed_ns")

@@ -1,0 +1,70 @@
+"""What processes say of their surroundings: replicas of the coordinator that are not connected, certificates, logs that cannot be written.
+
+Nothing is decided from it.
+"""
+
+from snapline.conversation.concerns import Concern
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.events import ReplicaLooked
+from snapline.coordinator.leader.hosts.attendance import Attendance
+
+SHOWN_NS = 3 * SECOND_NS
+"""A replica that is started again is connected by then."""
+
+DAY_NS = 86_400 * SECOND_NS
+
+
+class Surroundings:
+    """Keeps what was said last. Volatile: it is said again."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._looked = ReplicaLooked("", ())
+        self._since_ns: dict[str, int] = {}
+        """Replica that is not connected → since when."""
+
+    def on_replica_looked(self, event: ReplicaLooked) -> None:
+        """This replica has looked at itself and at the others."""
+        self._looked = event
+        self._since_ns = {each: self._since_ns.get(each, self._desk.now) for each in event.missing}
+
+    def concerns(self) -> list[Concern]:
+        """Of the replicas and of each host."""
+        found = self._of_replicas()
+        own_ns = self._looked.certificate_left_ns
+        if own_ns is not None:
+            found.append(_of_certificate(f"replica {self._looked.replica} of the coordinator", (), own_ns))
+        for host in self._attendance.attached():
+            session = self._attendance.attached_session(host)
+            beat = None if session is None else session.heartbeat
+            if beat is not None and beat.certificate_left_ns is not None:
+                found.append(_of_certificate(f"host {host}", (host,), beat.certificate_left_ns))
+            if beat is not None and beat.log_problem:
+                text = f"host {host} cannot write its log: it takes no inputs, and its durable turns wait: {beat.log_problem}"
+                found.append(Concern("log", (host,), 0, text))
+        return found
+
+    def _of_replicas(self) -> list[Concern]:
+        now = self._desk.now
+        missing = {each: now - since_ns for each, since_ns in self._since_ns.items() if now - since_ns >= SHOWN_NS}
+        if not missing:
+            return []
+        spare = (self._looked.count - 1) // 2 - len(missing)
+        then = f"{spare} more may fail" if spare > 0 else "if one more fails nobody leads"
+        named = f"replica{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        text = f"the coordinator's leader is not connected to {named} of {self._looked.count}: {then}"
+        return [Concern("replica", (), max(missing.values()), text)]
+
+
+def _of_certificate(whose: str, hosts: tuple[str, ...], left_ns: int) -> Concern:
+    if left_ns > 0:
+        return Concern("certificate", hosts, 0, f"the certificate of {whose} expires in {_days(left_ns)}")
+    text = (
+        f"the certificate of {whose} expired {_days(-left_ns)} ago: connections that are opened from now on are refused"
+    )
+    return Concern("certificate", hosts, -left_ns, text)
+
+
+def _days(time_ns: int) -> str:
+    return f"{time_ns / DAY_NS:.1f} days" if time_ns >= DAY_NS else f"{time_ns / 3600e9:.1f} h"
