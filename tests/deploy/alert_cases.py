@@ -135,6 +135,12 @@ CASES = {
             {of_kind("fleet_phase", 'phase="finished"'): steady(1)},
         ),
     ),
+    "SnaplineNoHosts": Case(
+        {of_kind("concerns", 'kind="hosts"'): steady(1)},
+        {"kind": "hosts", **C1},
+        "No host of the fleet is there, or too few to begin: its agents stand still",
+        ({of_kind("concerns", 'kind="hosts"'): passing(1, 50)},),
+    ),
     "SnaplineRecoveriesRepeat": Case(
         {of("recoveries_total", "c1"): jumping(5)},
         ALL,
@@ -160,11 +166,29 @@ CASES = {
             {of_kind("concerns", 'kind="drained"'): steady(1), of_kind("concerns", 'kind="spare"'): steady(0)},
         ),
     ),
+    "SnaplineHostBusy": Case(
+        {of_kind("concerns", 'kind="busy"'): steady(1)},
+        {"kind": "busy", **C1},
+        "Code of an agent holds a host's event loop: its agents stand still",
+        ({of_kind("concerns", 'kind="busy"'): passing(1, 10)},),
+    ),
+    "SnaplineHostDrained": Case(
+        {of_kind("concerns", 'kind="drained"'): steady(1)},
+        {"kind": "drained", **C1},
+        "A host is drained, and gets no agents until somebody resumes it",
+        ({of_kind("concerns", 'kind="drained"'): passing(1, 600)},),
+    ),
     "SnaplineFleetWaits": Case(
         {of_kind("concerns", 'kind="plan"'): steady(1), of_kind("concerns", 'kind="stop"'): steady(0)},
         C1,
         "The fleet has waited for a host's answer, or for a plan, for a minute",
         ({of_kind("concerns", 'kind="plan"'): passing(1, 40)}, {of_kind("concerns", 'kind="drained"'): steady(1)}),
+    ),
+    "SnaplineCertificateExpires": Case(
+        {of_kind("concerns", 'kind="certificate"'): steady(1)},
+        {"kind": "certificate", **C1},
+        "A certificate has expired, or will within days",
+        ({of_kind("concerns", 'kind="certificate"'): steady(0)},),
     ),
     "SnaplineRollbackRefused": Case(
         {of_kind("concerns", 'kind="rollback"'): steady(1)},
@@ -207,6 +231,24 @@ CASES = {
         (epochs(0.3, 0.1), epochs(0, 0)),
         true_s=STEP_S,
     ),
+    "SnaplineNoEpochCompletes": Case(
+        {of_kind("concerns", 'kind="epochs"'): steady(1)},
+        {"kind": "epochs", **C1},
+        "Three epochs or more were aborted one after the other: nothing is saved of what agents do",
+        ({of_kind("concerns", 'kind="epochs"'): passing(1, 25)},),
+    ),
+    "SnaplineHostLogFails": Case(
+        {of_kind("concerns", 'kind="log"'): steady(1)},
+        {"kind": "log", **C1},
+        "A host cannot write its log: it takes no inputs, and its durable turns wait",
+        ({of_kind("concerns", 'kind="log"'): passing(1, 25)},),
+    ),
+    "SnaplineRecoveryWaitsForStore": Case(
+        {of_kind("concerns", 'kind="store"'): steady(1)},
+        {"kind": "store", **C1},
+        "A recovery waits for the store, or for an operator: no agent takes a turn",
+        ({of_kind("concerns", 'kind="store"'): passing(1, 25)},),
+    ),
     "SnaplineDeadLetters": Case(
         {of("dead_letters_total"): jumping(1)},
         H1,
@@ -219,6 +261,24 @@ CASES = {
         H1,
         "Effects on h1 that may have been done, and only people can say: 1",
         ({of("effects_needing_people"): passing(1, 25)},),
+    ),
+    "SnaplineTurnStands": Case(
+        {of_kind("concerns", 'kind="turn"'): steady(1)},
+        {"kind": "turn", **C1},
+        "Durable turns cannot go on: their agents stand until people do something",
+        ({of_kind("concerns", 'kind="turn"'): passing(1, 10)},),
+    ),
+    "SnaplineEffectsInDoubt": Case(
+        {of_kind("concerns", 'kind="in_doubt"'): steady(1)},
+        {"kind": "in_doubt", **C1},
+        "Effects may have been done, and nobody has said so for a minute",
+        ({of_kind("concerns", 'kind="in_doubt"'): passing(1, 50)},),
+    ),
+    "SnaplineMessageKills": Case(
+        {of_kind("concerns", 'kind="killer"'): steady(1)},
+        {"kind": "killer", **C1},
+        "Processes have died in the middle of the same turn",
+        ({of_kind("concerns", 'kind="killer"'): steady(0)},),
     ),
     "SnaplineAgentsFull": Case(
         {of("agents_full"): steady(4)},
@@ -242,6 +302,12 @@ CASES = {
             replicas(passing(1, 300), "0+0x60 " + steady(1)),
             replicas(passing(1, 300), "0+0x61 " + steady(1)),
         ),
+    ),
+    "SnaplineReplicaMissing": Case(
+        {of_kind("concerns", 'kind="replica"'): steady(1)},
+        {"kind": "replica", **C1},
+        "The coordinator's leader is not connected to all of its replicas",
+        ({of_kind("concerns", 'kind="replica"'): passing(1, 25)},),
     ),
     "SnaplineReplicaAlone": Case(
         {of("raft_has_quorum", "c3"): steady(0), of("raft_has_quorum", "c1"): steady(1)},

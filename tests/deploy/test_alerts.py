@@ -22,7 +22,9 @@ from tests.deploy.observed import (
 )
 
 from snapline.channels.metrics import PREFIX
+from snapline.conversation.concerns import KINDS
 
+CLI_PAGE = RUNBOOK.with_name("cli.md")
 RULES = {rule.alert: rule for rule in rules()}
 
 
@@ -54,6 +56,19 @@ def test_every_alert_has_its_paragraph_and_there_is_no_other() -> None:
 def test_every_alert_has_its_cases() -> None:
     assert sorted(CASES) == sorted(RULES) and all(case.quiet for case in CASES.values())
     assert len(RULES) == len(rules()), "each name once"
+
+
+def test_every_kind_of_concern_has_an_alert_and_a_row_in_the_page() -> None:
+    found = {
+        kind
+        for rule in RULES.values()
+        for name, matchers in selectors(rule.expr)
+        if name == f"{PREFIX}concerns"
+        for kind in matchers["kind"][1].split("|")
+    }
+    assert found == set(KINDS)
+    rows = re.findall(r"^\| `([a-z_]+)` \| ", CLI_PAGE.read_text().partition("| concern | ")[2], flags=re.MULTILINE)
+    assert sorted(rows[: len(KINDS)]) == sorted(KINDS)
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
