@@ -19,7 +19,7 @@ KINDS: dict[str, str] = {
     "log": "mend the store, as `snapline doctor --store STORE` finds it; the host tries again by itself",
     "memory": "mend the store, as `snapline doctor --store STORE` finds it; the agents go on by themselves when it takes what waits",
     "plan": "`snapline host logs {host}` says what it does; if it does not come round: `snapline host kill {host}`",
-    "replica": "start it again with its old `--data-dir`; `snapline coordinator status --coordinator HOST:PORT` asks one replica",
+    "replica": "start it again with its old `--data-dir`, or renew its certificate; `snapline coordinator status --coordinator HOST:PORT` asks one replica",
     "restore": "`snapline host list` shows whether its hosts are there, `snapline doctor --store STORE` whether its store is",
     "rollback": "mend what is wrong, then `snapline recovery restore ID`: the agent may ask again",
     "rpo": "`snapline snapshot history` says how long epochs take, and why they are aborted; or let triggers come more often",

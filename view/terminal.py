@@ -21,7 +21,9 @@ BARS = "▁▂▃▄▅▆▇█"
 COURSE_MAX = 40
 
 BUSY_MAX = 5
-CONCERNS_MAX = 8
+CONCERNS_MAX, CONCERN_LINES = 8, 2
+"""So many are shown, and each takes so many lines on most screens."""
+
 HEAD_LINES = 10
 """Of a screen, for what stands above and below the hosts."""
 
@@ -56,7 +58,7 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
     busy = sorted(
         [(turn.elapsed_ns, turn.agent, host.host) for host in facts.hosts for turn in host.busy], reverse=True
     )
-    room = max(1, lines - HEAD_LINES - len(concerns) - min(len(busy), BUSY_MAX))
+    room = max(1, lines - HEAD_LINES - CONCERN_LINES * len(concerns) - min(len(busy), BUSY_MAX))
     parts += [Text(), *_hosts(facts.hosts, heard, room)]
     parts += [Text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
     return Group(*parts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.conversation.messages import StandingAgent
 
 SHOWN_MAX = 8
@@ -16,15 +16,13 @@ CALLED_NS = 10_000_000_000
 
 def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
     """All of them, those that have stood longest first."""
-    found = [told for agent in agents if (told := _standing(agent, now_ns)) is not None]
+    turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
+    found = [told for agent, turn in turns if (told := _standing(agent, turn, now_ns)) is not None]
     return sorted(found, key=lambda told: (-told.elapsed_ns, told.agent))
 
 
-def _standing(agent: LocalAgent, now_ns: int) -> StandingAgent | None:
-    turn, effects = agent.turn, agent.effects
-    if turn is None:
-        return None
-    elapsed_ns = max(0, now_ns - turn.since_ns)
+def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgent | None:
+    effects, elapsed_ns = agent.effects, max(0, now_ns - turn.since_ns)
     if turn.problem:
         return StandingAgent(agent.id, "turn", turn.problem[:REASON_CHARACTERS_MAX], elapsed_ns)
     if effects is None or effects.open is None or not turn.is_live or not effects.is_in_doubt:

@@ -41,4 +41,6 @@ class MissingHosts:
             [f"{host} {'unreachable' if x.state == 'alive' else x.state}" for host, x in records[:NAMED_MAX]]
         )
         agents = sum(1 for _ in state.living_agents())
-        return f"no host of the fleet is there ({named or 'all are forgotten'}), and its agents ({agents:,}) stand still"
+        return (
+            f"no host of the fleet is there ({named or 'all are forgotten'}), and its agents ({agents:,}) stand still"
+        )
