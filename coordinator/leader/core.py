@@ -191,7 +191,7 @@ class LeaderCore:
             case ForgetHostRequested():
                 parts.forgetting.on_requested(event)
             case ReplicaLooked():
-                parts.surroundings.on_replica_looked(event)
+                parts.processes.on_replica_looked(event)
             case EndHostRequested():
                 parts.suspicion.on_end_requested(event.host)
             case EndWanted():

@@ -42,11 +42,11 @@ from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
+from snapline.coordinator.leader.process_watch import ProcessWatch
 from snapline.coordinator.leader.questions import Questions
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.stop_question import StopQuestion
-from snapline.coordinator.leader.surroundings import Surroundings
 from snapline.coordinator.state.fleet_view import FleetView
 
 
@@ -100,14 +100,14 @@ class Parts:
     departures: Departures
     farewell: Farewell
     objectives: Objectives
-    surroundings: Surroundings
+    processes: ProcessWatch
 
 
 def speakers_of(parts: Parts) -> tuple[Speaker, ...]:
     """Those that know of concerns, in the order in which these are shown."""
     return (
         parts.missing_hosts,
-        parts.surroundings,
+        parts.processes,
         parts.suspicion,
         parts.cuts,
         parts.answers,
@@ -192,5 +192,5 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         departures=departures,
         farewell=Farewell(desk, attendance, refs, releases, snapshots),
         objectives=Objectives(desk),
-        surroundings=Surroundings(desk, attendance),
+        processes=ProcessWatch(desk, attendance),
     )

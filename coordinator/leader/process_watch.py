@@ -14,7 +14,7 @@ SHOWN_NS = 3 * SECOND_NS
 DAY_NS = 86_400 * SECOND_NS
 
 
-class Surroundings:
+class ProcessWatch:
     """Keeps what was said last. Volatile: it is said again."""
 
     def __init__(self, desk: Desk, attendance: Attendance) -> None:
