@@ -290,7 +290,8 @@ class Context:
 
         Raises:
             StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one what it raised.
-            EncodingError: in a durable turn, if its arguments cannot be encoded, or its result is not what the function declares.
+            EncodingError: in a durable turn, if its arguments cannot be encoded.
+            DivergenceError: the result in the journal is not what the function declares any more: the turn stands.
             MisuseError: there is no such durability, these are no retries, or that is no time.
         """
         self._check_open()
@@ -300,7 +301,8 @@ class Context:
             return await run_step(self._world, name, work)
         name = plain_name("a step", name)
         found = await self._wait("step", name, argument_digest(name, args), work=work)
-        return read_result(name, found, function)
+        with self._journal.reading():
+            return read_result(name, found, function)
 
     @awaited
     async def effect(
@@ -337,7 +339,8 @@ class Context:
         Raises:
             EffectFailedError: the function raised, each time. It may have been done all the same.
             MisuseError: this turn is not durable; the key stands for another effect; compensate cannot be found by its name; the store takes no outputs.
-            EncodingError: the arguments cannot be encoded, or the result is not what the function declares.
+            EncodingError: the arguments cannot be encoded.
+            DivergenceError: the result in the journal is not what the function declares any more: the turn stands.
         """
         journal = self._durable("ctx.effect")
         name = plain_name("an effect", name)
@@ -348,7 +351,8 @@ class Context:
         intent = work.intent
         if self._sagas and intent.undo and found.outcome not in (ADOPTED, REFUSED):
             self._sagas[-1].add(MadeEffect(intent.key, 0, name, intent.undo, intent.undo_arguments))
-        return read_outcome(name, intent.key, found, function)
+        with journal.reading():
+            return read_outcome(name, intent.key, found, function)
 
     @awaited
     async def before_risk(self) -> None:

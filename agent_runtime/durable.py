@@ -10,9 +10,10 @@ what would make it differ (time, chance, the outside) comes from the journal.
 The runtime drives a handler by hand: it yields a `Stand`, and is sent the finished entry when there is one (`host/turns.py`).
 """
 
+import contextlib
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +21,7 @@ import msgspec
 
 from snapline.agent_runtime.logged_steps import LoggedSteps
 from snapline.conversation.payloads import CALL, CALL_ID_BYTES, REPLY
-from snapline.errors import DivergenceError, MisuseError
+from snapline.errors import DivergenceError, EncodingError, MisuseError
 from snapline.storage.log.records import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
@@ -242,6 +243,22 @@ class TurnJournal:
                 f"{JOURNAL_ENTRIES_MAX:,} and {JOURNAL_BYTES_MAX:,}. Put large results into shared storage and return their names, and let "
                 "a long plan go on in another turn: end this one with a message that says where it is"
             )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read the result of a step, or effect: it was read as declared when it was put there, so code that cannot read it is not what began the turn.
+
+        Raises:
+            DivergenceError: in place of EncodingError.
+        """
+        try:
+            yield
+        except EncodingError as error:
+            said = (
+                f"entry {self._place} of the turn's journal cannot be read: {error}. Run the code that began the turn"
+            )
+            self.divergence = self.divergence or DivergenceError(said)
+            raise self.divergence from error
 
     def end(self) -> None:
         """The handler has returned."""

@@ -1,6 +1,7 @@
 """Durable handlers that do what they should not: the host must outlive it, and the turn must fail, or stand, in a way that can be told."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -37,6 +38,10 @@ class Notes(msgspec.Struct):
 
 def undecodable() -> None:
     raise FileNotFoundError("no file \udcff" + "x" * 100_000)
+
+
+def count() -> int:
+    return 7
 
 
 class Clumsy(snapline.Agent):
@@ -95,6 +100,13 @@ class Clumsy(snapline.Agent):
 
     async def cancelled(self, ctx: Context) -> None:
         raise asyncio.CancelledError
+
+    async def counting(self, ctx: Context) -> None:
+        await ctx.step("count", count)
+
+    async def counting_deaf(self, ctx: Context) -> None:
+        with contextlib.suppress(Exception):
+            await self.counting(ctx)
 
     async def trip(self, ctx: Context) -> None:
         await ctx.step("open", undecodable)
@@ -159,6 +171,14 @@ def test_a_turn_whose_handler_is_another_now_stands(message: snapline.Message, t
     failed = seat.again(message, STEP)
     assert type(failed) is ev.TurnFailed and text in failed.error
     assert failed.is_divergent == (message != Go("nowhere"))
+
+
+@pytest.mark.parametrize("what", ["counting", "counting_deaf"])
+def test_a_turn_stands_whose_result_is_not_what_its_step_declares_any_more(what: str) -> None:
+    counted = JournalEntry("step", "count", b"", DONE, msgspec.msgpack.encode("seven"))
+    failed = Seat().again(Go(what), counted)
+    assert type(failed) is ev.TurnFailed and failed.is_divergent
+    assert "entry 1 of the turn's journal cannot be read: the result of step 'count' is not what" in failed.error
 
 
 def test_a_handler_that_ends_before_its_journal_does_not_repeat_itself() -> None:
