@@ -199,6 +199,7 @@ class LeaderCore:
             case MovesRequested():
                 parts.moves.on_requested(event)
             case LeaderStarted():
+                parts.attendance.on_started()
                 parts.suspicion.on_started()
                 parts.refs.on_started()
                 parts.releases.on_started()

@@ -195,7 +195,7 @@ class PlanRecord(msgspec.Struct):
         restore: set if the fleet went back on purpose.
         drop_before: inputs beyond the line that stand in logs of plans below this one are dropped; 0: none.
         is_move: nothing had failed.
-        lost_ns: work that it undid, up to the suspicion; 0 where nobody knows, since agents checkpoint on their own.
+        lost_ns: work that it undid, up to when a leader last knew the lost hosts; 0 where nobody knows, since agents checkpoint on their own.
     """
 
     number: int
@@ -287,11 +287,12 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class PlanNeed(msgspec.Struct):
-    """Why the fleet cannot go on under its current plan."""
+    """Why the fleet cannot go on under its current plan. `worked_until_ns`: wall-clock time; what a plan undoes was done before it."""
 
     reason: str
     lost: list[str]
     suspected_ns: int
+    worked_until_ns: int = 0
 
 
 class CondemnedRecord(msgspec.Struct):

@@ -162,7 +162,7 @@ class FleetState(FleetView):
                     REFUSED, f"host {kind.host} has start {record.start} by now", number=record.start
                 )
             if record.state == ALIVE:
-                aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns)
+                aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns, kind.ran_until_ns)
             note_end(image, kind.host, record, kind.died_in if kind.died == record.instance else ())
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
             record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
@@ -184,7 +184,7 @@ class FleetState(FleetView):
             if record.state == LOST and not kind.is_leaving:
                 continue
             if record.state == ALIVE:
-                aborted += self._count_lost(lost.host, kind.reason, now_ns)
+                aborted += self._count_lost(lost.host, kind.reason, now_ns, kind.ran_until_ns)
             record.state = LEFT if kind.is_leaving else LOST
             record.spare = kind.reason if kind.is_spare else record.spare
             is_changed = True
@@ -192,16 +192,18 @@ class FleetState(FleetView):
             return OperationResult(UNCHANGED, "no such run is alive")
         return OperationResult(APPLIED, epochs=aborted)
 
-    def _count_lost(self, host: str, reason: str, now_ns: int) -> tuple[int, ...]:
+    def _count_lost(self, host: str, reason: str, now_ns: int, ran_until_ns: int) -> tuple[int, ...]:
         """The current run of `host` is over. If agents were placed there, the fleet needs a new plan."""
         if self.plan is None or host not in self.plan.hosts or self.image.outcome:
             return ()
-        return self._need_plan(reason, [host], now_ns)
+        return self._need_plan(reason, [host], now_ns, ran_until_ns)
 
-    def _need_plan(self, reason: str, lost: list[str], now_ns: int) -> tuple[int, ...]:
+    def _need_plan(self, reason: str, lost: list[str], now_ns: int, ran_until_ns: int = 0) -> tuple[int, ...]:
         image = self.image
         if image.need is None:
             image.need = PlanNeed(reason, [], now_ns)
+        if lost:
+            image.need.worked_until_ns = max(image.need.worked_until_ns, ran_until_ns or now_ns)
         image.need.lost += [host for host in lost if host not in image.need.lost]
         return self._abort_open_epochs(reason)
 
@@ -237,7 +239,11 @@ class FleetState(FleetView):
         agents = self._restart_agents(number, kind)
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
-        lost_ns = 0 if self.is_autonomous or not image.plans else self.work_since_line_ns(need.suspected_ns)
+        lost_ns = 0
+        if (
+            not self.is_autonomous and image.plans and image.plans[-1].done_ns
+        ):  # under one that was never applied nobody works
+            lost_ns = self.work_since_line_ns(need.worked_until_ns or need.suspected_ns)
         is_move = image.need is None and isinstance(kind, op.CommitPlan) and kind.is_move
         image.need = None
         for host in kind.hosts:

@@ -63,7 +63,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
     """A run of a host (`instance`) joins; the result's number is its host start.
 
     `expected_start` is the host's start when this was proposed: a proposal that is late does not replace a newer run. `died`: the run
-    before it, if its process died in the middle of turns, `died_in`.
+    before it, if its process died in the middle of turns, `died_in`. `ran_until_ns`: as of `LoseHosts`, of the run before it.
     """
 
     host: str
@@ -72,6 +72,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
     expected_start: int
     died: str = ""
     died_in: tuple[TurnDeath, ...] = ()
+    ran_until_ns: int = 0
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):
@@ -86,12 +87,14 @@ class LoseHosts(Kind, frozen=True, gc=False):
     """These runs have failed, or leave: nothing of them counts from here on.
 
     `is_spare`: they can be heard, but hold the fleet up; the plan that answers this does without them, be they back or not.
+    `ran_until_ns`: wall-clock time until which any of them is known to have worked; 0: until now.
     """
 
     hosts: tuple[LostHost, ...]
     reason: str
     is_leaving: bool = False
     is_spare: bool = False
+    ran_until_ns: int = 0
 
 
 class ForgetHosts(Kind, frozen=True, gc=False):

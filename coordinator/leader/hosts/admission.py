@@ -68,7 +68,8 @@ class Admission:
         join = session.join
         record = self._desk.state.image.hosts.get(join.host)
         start = 0 if record is None else record.start
-        kind = op.AdmitHost(join.host, join.instance, join.address, start, join.died, join.died_in)
+        until_ns = self._attendance.ran_until_ns({join.host: start})
+        kind = op.AdmitHost(join.host, join.instance, join.address, start, join.died, join.died_in, until_ns)
         self._desk.propose(f"admit/{session.id}", kind)
 
     def _refusal_of(self, join: Join, record: HostRecord | None) -> str:

@@ -12,6 +12,8 @@ A session of a run replaces the one before it; a session of a newer run ends the
 `admission.py`, who is lost in `suspicion.py`.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from snapline.conversation.messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
@@ -89,6 +91,13 @@ class Attendance:
         """Host → the session of the run that the state knows."""
         self._roster: Roster | None = None
         self._newly_attached: list[HostSession] = []
+        self._seen: dict[str, int] = {}
+        """Hosts that this leader has had a stream of → their start."""
+        self._led_until_ns = 0
+
+    def on_started(self) -> None:
+        """What the log says last is of the leader before this one."""
+        self._led_until_ns = self._desk.state.image.now_ns
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -135,6 +144,13 @@ class Attendance:
         """Host → its last heartbeat, of those that have a stream."""
         return {host: session.heartbeat for host, session in self._current.items()}
 
+    def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
+        """Until when, in wall-clock time, any of these runs of hosts (by start) is known to have worked; 0: until now.
+
+        Those that this leader has never heard may have ended with the leader before it.
+        """
+        return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
+
     def take_newly_attached(self) -> list[HostSession]:
         """The sessions that have been attached since this was asked last: they are to be greeted."""
         sessions, self._newly_attached = self._newly_attached, []
@@ -174,6 +190,7 @@ class Attendance:
     def attach(self, session: HostSession) -> None:
         """It takes part from here on."""
         session.stage = Attached(self._desk.now)
+        self._seen[session.host] = session.start
         self._welcome(session)
         self._newly_attached.append(session)
 

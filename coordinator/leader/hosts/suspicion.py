@@ -148,8 +148,12 @@ class Suspicion:
                 reasons.append(f"host {host}: {reason}")
         if leaving and self._desk.propose("leave", op.LoseHosts(tuple(leaving), "the host leaves", True)):
             self._desk.note("info", f"leaving: {', '.join(x.host for x in leaving)}")
-        if lost and self._desk.propose("lose", op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)))):
+        if lost and self._desk.propose("lose", self._loss_of(lost, reasons)):
             self._desk.note("warning", f"lost: {'; '.join(reasons)}")
+
+    def _loss_of(self, lost: list[op.LostHost], reasons: list[str]) -> op.LoseHosts:
+        until_ns = self._attendance.ran_until_ns({each.host: each.host_start for each in lost})
+        return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
         """In which turns its process has died, if that is known and not counted yet."""

@@ -131,20 +131,22 @@ class TurnDeathOperation(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., what: _Optional[str] = ..., sender: _Optional[str] = ..., type: _Optional[str] = ..., digest: _Optional[bytes] = ..., limit: _Optional[int] = ..., is_beside: bool = ..., times: _Optional[int] = ...) -> None: ...
 
 class AdmitHost(_message.Message):
-    __slots__ = ("host", "instance", "address", "expected_start", "died", "died_in")
+    __slots__ = ("host", "instance", "address", "expected_start", "died", "died_in", "ran_until_ns")
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_START_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     DIED_IN_FIELD_NUMBER: _ClassVar[int]
+    RAN_UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
     expected_start: int
     died: str
     died_in: _containers.RepeatedCompositeFieldContainer[TurnDeathOperation]
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ...) -> None: ...
+    ran_until_ns: int
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ..., ran_until_ns: _Optional[int] = ...) -> None: ...
 
 class LostHost(_message.Message):
     __slots__ = ("host", "host_start", "died_in")
@@ -157,16 +159,18 @@ class LostHost(_message.Message):
     def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ...) -> None: ...
 
 class LoseHosts(_message.Message):
-    __slots__ = ("hosts", "reason", "is_leaving", "is_spare")
+    __slots__ = ("hosts", "reason", "is_leaving", "is_spare", "ran_until_ns")
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     IS_SPARE_FIELD_NUMBER: _ClassVar[int]
+    RAN_UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
     hosts: _containers.RepeatedCompositeFieldContainer[LostHost]
     reason: str
     is_leaving: bool
     is_spare: bool
-    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ..., is_spare: bool = ...) -> None: ...
+    ran_until_ns: int
+    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ..., is_spare: bool = ..., ran_until_ns: _Optional[int] = ...) -> None: ...
 
 class ForgetHosts(_message.Message):
     __slots__ = ("hosts",)
