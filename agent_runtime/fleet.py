@@ -85,7 +85,8 @@ class Fleet:
         busy_limit_s: a host ends itself, and its fleet recovers, when code of an agent has blocked its event loop for so long (docs/durable-turns.md, "What may
             block"). None: never. Hosts of one fleet may differ in this.
         simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
-            step's function; nobody else does. Or a function without arguments that makes these for each run, so that runs share nothing.
+            step's function; nobody else does. An effect has its stub under its name, its probe under `NAME/probe`, its compensation under
+            `NAME/undo`. Or a function without arguments that makes these for each run, so that runs share nothing.
 
     Raises:
         FleetDefinitionError: the fleet cannot be run as it is written.

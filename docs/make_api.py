@@ -51,7 +51,10 @@ RUNTIME = {
     "Client": ("start",),
     "Context": ("begin", "close", "journal", "outcome", "send_encoded", "take_segment"),
     "Fleet": ("policy", "period_ns", "make", "kind_of", "definition_digest"),
-    "History": ("records_for_inline", "capture", "restore", "of_decoded", "table_entries", "mark", "rollback"),
+    "History": (
+        *("records_for_inline", "records_to_check", "note_checked", "capture", "restore", "of_decoded"),
+        *("table_entries", "mark", "rollback"),
+    ),
     "TorchState": ("is_live", "record", "distinct_tensors", "from_record"),
 }
 """Methods without an underscore that are for the runtime alone."""
@@ -201,8 +204,9 @@ def _text(definition: Definition) -> Iterator[str]:
     while at < len(lines):
         line = lines[at]
         if line == "Returns:":
-            yield f"Returns: {lines[at + 1].strip()}\n"
-            at += 2
+            end = next((i for i in range(at + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+            yield f"Returns: {' '.join(each.strip() for each in lines[at + 1 : end])}\n"
+            at = end
         elif _SECTION.match(line):
             end = next((i for i in range(at + 1, len(lines)) if lines[i] and lines[i][0] != " "), len(lines))
             yield f"{line[:-1]}:\n"
@@ -286,12 +290,23 @@ def _argument(source: str, argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def _default(source: str, value: ast.expr | None) -> str:
-    """A constant of the module by its value."""
+    """A constant by its value, also where the module imports it."""
     if value is None:
         return ""
     text = _source(source, value)
-    found = re.search(rf"^{text} = (.*)$", source, re.MULTILINE) if text.isidentifier() and text.isupper() else None
-    return f" = {found[1] if found else text}"
+    return f" = {_value_of(source, text) if text.isidentifier() and text.isupper() else text}"
+
+
+def _value_of(source: str, name: str) -> str:
+    found = re.search(rf"^{name} = (.*)$", source, re.MULTILINE)
+    if found is not None:
+        return found[1]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _value_of(_module(node.module)[0], alias.name)
+    return name
 
 
 def _source(source: str, node: ast.expr) -> str:

@@ -86,7 +86,7 @@ class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
     """A checkpoint after `count` messages consumed since the last one.
 
     Raises:
-        MisuseError: `count` is below 1, or above MESSAGES_MOST.
+        MisuseError: `count` is below 1, or above 10**12.
     """
 
     count: int

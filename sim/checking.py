@@ -87,7 +87,7 @@ class Options(TypedDict, total=False):
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
             list of fault words, or a Scenario of which all but the fleet is taken.
         hosts, coordinators: how many; else drawn: 2 to 4 hosts, no more than agents, and 1 or 3 coordinators.
-        until: virtual time until which faults happen, and that a run lasts, such as "20s"; else drawn, 2 s to 6 s.
+        until: virtual time until which faults happen, and that a run lasts, such as "20s"; else drawn, 2.5 s to 7 s.
         every: how often checkpoints are taken; "" is as the fleet says, but at least each second.
         budget: "beyond" checks safety alone.
         arguments: of the function that "module:fleet" names.

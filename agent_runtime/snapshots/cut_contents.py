@@ -41,7 +41,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     Attributes:
         agent: whose dead letter it is.
-        sender: of the message; the agent itself, if it was a timer's.
+        sender: of the message; the agent itself, if it was a timer's, or a message of its own that can never arrive.
         message, type: as of a `TransitMessage`; None and "" if it is `on_start` that failed.
         error: what the last attempt raised.
         attempts: how often it was tried.
