@@ -129,13 +129,14 @@ def _programs() -> Iterator[DoctorFinding]:
 
 
 def _store(location: str) -> Iterator[DoctorFinding]:
+    from snapline.storage.keys.key_files import keys_from_environment
     from snapline.storage.store.disk import creates_only
     from snapline.storage.store.opening import open_disk
     from snapline.storage.store.store import Store
 
     try:
         disk = open_disk(location)
-        opened = Store.open(location, disk=disk)
+        opened = Store.open(location, disk=disk, keys=keys_from_environment())
         times = [_write_once(opened) for _ in range(WRITES)]
     except SnaplineError as error:
         yield DoctorFinding("store", "bad", str(error))

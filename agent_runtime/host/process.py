@@ -49,6 +49,7 @@ from snapline.channels.supervisor import supervised
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.conversation.view_wire import SERVICE as AGENTS
+from snapline.errors import MisuseError, SnaplineError, StoreKeyError
 from snapline.ids import check_id
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import BootClock
@@ -184,6 +185,7 @@ class Host:
         log.info("host %s listens on %s", self._options.host, self._address)
         session = loop.create_task(self._session.run())
         session.add_done_callback(self._session_ended)
+        self.in_worker(self._check_keys, then=lambda _: None)
         try:
             async with contextlib.AsyncExitStack() as doors:
                 await open_health_door(doors, self._transport.healthy, self._options.health)
@@ -342,6 +344,15 @@ class Host:
                 loop.call_soon_threadsafe(then, result)
 
         pool.submit(work)
+
+    def _check_keys(self) -> None:
+        """A wrong key or option ends the host at once. A store that is not there may come: who needs it says so."""
+        try:
+            self.open_store()
+        except (StoreKeyError, MisuseError):
+            raise
+        except (SnaplineError, OSError):
+            pass
 
     def open_store(self) -> Store:
         if self._store is None:

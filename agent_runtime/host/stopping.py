@@ -7,7 +7,7 @@ from collections.abc import Callable
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.conversation.messages import ProbeRead, StopEvaluated
-from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreMissingError
+from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreKeyError, StoreMissingError
 from snapline.storage.store.store import Store
 
 NAMED_MAX = 10
@@ -21,7 +21,7 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
-        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | MisuseError)
+        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | StoreKeyError | MisuseError)
         return ProbeRead(path, b"", str(caught), may_pass=not is_wrong)
 
 

@@ -48,7 +48,7 @@ from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.errors import DamagedDataError, LogError, MisuseError, SnaplineError, StoreError
+from snapline.errors import DamagedDataError, LogError, MisuseError, SnaplineError, StoreError, StoreKeyError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -165,13 +165,14 @@ async def _open_store(location: str, known: str) -> Store:
 
     Raises:
         MisuseError: no store can ever be there, such as below a file; or another one is.
+        StoreKeyError: it has another key.
         StoreError: it is damaged, or cannot be made just now.
     """
     looks = itertools.count()
     while known:
         try:
             store = await asyncio.to_thread(Store.open, location)
-        except DamagedDataError:
+        except (DamagedDataError, StoreKeyError):
             raise
         except StoreError as error:
             if next(looks) % AWAY_SAID_LOOKS == 0:
@@ -188,7 +189,9 @@ async def _open_store(location: str, known: str) -> Store:
 
 def _open_or_create(location: str) -> Store:
     try:
-        return Store.open_or_create(location)
+        store = Store.open_or_create(location)
+        store.digest(b"")  # makes the first key, if there is to be one: hosts see whether theirs fits
+        return store
     except StoreError as error:
         if isinstance(error.__cause__, FileExistsError | NotADirectoryError | FileNotFoundError | PermissionError):
             raise MisuseError(

@@ -17,6 +17,7 @@
         ├── TraceError              a trace that cannot be read, or contradicts itself
         ├── StoreError              the store cannot be read or written
         │   ├── StoreMissingError   there is no store at this place
+        │   ├── StoreKeyError       the store has another key than was given, or one and none was given
         │   └── DamagedDataError    bytes that are not what was written (G11)
         ├── CoordinatorUnavailableError
         │   └── DistrustError       somebody is there, and the certificates do not trust each other
@@ -129,6 +130,12 @@ class StoreMissingError(StoreError):
     """There is no store at this place."""
 
     exit_code = 10
+
+
+class StoreKeyError(StoreError):
+    """The store is encrypted or signed with another key than was given; or it is and none was given, or the other way round."""
+
+    exit_code = 2
 
 
 class DamagedDataError(StoreError):

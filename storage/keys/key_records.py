@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from snapline.errors import DamagedDataError, StoreError
+from snapline.errors import DamagedDataError, StoreError, StoreKeyError
 from snapline.storage.keys.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, check_of, unwrap, wrap
 from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
 from snapline.storage.store import files
@@ -178,7 +178,7 @@ def open_key(
     `listed` is what `list_keys` returned lately: who opens many keys lists them once.
 
     Raises:
-        StoreError: its wrapping key is not among `keys`; names it.
+        StoreKeyError: its wrapping key is not among `keys`; names it.
         DamagedDataError: missing, or every generation is damaged.
     """
     generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
@@ -214,12 +214,13 @@ def _open_newest(disk: Disk, store_id: str, key_id: str, generations: list[int],
         raise errors[0]
     if newest is None:
         raise damaged(key_path(key_id, 0), "it is missing: what was encrypted with it cannot be read")
-    raise _missing(disk, newest)
+    raise _missing(disk, newest, keys)
 
 
-def _missing(disk: Disk, record: KeyRecord) -> StoreError:
-    return StoreError(
-        f"the store {disk.location} is encrypted with key {record.wrapper}; "
+def _missing(disk: Disk, record: KeyRecord, keys: Keys) -> StoreKeyError:
+    given = f"{STORE_KEY_VARIABLE} names {', '.join([key.key_id for key in keys.wrapping])}" if keys.wrapping else ""
+    return StoreKeyError(
+        f"the store {disk.location} is encrypted with key {record.wrapper}, and {given or 'no key is given'}; "
         f"give its key file in {STORE_KEY_VARIABLE} ({record.path})"
     )
 

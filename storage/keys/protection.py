@@ -34,7 +34,7 @@ from typing import Generic, TypeVar
 
 from blake3 import blake3
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import MisuseError, StoreError, StoreKeyError
 from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
@@ -230,7 +230,7 @@ def load_protection(
     """Return what guards the store, after checking that it and `keys` belong together. Changes nothing.
 
     Raises:
-        StoreError: the store is encrypted, and its key file is not among `keys`; or it is not, and there is a key.
+        StoreKeyError: the store is encrypted, and its key file is not among `keys`; or it is not, and there is a key.
         DamagedDataError: its key of digests is missing or damaged.
         MisuseError: the package `cryptography` is needed and missing.
     """
@@ -257,14 +257,14 @@ def guard_of(
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
-    """Return the store's keys; StoreError if it cannot have any, and there is a key file."""
+    """Return the store's keys; StoreKeyError if it cannot have any, and there is a key file."""
     listed = list_keys(disk)
     if listed or not is_key_given or not _holds_packs(disk):
         return listed
     listed = list_keys(disk)
     if listed:  # Someone made the first key just now, and then the first pack.
         return listed
-    raise StoreError(
+    raise StoreKeyError(
         f"the store {disk.location} holds packs, batches, outputs or a shelf, but no keys: it was made without encryption, or its folder "
         f"{layout.KEYS} is lost; unset {STORE_KEY_VARIABLE} to use it as it is, or make a new store"
     )

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 import lz4.block
 import msgspec
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import MisuseError, StoreError, StoreKeyError
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of
@@ -238,7 +238,7 @@ def check_encryption(entry: BlobEntry, keyring: Keyring, path: str) -> None:
     """Refuse a plain blob where there is a key, and an encrypted one where there is none."""
     if entry.codec & CODEC_ENCRYPTED:
         if keyring.cipher is None:
-            raise StoreError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
+            raise StoreKeyError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
     elif keyring.guard is not None and keyring.guard.encrypts:
         raise StoreError(
             f"{path} holds bytes that are not encrypted, and there is a key: they were not written by its owner"

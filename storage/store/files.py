@@ -255,7 +255,7 @@ def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None =
 
     Raises:
         DamagedDataError: it is missing, damaged, or of another store or epoch.
-        StoreError: it is not signed as the guard demands.
+        UnsignedRefError: it is not signed as the guard demands.
     """
     path = ref_path(epoch)
     data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)
@@ -278,13 +278,19 @@ def _decode_ref(body: bytes) -> RefBody | SignedRefBody:
         return _signed_ref_decoder.decode(body)
 
 
+class UnsignedRefError(StoreError):
+    """A ref that none of the given keys has signed."""
+
+
 def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | None) -> None:
     if guard is None or not guard.verifies:
         return
     if isinstance(ref, RefBody):
-        raise StoreError(f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it")
+        raise UnsignedRefError(
+            f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it"
+        )
     if not guard.verify(epoch_message(ref.store, ref.epoch, ref.root), ref.signature):
-        raise StoreError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")
+        raise UnsignedRefError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")
 
 
 def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:

@@ -1,6 +1,6 @@
 """Opening what stands in a record under a key of its own: batches of host logs, parts of output files."""
 
-from snapline.errors import StoreError
+from snapline.errors import StoreError, StoreKeyError
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.guard import Guard
 
@@ -21,7 +21,7 @@ def open_data(
             )
         return data
     if guard is None or not guard.encrypts:
-        raise StoreError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
+        raise StoreKeyError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
     try:
         return guard.open_pack(key, nonce).open(index, context, data)
     except ValueError as error:

@@ -4,8 +4,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreKeyError
 from snapline.storage.keeping import pins
+from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.reading import LogReader
 from snapline.storage.log.records import LogBatch
@@ -255,8 +256,13 @@ class StoreReader:
         Raises:
             DamagedDataError: it is missing (this may be another store) or damaged.
             MisuseError: no probe can have this path.
+            StoreKeyError: we would encrypt, and who wrote the probe does not.
         """
         layout.check_probe(path)
+        if self._guard is not None and self._guard.encrypts and not list_keys(self._disk):
+            raise StoreKeyError(
+                f"there is a key for the store {self.location}, and the coordinator has none: give all processes the same SNAPLINE_STORE_KEY"
+            )
         return files.read_probe(self._disk, path, self.store_id)
 
     def fork_record(self) -> ForkRecord | None:

@@ -32,11 +32,11 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from snapline.errors import MisuseError, StoreError, StoreMissingError
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreKeyError, StoreMissingError
 from snapline.failpoints import failpoint
 from snapline.storage.keeping import retention
 from snapline.storage.keys import key_records
-from snapline.storage.keys.key_files import Keys
+from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.needed import needed_keys
 from snapline.storage.keys.protection import chosen_keys, guard_of
 from snapline.storage.log.names import LogName
@@ -59,6 +59,9 @@ from snapline.storage.store.manifest import Manifest, encode_manifest
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
 from snapline.storage.store.record import Buffer, digest_of
+
+SIGNERS_MAX = 16
+"""Newest refs that are looked at for one that a given key has signed: whoever forges refs in the store rarely forges so many."""
 
 _ID_BYTES = 16
 """Random ids never meet: 128 bits."""
@@ -98,7 +101,8 @@ class Store(StoreReader):
         Raises:
             StoreMissingError: there is none.
             DamagedDataError: its identity file is damaged.
-            StoreError: it is encrypted, and its key is not there; or an object store that cannot be trusted.
+            StoreKeyError: it has another key than is given, or it has one and none is given, or the other way round.
+            StoreError: an object store that cannot be trusted.
             MisuseError: an unknown scheme.
         """
         keys = chosen_keys(keys, disk)
@@ -108,7 +112,29 @@ class Store(StoreReader):
                 raise no_store(disk)
         store_id = files.read_identity(disk)
         files.know(disk, store_id)
-        return Store(disk, store_id, guard=guard_of(disk, store_id, keys))
+        store = Store(disk, store_id, guard=guard_of(disk, store_id, keys))
+        store._check_signer()
+        return store
+
+    def _check_signer(self) -> None:
+        """Refuse a store none of whose newest refs is signed by a key of ours: one forged ref is damage, all of them are of another key."""
+        if self.guard is None or not self.guard.verifies:
+            return
+        refused: files.UnsignedRefError | None = None
+        for epoch in reversed(self.epochs()[-SIGNERS_MAX:]):
+            try:
+                self.read_ref(epoch)
+            except files.UnsignedRefError as error:
+                refused = refused or error
+            except (DamagedDataError, NotFoundError):
+                continue
+            else:
+                return
+        if refused is not None:
+            raise StoreKeyError(
+                f"no key that is given has signed the snapshots of the store {self.location}: give the public key of who signed them in "
+                f"{VERIFY_KEY_VARIABLE} ({refused})"
+            )
 
     @staticmethod
     def create(

@@ -104,7 +104,7 @@ def test_rotate_needs_the_old_key(run_keys: Run, store: Path, tmp_path: Path) ->
     run_keys("generate", "new")
     before = sorted((store / "keys").iterdir())
     done = run_keys("rotate", "--store", store, "--to", "new")
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert f"encrypted with key {read_wrapping_key(tmp_path / 'old').key_id}" in done.err
     assert sorted((store / "keys").iterdir()) == before
 

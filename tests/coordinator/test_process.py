@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.coordinator.grpc_host import GrpcHost
 
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
-from snapline.coordinator.service.server import read_address
-from snapline.errors import CoordinatorUnavailableError
+from snapline.coordinator.service.server import CoordinatorOptions, read_address, run_coordinator
+from snapline.errors import CoordinatorUnavailableError, StoreKeyError
+from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.store.store import Store
 
 _MAIN = """
@@ -88,3 +90,38 @@ async def test_sigterm_before_it_serves_ends_it_cleanly_and_takes_its_metrics_fi
         process.terminate()
     assert await asyncio.wait_for(process.wait(), 20) == 0
     assert not file.exists()
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+async def test_a_wrong_store_key_ends_it_at_once(
+    tmp_path: Path, has_log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its log knows the store: that is waited for only while it is away."""
+    for name in ("ours.key", "others.key"):
+        generate_wrapping_key(tmp_path / name)
+    options = CoordinatorOptions(data_dir=tmp_path / "coordinator", store=str(tmp_path / "store"), hosts_expected=1)
+    monkeypatch.setenv("SNAPLINE_STORE_KEY", str(tmp_path / "ours.key"))
+    if has_log:
+        process, _ = await start(tmp_path)
+        process.terminate()
+        await process.wait()
+    else:
+        Store.create(options.store).digest(b"")
+    monkeypatch.setenv("SNAPLINE_STORE_KEY", str(tmp_path / "others.key"))
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreKeyError, match="give its key file in SNAPLINE_STORE_KEY"):
+            await run_coordinator(options)
+
+
+async def test_the_coordinators_key_is_in_the_store_before_a_host_joins(tmp_path: Path) -> None:
+    """So a host without it is turned away when it joins, and not when it first writes."""
+    generate_wrapping_key(tmp_path / "ours.key")
+    keys = read_keys(store_keys=[tmp_path / "ours.key"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SNAPLINE_STORE_KEY", str(tmp_path / "ours.key"))
+        process, _ = await start(tmp_path)
+    process.terminate()
+    await process.wait()
+    with pytest.raises(StoreKeyError, match="no key is given"):
+        Store.open(tmp_path / "store")
+    assert Store.open(tmp_path / "store", keys=keys)

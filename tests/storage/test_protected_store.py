@@ -21,10 +21,11 @@ from tests.storage.making import (
 from tests.storage.protecting import BOTH, NEW, OLD, content, put_file
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
-from snapline.errors import DamagedDataError, StoreError, StoreMissingError
+from snapline.errors import DamagedDataError, MisuseError, StoreError, StoreKeyError, StoreMissingError
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
+from snapline.storage.keys.protection import guard_of
 from snapline.storage.store import layout
 from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.files import encode_ref
@@ -105,6 +106,32 @@ def test_without_the_key_nothing_is_read_or_written(keys: Keys) -> None:
     disk, _ = make_guarded()
     with pytest.raises(StoreError, match=f"encrypted with key {OLD.wrapping[0].key_id}"):
         reopen(disk, keys)
+
+
+@pytest.mark.parametrize(
+    "keys", [Keys(OLD.wrapping, OTHER_SIGNER), Keys(OLD.wrapping, None, (OTHER_SIGNER.verify_key(),))]
+)
+def test_a_store_that_none_of_our_keys_has_signed_is_refused_when_it_is_opened(keys: Keys) -> None:
+    disk, _ = make_guarded()
+    with pytest.raises(StoreKeyError, match=r"no key that is given has signed.*SNAPLINE_VERIFY_KEY.*epoch 2"):
+        reopen(disk, keys)
+    assert StoreKeyError.exit_code == MisuseError.exit_code
+
+
+def test_one_ref_of_another_key_is_damage_and_no_reason_to_refuse_the_store() -> None:
+    disk, store = make_guarded()
+    write_epoch(Store(disk, store.store_id, guard=guard_of(disk, store.store_id, Keys(OLD.wrapping, OTHER_SIGNER))), 3)
+    check_epoch_restores(reopen(disk), 2)
+    with pytest.raises(StoreError, match="not signed by the owner"):
+        check_epoch_restores(reopen(disk), 3)
+
+
+def test_a_key_that_the_probes_writer_lacks_is_refused_before_anything_is_encrypted() -> None:
+    disk, plain = make_guarded(keys=NO_KEYS, epochs=0)
+    path, content = plain.write_probe()
+    with pytest.raises(StoreKeyError, match="the same SNAPLINE_STORE_KEY"):
+        reopen(disk, OLD).read_probe(path)
+    assert reopen(disk, NO_KEYS).read_probe(path) == content and not list_keys(disk)
 
 
 def test_packs_cannot_be_swapped() -> None:

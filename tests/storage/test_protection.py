@@ -30,7 +30,7 @@ from tests.storage.protecting import (
     put_file,
 )
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, MisuseError, StoreError, StoreKeyError
 from snapline.storage.keys import encryption, protection
 from snapline.storage.keys.key_files import (
     NO_KEYS,
@@ -259,8 +259,10 @@ def test_a_keyring_refuses_plain_moved_and_foreign_blobs() -> None:
 @pytest.mark.parametrize("keys", [NO_KEYS, NEW, Keys(signing=SIGNER)])
 def test_an_encrypted_store_asks_for_its_key_file(keys: Keys) -> None:
     disk, _ = make_encrypted()
+    given = f"SNAPLINE_STORE_KEY names {NEW.wrapping[0].key_id}" if keys is NEW else "no key is given"
     with pytest.raises(
-        StoreError, match=f"encrypted with key {OLD.wrapping[0].key_id}; give its key file in SNAPLINE_ST"
+        StoreKeyError,
+        match=f"encrypted with key {OLD.wrapping[0].key_id}, and {given}; give its key file in SNAPLINE_ST",
     ):
         load(disk, keys)
 
