@@ -17,7 +17,7 @@ import msgspec
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
-from snapline.channels.trust import trust_advice, why_distrusted
+from snapline.channels.trust import trust_advice, why_distrusted, why_other_transport
 from snapline.conversation.answers import (
     BackupReply,
     LocateReply,
@@ -36,6 +36,7 @@ from snapline.conversation.wire import decode_reply, encode_request, path_of
 from snapline.errors import (
     CoordinatorUnavailableError,
     DistrustError,
+    MisuseError,
     ProtocolError,
     SnaplineError,
     UnknownOutcomeError,
@@ -337,6 +338,7 @@ class CoordinatorClient:
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
+        is_transport_checked = False
         while True:
             address, left_s = self._turns.current, deadline_s - loop.time()
             try:
@@ -349,6 +351,9 @@ class CoordinatorClient:
                     )  # not by us: gRPC's server had too many calls waiting, and has not begun this one
                     continue
                 failure = self._failure(error, address, silent)
+                if not is_transport_checked and all(each in silent for each in self._turns.given):
+                    is_transport_checked = True
+                    await self._check_transport()
                 is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise failure from error
@@ -384,6 +389,13 @@ class CoordinatorClient:
         return CoordinatorUnavailableError(
             f"{len(lost)} of {count} replicas of the coordinator do not answer ({', '.join(lost)}), {why}"
         )
+
+    async def _check_transport(self) -> None:
+        """Raise MisuseError if a replica speaks TLS where we speak plaintext, or the other way round."""
+        for address in self._turns.given:
+            why = await why_other_transport(self._security, address)
+            if why is not None:
+                raise MisuseError(why)
 
     async def _distrust(self) -> DistrustError | None:
         """If it is the certificates that keep us from every replica."""

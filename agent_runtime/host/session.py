@@ -12,12 +12,12 @@ import grpc
 import grpc.aio
 
 from snapline.channels.security import Security
-from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted
+from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
 from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.wire import ATTEND, decode_directive, encode_host_message, in_parts
-from snapline.errors import DistrustError, ProtocolError
+from snapline.errors import DistrustError, MisuseError, ProtocolError
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Failing calls return within a millisecond; with jitter, hosts do not come back all at once.
@@ -71,6 +71,7 @@ class Session:
 
         Raises:
             DistrustError: no coordinator ever trusted us, or we none of them, for as long as a rotation may need.
+            MisuseError: no coordinator ever answered, and one of them speaks TLS where we speak plaintext, or the other way round.
         """
         warned = False
         while not self._is_closing:
@@ -106,11 +107,16 @@ class Session:
         return LEADER_KEY in told
 
     async def _why_silent(self, address: str, error: Exception) -> str:
-        """What keeps us from a coordinator, in a sentence; DistrustError: it will for good."""
+        """What keeps us from a coordinator, in a sentence; DistrustError, MisuseError: it will for good."""
         why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=why is not None)
         if why is None:
+            why = await why_other_transport(self._security, address)
+            if why is not None and self._distrust.is_hopeless:
+                raise MisuseError(why)
+            if why is not None:
+                return f"{why}; trying on"
             return f"no coordinator at {address}: {_reason(error)}; trying on"
         sentence = f"the coordinator at {address} and this host do not trust each other ({why})"
         if is_final:

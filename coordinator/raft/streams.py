@@ -36,6 +36,7 @@ from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
 from snapline.channels.doors import FIRST_BYTES_MAX, read_first
 from snapline.channels.security import Security
+from snapline.channels.trust import why_other_transport
 from snapline.coordinator.raft.dialled import ROLE, DialledChannel
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
@@ -66,6 +67,9 @@ RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
 
 COMPLAINTS_MAX = 100
 """Different reasons for refusals that are remembered, so that each is logged once and not at every dial."""
+
+TRANSPORT_LOOK_S = 0.5
+"""Between two looks whether a replica that has never answered speaks TLS where we speak plaintext, or the other way round."""
 
 RENEWAL_CHECK_S = 1.0
 """How often a stream looks whether its certificate was replaced."""
@@ -201,6 +205,7 @@ class PeerStreams:
         inbox: what the tick thread is to do.
         opened: streams of ours that were accepted so far.
         refused: streams of others that were refused so far.
+        other_transports: replica → that it speaks TLS where we speak plaintext, or the other way round.
     """
 
     def __init__(self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security) -> None:
@@ -208,6 +213,9 @@ class PeerStreams:
         self.inbox = Inbox()
         self.opened = 0
         self.refused = 0
+        self.other_transports: dict[str, str] = {}
+        self._met: set[str] = set()
+        """Replicas that have accepted a stream of ours."""
         self._node = node
         self._others = {other.id: other for other in others}
         self._cluster = cluster
@@ -263,6 +271,7 @@ class PeerStreams:
     def _begin(self, hello: Hello, nodes: list[RaftNode]) -> None:
         if not self._is_stopped:
             self._dialling = [asyncio.create_task(self._keep_dialling(node, hello)) for node in nodes]
+            self._dialling += [asyncio.create_task(self._watch_transport(node)) for node in nodes]
 
     def _shut(self) -> None:
         self._is_stopped = True
@@ -400,6 +409,17 @@ class PeerStreams:
         finally:
             await channel.close()
 
+    async def _watch_transport(self, node: RaftNode) -> None:
+        """Look until the replica has accepted a stream: gRPC says only that it cannot be reached."""
+        while not self._is_stopped and node.id not in self._met:
+            why = await why_other_transport(self._security, node.address)
+            if why is None or node.id in self._met:
+                self.other_transports.pop(node.id, None)
+            else:
+                self.other_transports[node.id] = why
+                self._complain(f"replica {node.id} cannot be reached: {why}")
+            await asyncio.sleep(TRANSPORT_LOOK_S)
+
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
         """Run one stream to its end; returns whether it was accepted."""
         with self._own_calls.new() as metadata:
@@ -418,6 +438,7 @@ class PeerStreams:
                 return False
             stream = self._outgoing[node.id] = OutgoingStream(node.id, hello.session, self._loop)
             self.opened += 1
+            self._met.add(node.id)
             self._post("opened", stream)
             try:
                 await _run_outgoing(stream, call, channel)

@@ -259,6 +259,7 @@ class _Process:
             tasks.append(asyncio.create_task(self._leadership.run(self._replica.driver)))
             tasks.append(asyncio.create_task(self._watch_end()))
             tasks.append(asyncio.create_task(self._watch_logs()))
+            tasks.append(asyncio.create_task(self._watch_transports()))
             if self._is_alone:
                 await self._until_leading()
             await self._tell_health(healthy)
@@ -333,6 +334,16 @@ class _Process:
                 if lost and (driver.is_learner or not driver.standing.leader):
                     self._leadership.fail(_log_lost(lost, self._store))
             await asyncio.sleep(LOST_LOOK_S)
+
+    async def _watch_transports(self) -> None:
+        """End it when all others speak TLS and it does not, or the other way round."""
+        others = len(self._members) - 1
+        while others:
+            found = self._replica.streams.other_transports
+            if len(found) == others:
+                self._leadership.fail(MisuseError(next(iter(found.values()))))
+                return
+            await asyncio.sleep(HEALTH_S)
 
     async def _until_leading(self) -> None:
         """A replica that is alone leads at once: nobody need hear that it does not yet."""

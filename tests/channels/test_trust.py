@@ -9,7 +9,7 @@ import pytest
 from tests.channels.certificates import Authority
 
 from snapline.channels.security import Security
-from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted
+from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 
 OURS = "it does not trust ours"
 THEIRS = "its certificate is not trusted here: "
@@ -49,6 +49,45 @@ async def test_each_side_may_refuse_the_other(authorities: Authorities) -> None:
     assert (await why(stranger.security(own.path), authorities.address) or "").startswith(OURS)
     assert (await why(own.issue("h2").security(foreign.path), authorities.address) or "").startswith(THEIRS)
     assert "Hostname mismatch" in (await why(own.issue("h3").security(), authorities.address, name="c1") or "")
+
+
+async def test_tls_and_plaintext_are_told_apart_from_both_sides(authorities: Authorities) -> None:
+    plain, tls = Security.loopback(), authorities.own.issue("h1").security()
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{plain.add_port(server, '127.0.0.1:0')}"
+    await server.start()
+    assert "speaks TLS" in (await why_other_transport(plain, authorities.address) or "")
+    assert "speaks plaintext" in (await why_other_transport(tls, address) or "")
+    stranger = authorities.foreign.issue("h1").security()
+    assert [await why_other_transport(tls, authorities.address), await why_other_transport(plain, address)] == [
+        None
+    ] * 2
+    assert await why_other_transport(stranger, authorities.address) is None  # that is distrust
+    await server.stop(None)
+    assert [await why_other_transport(each, address) for each in (plain, tls)] == [None] * 2
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64])
+async def test_who_speaks_neither_may_be_anybody(authorities: Authorities, answer: bytes) -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for each in (Security.loopback(), authorities.own.issue("h1").security()):
+        assert await why_other_transport(each, address) is None
+    server.close()
+
+
+def test_it_is_hopeless_when_every_address_was_tried_and_nobody_has_ever_answered() -> None:
+    distrust = Distrust(["c1", "c2"])
+    seen = []
+    for address in ("c1", "c1", "c2"):
+        distrust.failed(address, 0.0, is_distrust=False)
+        seen.append(distrust.is_hopeless)
+    distrust.answered()
+    assert [*seen, distrust.is_hopeless] == [False, False, True, False]
 
 
 async def test_who_trusts_each_other_is_told_so(authorities: Authorities) -> None:

@@ -93,7 +93,7 @@ async def test_a_fleet_with_certificates_runs_and_turns_strangers_away(by_hand: 
     assert "--store must be the same shared directory for all" in last_line(other_store)
     assert (forbidden.code, "this certificate may not do that" in forbidden.err) == (2, True)
     assert (status.code, status.json["phase"]) == (0, "running")
-    assert (plaintext.code, "no coordinator answers" in plaintext.err) == (8, True)
+    assert (plaintext.code, "speaks TLS, and no certificates are given here" in plaintext.err) == (2, True)
 
     by_hand.stop.touch()
     codes = [(await ended(process)).code for process in (first, second, coordinator)]
