@@ -233,32 +233,20 @@ def at_rest(data_dir: Path | None) -> Iterator[None]:
         return
     from snapline.coordinator.service.server import LOCK_FILE
     from snapline.deploy import data_directory
+    from snapline.storage.store.locks import lock_file
 
     folder = data_dir / data_directory.COORDINATOR_FOLDER
     with contextlib.ExitStack() as held:
         try:
             _close_at_end(held, data_directory.lock(data_dir))
             for path in sorted([*folder.glob(LOCK_FILE), *folder.glob(f"*/{LOCK_FILE}")]):
-                _close_at_end(held, _lock(path))
+                _close_at_end(held, lock_file(path))
         except (data_directory.DirectoryInUseError, BlockingIOError):
             raise data_directory.DirectoryInUseError(
                 f"the fleet in {data_dir} runs, and its coordinator deletes old snapshots itself: "
                 "prune when it has ended, or look with --dry-run"
             ) from None
         yield
-
-
-def _lock(path: Path) -> int:
-    import fcntl
-    import os
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _close_at_end(held: contextlib.ExitStack, descriptor: int) -> None:

@@ -10,7 +10,6 @@ DIR/launcher.lock       held while a launcher runs here: two fleets in one folde
 """
 
 import contextlib
-import fcntl
 import os
 import random
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.errors import MisuseError, WorldError
+from snapline.storage.store.locks import LockHeldError, lock_file
 
 STORE_FOLDER, COORDINATOR_FOLDER, LOGS_FOLDER, TRACES_FOLDER = "store", "coordinator", "logs", "traces"
 METRICS_FOLDER, MARKS_FOLDER = "metrics", "marks"
@@ -43,15 +43,13 @@ class DirectoryInUseError(MisuseError):
 
 def lock(data_dir: Path) -> int:
     """Take the folder for this launcher. The kernel lets go when the process ends, however it ends."""
-    descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        return lock_file(data_dir / LOCK_FILE)
+    except LockHeldError as error:
         raise DirectoryInUseError(
-            f"another fleet runs in {data_dir}: wait for its end or choose another --data-dir"
+            f"another fleet runs in {data_dir}, kept by {error}: wait for its end, take it down with `snapline down --data-dir {data_dir}` "
+            "if `up` began it, or choose another --data-dir"
         ) from None
-    return descriptor
 
 
 @contextlib.contextmanager

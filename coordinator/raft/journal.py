@@ -54,21 +54,29 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     Args:
         path: of the SQLite file; its folder is made if it is missing.
         cluster, node: whose log it is; the file of another is refused.
+        members: ids of all replicas, sorted, with commas between; the file of others is refused. Empty: not looked at.
         fail: called with one sentence when memory and file may differ; must not return.
 
     Raises:
-        LogError: the file is damaged, in use, of another cluster or node, or cannot be read.
+        ForeignLogError: the file is of another cluster or node, or of other members.
+        LogError: it is damaged, in use, or cannot be read.
     """
 
     def __init__(
-        self, path: str | Path, *, cluster: str, node: str, fail: Callable[[str], NoReturn] = fail_stop
+        self,
+        path: str | Path,
+        *,
+        cluster: str,
+        node: str,
+        members: str = "",
+        fail: Callable[[str], NoReturn] = fail_stop,
     ) -> None:
         self._path = Path(path)
         self._on_failure = fail
         self._failure = ""
         """Why it failed; after that everything fails."""
         self._file = JournalFile(self._path)
-        contents = self._file.open(cluster=cluster, node=node)
+        contents = self._file.open(cluster=cluster, node=node, members=members)
         self._entries: list[Entry] = contents.entries
         self._tail: deque[Entry] = deque()
         """Set aside by `deleteEntriesFrom`; follows `_entries` without a gap. The file may hold it."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.coordinator.raft.files import make_folder, sync_folder
-from snapline.errors import LogError
+from snapline.errors import LogError, MisuseError
 from snapline.failpoints import failpoint
 
 Entry = tuple[bytes, int, int]
@@ -33,6 +33,9 @@ Fact = int | str | bool | None
 
 FORMAT = "snapline raft journal 1"
 _FACTS = frozenset({"format", "cluster", "node", "log", "voter", "boot", "term", "vote", "commit"})
+MEMBERS = "members"
+"""Fact of a log that was opened by a replica: ids of all replicas, sorted, with commas between."""
+
 _CREATE = (
     "CREATE TABLE log (idx INTEGER PRIMARY KEY, term INTEGER NOT NULL, command BLOB NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
@@ -40,6 +43,12 @@ _CREATE = (
 ADVICE = (
     "empty its data directory: it catches up from the others; without them run `snapline coordinator restore-backup`"
 )
+
+
+class ForeignLogError(LogError):
+    """The log is whole, and of another replica, of other replicas, or replaced by a newer one: the data directory or --peers is wrong."""
+
+    exit_code = MisuseError.exit_code
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):
@@ -76,11 +85,12 @@ class JournalFile:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
-    def open(self, *, cluster: str, node: str) -> JournalContents:
-        """Open or create the file, count the boot, and read everything.
+    def open(self, *, cluster: str, node: str, members: str = "") -> JournalContents:
+        """Open or create the file, count the boot, and read everything; note the ids of all replicas, if they are given.
 
         Raises:
-            LogError: it is damaged, in use, of another cluster or node, or cannot be read.
+            ForeignLogError: it is of another cluster or node, or of other members.
+            LogError: it is damaged, in use, or cannot be read.
         """
         try:
             make_folder(self._path.parent)
@@ -89,8 +99,8 @@ class JournalFile:
             )
             self._prepare()
             is_new = self._create(cluster, node)
-            contents = self._read(cluster, node, is_new)
-            self.write({"boot": contents.boot})
+            contents = self._read(cluster, node, members, is_new)
+            self.write({"boot": contents.boot, **({MEMBERS: members} if members else {})})
             sync_folder(self._path.parent)
         except LogError:
             self.close()
@@ -167,7 +177,7 @@ class JournalFile:
         failpoint("raft.journal.created")
         return is_new
 
-    def _read(self, cluster: str, node: str, is_new: bool) -> JournalContents:
+    def _read(self, cluster: str, node: str, members: str, is_new: bool) -> JournalContents:
         connection = self._connected()
         check = connection.execute("PRAGMA integrity_check").fetchone()[0]
         if check != "ok":
@@ -178,10 +188,16 @@ class JournalFile:
         facts = self._read_facts()
         for key, expected in (("format", FORMAT), ("cluster", cluster), ("node", node)):
             if facts[key] != expected:
-                raise LogError(
+                raise ForeignLogError(
                     f"{self._path} is of {key} {facts[key]!r}, not {expected!r}: start the coordinator with its own"
                     " data directory, or with the release that wrote it"
                 )
+        known = facts.get(MEMBERS, members)
+        if members and known != members:
+            raise ForeignLogError(
+                f"{self._path} is the log of a coordinator with the replicas {known}, not {members}: they are the same for ever; give --peers "
+                "as before, or take other ones from a backup by `snapline coordinator restore-backup`"
+            )
         return self._contents_of(facts, self._read_entries(), is_new)
 
     def _read_facts(self) -> dict[str, Fact]:
@@ -190,7 +206,7 @@ class JournalFile:
             if not (isinstance(key, str) and isinstance(value, bytes) and digest == _fact_digest(key, value)):
                 raise self._damaged(f"fact {key!r}")
             facts[key] = msgspec.json.decode(value)
-        if facts.keys() != _FACTS:
+        if facts.keys() - {MEMBERS} != _FACTS:
             raise self._damaged(f"facts {sorted(_FACTS ^ facts.keys())}")
         return facts
 

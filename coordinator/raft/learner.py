@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.errors import LogError
+from snapline.coordinator.raft.journal_file import ForeignLogError
 from snapline.storage.store.log_marks import LogMark
 
 ASK = 4
@@ -88,7 +88,7 @@ def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | No
     """Mark the log and say whether it has to learn; None: it votes. Before the replica takes part.
 
     Raises:
-        LogError: a newer log took its place.
+        ForeignLogError: a newer log took its place.
         StoreError: the marks cannot be read or written.
     """
     may_vote, mark = judge(journal.log_id, journal.is_voter, marks.log_marks().get(replica, []), replica)
@@ -107,7 +107,7 @@ def is_request(entry: bytes) -> bool:
 
 
 def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> tuple[bool, LogMark | None]:
-    """Whether a log may vote, and the mark to be made before. LogError: a newer log took its place."""
+    """Whether a log may vote, and the mark to be made before. ForeignLogError: a newer log took its place."""
     if not marks:
         return True, LogMark(log, True)
     if marks[-1].log == log:
@@ -116,7 +116,7 @@ def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> t
         return False, LogMark(log, False)
     if next((mark.log for mark in reversed(marks) if mark.is_voter), "") == log:
         return True, LogMark(log, True)  # what came meanwhile never voted
-    raise LogError(
+    raise ForeignLogError(
         f"another log took the place of this one of replica {replica}: empty its data directory, and it catches up"
     )
 

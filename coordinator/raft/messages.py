@@ -57,6 +57,7 @@ class Hello(NamedTuple):
     boot: int
     stream: int
     log: str = ""
+    address: str = ""
 
     @property
     def session(self) -> tuple[int, int]:
@@ -69,9 +70,7 @@ class Hello(NamedTuple):
 
 def encode_hello(hello: Hello) -> bytes:
     """Return the first piece of a stream."""
-    made = pb.RaftHello(
-        cluster=hello.cluster, node=hello.node, boot=hello.boot, stream=hello.stream, log=hello.log, version=VERSION
-    )
+    made = pb.RaftHello(**hello._asdict(), version=VERSION)
     return pb.RaftBatch(hello=made).SerializeToString()
 
 
@@ -185,7 +184,7 @@ def _hello_from(hello: pb.RaftHello) -> Hello:
             f"replica {hello.node} speaks version {hello.version} of the Raft messages, this one {VERSION}: "
             "run the same release everywhere"
         )
-    return Hello(hello.cluster, hello.node, hello.boot, hello.stream, hello.log)
+    return Hello(hello.cluster, hello.node, hello.boot, hello.stream, hello.log, hello.address)
 
 
 def _decode(message: pb.RaftMessage) -> Message:

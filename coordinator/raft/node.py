@@ -125,6 +125,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self.on_applied: Callable[[], None] = lambda: None
         """Called in each tick, between what it applies and what it writes."""
         self._name = self_node.id
+        self._members = ",".join(sorted([self_node.id, *[other.id for other in others]]))
         with own_storage(self._open_journal, self._open_dump):
             super().__init__(self_node, others, self._completed(conf, folder), transportClass=transport_class)
         self._SyncObj__pipeNotifier = WakeUp(self._SyncObj__pipeNotifier)
@@ -141,7 +142,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return conf
 
     def _open_journal(self, path: str) -> SqliteJournal:
-        return SqliteJournal(path, cluster=self._cluster, node=self._name)
+        return SqliteJournal(path, cluster=self._cluster, node=self._name, members=self._members)
 
     def _open_dump(self, *settings: Any) -> DumpFile:
         applied, term = lambda: self.raftLastApplied, lambda: self.raftCurrentTerm

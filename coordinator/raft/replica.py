@@ -85,7 +85,11 @@ class Replica:
         for other in self._others:
             options.security.check_dial_address(other.address)
         self.streams = PeerStreams(
-            node=options.node, others=self._others, cluster=options.cluster, security=options.security
+            node=options.node,
+            others=self._others,
+            cluster=options.cluster,
+            security=options.security,
+            address=options.members[options.node],
         )
         self.driver = RaftDriver(self._make_node, self.streams.inbox, on_standing=on_standing)
 

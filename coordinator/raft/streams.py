@@ -68,6 +68,9 @@ RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
 COMPLAINTS_MAX = 100
 """Different reasons for refusals that are remembered, so that each is logged once and not at every dial."""
 
+ADDRESS_MAX = 300
+"""Of what a peer says of itself, in a sentence: a name of a machine and a port."""
+
 TRANSPORT_LOOK_S = 0.5
 """Between two looks whether a replica that has never answered speaks TLS where we speak plaintext, or the other way round."""
 
@@ -198,6 +201,26 @@ class IncomingStream:
         return messages < INBOX_MESSAGES_MAX and size_bytes < INBOX_BYTES_MAX
 
 
+class Refusals:
+    """Why other replicas do not take our streams.
+
+    Attributes:
+        accepted: who has taken one, ever: whatever became of it later may pass.
+        denials: replica → why it refused the last one for good; empty: it did not.
+        other_transports: replica → that it speaks TLS where we speak plaintext, or the other way round; empty: it does not.
+    """
+
+    def __init__(self) -> None:
+        self.accepted: set[str] = set()
+        self.denials: dict[str, str] = {}
+        self.other_transports: dict[str, str] = {}
+
+    def final(self) -> dict[str, str]:
+        """Replica that has never taken a stream → why it will not."""
+        found = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
+        return {peer: why for peer, why in found.items() if why and peer not in self.accepted}
+
+
 class PeerStreams:
     """All Raft streams of one replica. Made on the event loop; methods say if they belong to the tick thread.
 
@@ -205,20 +228,20 @@ class PeerStreams:
         inbox: what the tick thread is to do.
         opened: streams of ours that were accepted so far.
         refused: streams of others that were refused so far.
-        other_transports: replica → that it speaks TLS where we speak plaintext, or the other way round.
+        refusals: why others do not take ours.
     """
 
-    def __init__(self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security) -> None:
-        """Say who is who; nothing is dialled before `attach`."""
+    def __init__(
+        self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security, address: str = ""
+    ) -> None:
+        """Say who is who, and where we are by our list of members; nothing is dialled before `attach`."""
         self.inbox = Inbox()
         self.opened = 0
         self.refused = 0
-        self.other_transports: dict[str, str] = {}
-        self._met: set[str] = set()
-        """Replicas that have accepted a stream of ours."""
+        self.refusals = Refusals()
         self._node = node
         self._others = {other.id: other for other in others}
-        self._cluster = cluster
+        self._hello = Hello(cluster, node, 0, 0, "", address)
         self._security = security
         self._loop = asyncio.get_running_loop()
         self._tick_side: TickSide | None = None
@@ -244,7 +267,7 @@ class PeerStreams:
     def attach(self, tick_side: TickSide, *, boot: int, log_id: str, nodes: list[RaftNode]) -> None:
         """Begin to dial and to accept. Tick thread."""
         self._tick_side = tick_side
-        call_soon(self._loop, partial(self._begin, Hello(self._cluster, self._node, boot, 0, log_id), nodes))
+        call_soon(self._loop, partial(self._begin, self._hello._replace(boot=boot, log=log_id), nodes))
 
     def detach(self) -> None:
         """The node is gone: end every stream. Tick thread."""
@@ -325,10 +348,16 @@ class PeerStreams:
         return None
 
     def _disagreement(self, context: _Context, hello: Hello) -> str | None:
-        if hello.cluster != self._cluster:
-            return f"replica {hello.node} belongs to cluster {hello.cluster}, this one to {self._cluster}"
+        if hello.cluster != self._hello.cluster:
+            return f"replica {hello.node} belongs to cluster {hello.cluster}, this one to {self._hello.cluster}"
         if hello.node not in self._others:
-            return f"{hello.node} is no other replica of coordinator {self._node}: compare the lists of members"
+            return f"{hello.node} is no other replica of coordinator {self._node}: start all replicas with the same --peers"
+        known = self._others[hello.node].address
+        if hello.address not in ("", known) and hello.node not in self._outgoing:
+            return (
+                f"replica {hello.node} has moved: it is at {hello.address[:ADDRESS_MAX]!r} by its own --peers, and at {known!r} by those of {self._node}, which "
+                "does not reach it there: start all replicas with the same --peers"
+            )
         return self._security.refusal(context, role=ROLE, name=hello.node)
 
     async def _refuse(self, context: _Context, code: grpc.StatusCode, reason: str) -> None:
@@ -411,12 +440,10 @@ class PeerStreams:
 
     async def _watch_transport(self, node: RaftNode) -> None:
         """Look until the replica has accepted a stream: gRPC says only that it cannot be reached."""
-        while not self._is_stopped and node.id not in self._met:
+        while not self._is_stopped and node.id not in self.refusals.accepted:
             why = await why_other_transport(self._security, node.address)
-            if why is None or node.id in self._met:
-                self.other_transports.pop(node.id, None)
-            else:
-                self.other_transports[node.id] = why
+            self.refusals.other_transports[node.id] = why or ""
+            if why is not None:
                 self._complain(f"replica {node.id} cannot be reached: {why}")
             await asyncio.sleep(TRANSPORT_LOOK_S)
 
@@ -428,17 +455,23 @@ class PeerStreams:
             )
             return await self._run_dialled(node, hello, open_stream(metadata=metadata), channel)
 
+    def _note_refusal(self, peer: str, code: grpc.StatusCode, details: str | None) -> None:
+        why = f"replica {peer} refused our stream: {details}"
+        self.refusals.denials[peer] = why if code is grpc.StatusCode.PERMISSION_DENIED else ""
+        if code is not grpc.StatusCode.UNAVAILABLE:
+            self._complain(why)
+
     async def _run_dialled(
         self, node: RaftNode, hello: Hello, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: "DialledChannel"
     ) -> bool:
         try:
             if not await _is_accepted(call, hello, node.id):
-                if call.done() and await call.code() is not grpc.StatusCode.UNAVAILABLE:
-                    self._complain(f"replica {node.id} refused our stream: {await call.details()}")
+                if call.done():
+                    self._note_refusal(node.id, await call.code(), await call.details())
                 return False
             stream = self._outgoing[node.id] = OutgoingStream(node.id, hello.session, self._loop)
             self.opened += 1
-            self._met.add(node.id)
+            self.refusals.accepted.add(node.id)
             self._post("opened", stream)
             try:
                 await _run_outgoing(stream, call, channel)

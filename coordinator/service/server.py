@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -31,7 +30,7 @@ from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.leader.events import ReplicaLooked
 from snapline.coordinator.raft.configuration import raft_configuration
-from snapline.coordinator.raft.journal_file import known_cluster
+from snapline.coordinator.raft.journal_file import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import JOURNAL_FILE
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
@@ -53,6 +52,7 @@ from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.storage.keeping.retention_policy import Policy
+from snapline.storage.store.locks import LockHeldError, lock_file
 from snapline.storage.store.store import Store
 
 if TYPE_CHECKING:
@@ -83,11 +83,21 @@ LOST_LOOK_S = 5.0
 """How often a replica without a leader, or without its log, looks whether too many logs are lost. Longer than an election:
 by then a learner that can be a voter again is one."""
 
+REFUSED_S = 2.0
+"""How long all other replicas must have refused this one, or speak another transport, before it ends: they may know it by an address at which they
+just have not dialled it."""
+
 END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
 """How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
 
 BIND_TRIES, BIND_PAUSE_S = 20, 0.1
 """For the port of the run before: its process may be dying still."""
+
+
+class FolderInUseError(MisuseError):
+    """Another coordinator runs on this data directory."""
+
+    exit_code = 11
 
 
 class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +148,9 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     """Run until the fleet has ended, or SIGTERM or SIGINT; return the exit code (0, 1 if the fleet failed).
 
     Raises:
-        LogError: the log is damaged, in use, or does not belong to this store.
+        ForeignLogError: the log is of another replica, store or coordinator.
+        FolderInUseError: another coordinator runs on the data directory.
+        LogError: the log is damaged.
         StoreError: the store cannot be used.
         MisuseError: an option is wrong.
     """
@@ -259,7 +271,7 @@ class _Process:
             tasks.append(asyncio.create_task(self._leadership.run(self._replica.driver)))
             tasks.append(asyncio.create_task(self._watch_end()))
             tasks.append(asyncio.create_task(self._watch_logs()))
-            tasks.append(asyncio.create_task(self._watch_transports()))
+            tasks.append(asyncio.create_task(self._watch_refusals()))
             if self._is_alone:
                 await self._until_leading()
             await self._tell_health(healthy)
@@ -314,7 +326,7 @@ class _Process:
         except LogError as error:
             if self._store.store_id not in str(error):
                 raise
-            raise LogError(
+            raise ForeignLogError(
                 f"this data directory belongs to another store than {self._store.location}: give the --store it had ({error})"
             ) from error
 
@@ -335,13 +347,14 @@ class _Process:
                     self._leadership.fail(_log_lost(lost, self._store))
             await asyncio.sleep(LOST_LOOK_S)
 
-    async def _watch_transports(self) -> None:
-        """End it when all others speak TLS and it does not, or the other way round."""
-        others = len(self._members) - 1
+    async def _watch_refusals(self) -> None:
+        """End it when all others refuse it, or speak TLS where it does not, or the other way round."""
+        others, held_s = len(self._members) - 1, 0.0
         while others:
-            found = self._replica.streams.other_transports
-            if len(found) == others:
-                self._leadership.fail(MisuseError(next(iter(found.values()))))
+            refusals = self._replica.streams.refusals.final()
+            held_s = held_s + HEALTH_S if len(refusals) == others else 0.0
+            if held_s > REFUSED_S:
+                self._leadership.fail(MisuseError("; ".join(dict.fromkeys(refusals.values()))))
                 return
             await asyncio.sleep(HEALTH_S)
 
@@ -413,8 +426,8 @@ class _Process:
         return self._spans
 
 
-def _log_lost(lost: list[str], store: Store) -> LogError:
-    return LogError(
+def _log_lost(lost: list[str], store: Store) -> ForeignLogError:
+    return ForeignLogError(
         f"the logs of {', '.join(lost)} are lost, and with them what a majority of the replicas knew of the fleet in "
         f"{store.location}: give --data-dir as it was; if the disks are gone, bring the fleet back with `snapline "
         "coordinator restore-backup`; to begin anew, give an empty --store"
@@ -491,15 +504,14 @@ def _own_folder(folder: Path) -> Iterator[None]:
     """One process at a time: two with the same files would vote twice.
 
     Raises:
-        LogError: another process uses it.
+        FolderInUseError: another process uses it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LogError(f"{folder} is in use by another process: end it, or give another --data-dir") from error
+        descriptor = lock_file(folder / LOCK_FILE)
+    except LockHeldError as error:
+        raise FolderInUseError(f"{folder} is in use by {error}: end it, or give another --data-dir") from None
+    try:
         yield
     finally:
         os.close(descriptor)

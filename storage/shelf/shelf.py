@@ -42,6 +42,7 @@ from snapline.storage.store import files
 from snapline.storage.store.disk import creates_only
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import SHELVES
+from snapline.storage.store.locks import LockHeldError
 from snapline.storage.store.record import Buffer
 from snapline.storage.store.store import Store
 
@@ -133,9 +134,11 @@ class Shelf:
             lock = getattr(disk, "lock", None)
             try:
                 descriptor = None if lock is None else lock(f"{SHELVES}/{name}/{LOCK_NAME}")
-            except BlockingIOError:
-                words = f"the shelf {name!r} of the store {disk.location} is in use: one process, and one object in it, may have it open"
-                raise ShelfInUseError(words) from None
+            except LockHeldError as error:
+                raise ShelfInUseError(
+                    f"the shelf {name!r} of the store {disk.location} is in use: one process, and one object in it, may have it open, and "
+                    f"{error} has; wait for its end or close it there, or give this one another folder"
+                ) from None
         shelf = Shelf(segments, guard=store.guard, location=disk.location, lock=descriptor)
         try:
             shelf._replay()

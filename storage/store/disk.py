@@ -21,7 +21,6 @@ All methods raise OSError, and nothing else.
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ import msgspec
 
 from snapline.failpoints import failpoint
 from snapline.storage.store.layout import TEMPORARY
+from snapline.storage.store.locks import lock_file
 from snapline.storage.store.record import Buffer
 
 WRITE_BYTES = 8 * 2**20
@@ -218,15 +218,9 @@ class LocalDisk:
     def lock(self, path: str) -> int:
         """Lock a file, made if it is missing, until the descriptor is closed or the process ends.
 
-        BlockingIOError: it is locked.
+        LockHeldError: it is locked.
         """
-        handle = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise
-        return handle
+        return lock_file(self._full(path))
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(self._full(path)) as entries:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,13 @@ from tests.coordinator.grpc_host import GrpcHost
 from snapline.channels.health import ALIVE, READY, is_serving, open_health_door
 from snapline.channels.security import AddressError
 from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.coordinator.service.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
+from snapline.coordinator.service.server import (
+    SERVICE,
+    CoordinatorOptions,
+    FolderInUseError,
+    read_address,
+    run_coordinator,
+)
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError, SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
@@ -314,7 +321,7 @@ async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Ru
     _, client, hosts = await start_fleet(running)
     await client.create_snapshot(10)
     await close(client, hosts)
-    with pytest.raises(LogError, match="in use"):
+    with pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()} on "):
         await run_coordinator(running.options())
     await running.stop()
     with pytest.raises(LogError, match=r"logs of c1 are lost.*--data-dir.*restore-backup.*empty --store"):

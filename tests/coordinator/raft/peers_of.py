@@ -51,11 +51,11 @@ class End:
         self.open: dict[str, OutgoingStream] = {}
         self.port = 0
 
-    async def start(self, addresses: dict[str, str] | None = None, *, port: int = 0) -> "End":
-        """Listen, and dial those whose address is given."""
+    async def start(self, addresses: dict[str, str] | None = None, *, port: int = 0, own: str = "") -> "End":
+        """Listen, and dial those whose address is given. `own`: where we are by our own list of members."""
         vouching = await self._vouch()
         nodes = [RaftNode(name, (addresses or {}).get(name, vouching)) for name in self.other_names]
-        self.streams = PeerStreams(node=self.name, others=nodes, cluster=CLUSTER, security=self.security)
+        self.streams = PeerStreams(node=self.name, others=nodes, cluster=CLUSTER, security=self.security, address=own)
         self.streams._own_calls = OWN_CALLS
         self._server = grpc.aio.server(options=server_options())
         self.streams.add_to_server(self._server)

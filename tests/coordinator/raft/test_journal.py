@@ -20,7 +20,7 @@ from tests.coordinator.raft.storage_scripts import (
 from snapline import failpoints
 from snapline.coordinator.raft import fail_stop
 from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.journal_file import Entry
+from snapline.coordinator.raft.journal_file import Entry, ForeignLogError
 from snapline.errors import LogError
 
 recorded = pytest.mark.skipif(not can_record_sqlite(), reason="SQLite is linked where its calls cannot be recorded")
@@ -321,6 +321,19 @@ def test_files_of_another_replica_are_refused(folder: Path) -> None:
     with pytest.raises(LogError, match="cluster 'c', not 'd'"):
         SqliteJournal(folder / "journal", cluster="d", node="a")
     assert len(entries_of(folder)) == 10
+
+
+def test_the_replicas_are_those_that_the_log_was_opened_with_first(folder: Path) -> None:
+    """A replica that is started as if it were alone would elect itself, beside the others."""
+    filled(folder)._destroy()
+    path = folder / "journal"
+    SqliteJournal(path, cluster="c", node="a", members="a,b,c").abandon()
+    for members in ("a", "a,b,d"):
+        with pytest.raises(ForeignLogError, match=f"with the replicas a,b,c, not {members}.*--peers as before"):
+            SqliteJournal(path, cluster="c", node="a", members=members)
+    SqliteJournal(path, cluster="c", node="a").abandon()
+    SqliteJournal(path, cluster="c", node="a", members="a,b,c").abandon()
+    assert ForeignLogError.exit_code == 2
 
 
 def test_a_second_process_is_refused(folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_was_sent_comes_back(shape: str) -> None:
 @given(st.lists(any_message, max_size=6))
 def test_pieces_one_behind_the_other_are_a_batch(sent: list[Message]) -> None:
     assert decode_batch(b"".join(map(encode_message, sent))) == (None, sent)
-    hello = Hello("cluster", "c1", 3, 4)
+    hello = Hello("cluster", "c1", 3, 4, "log", "10.0.0.1:7400")
     assert decode_batch(b"".join([encode_hello(hello), *map(encode_message, sent)])) == (hello, sent)
 
 

@@ -16,7 +16,7 @@ from snapline.channels.options import client_options
 from snapline.channels.security import server_name
 from snapline.coordinator.raft import streams as streams_module
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, encode_hello, encode_message
-from snapline.coordinator.raft.streams import INBOX_MESSAGES_MAX, OUTBOX_BYTES_MAX
+from snapline.coordinator.raft.streams import INBOX_MESSAGES_MAX, OUTBOX_BYTES_MAX, OutgoingStream
 
 
 @pytest.fixture
@@ -69,6 +69,20 @@ async def test_a_newer_session_ends_the_older_and_what_waits_of_it(c1: End) -> N
     assert c1.numbers == [3]
     await older.close()
     await newer.close()
+
+
+async def test_a_replica_that_has_moved_is_told_so_until_it_is_reached() -> None:
+    """c1 knows another address of it, and has no stream to it there."""
+    c1 = await End("c1", ["c2"]).start()
+    c2 = await End("c2", ["c1"]).start({"c1": c1.address}, own="127.0.0.1:9")
+    await until(lambda: bool(c2.streams.refusals.final()))
+    said = c2.streams.refusals.final()["c1"]
+    assert "c2 has moved: it is at '127.0.0.1:9' by its own --peers" in said and "with the same --peers" in said
+    c1.streams._outgoing["c2"] = OutgoingStream("c2", (1, 1), asyncio.get_running_loop())
+    await until(lambda: "c1" in c2.open)
+    assert not c2.streams.refusals.final(), "it is reached at the other address too"
+    await c2.stop()
+    await c1.stop()
 
 
 class Amnesia(dict[str, Hello]):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from snapline.protos.v1 import link_pb2 as snapline_dot_protos_dot_v1_dot_link__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsnapline/protos/v1/raft.proto\x12\x12snapline.protos.v1\x1a\x1dsnapline/protos/v1/link.proto\"l\n\tRaftBatch\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.snapline.protos.v1.RaftHello\x12\x31\n\x08messages\x18\x02 \x03(\x0b\x32\x1f.snapline.protos.v1.RaftMessage\"f\n\tRaftHello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x04\x12\x0e\n\x06stream\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x0b\n\x03log\x18\x06 \x01(\t\"\n\n\x08RaftDone\"\xc2\x03\n\x0bRaftMessage\x12\x37\n\x0crequest_vote\x18\x01 \x01(\x0b\x32\x1f.snapline.protos.v1.RequestVoteH\x00\x12\x39\n\rresponse_vote\x18\x02 \x01(\x0b\x32 .snapline.protos.v1.ResponseVoteH\x00\x12\x35\n\x0btimeout_now\x18\x03 \x01(\x0b\x32\x1e.snapline.protos.v1.TimeoutNowH\x00\x12;\n\x0e\x61ppend_entries\x18\x04 \x01(\x0b\x32!.snapline.protos.v1.AppendEntriesH\x00\x12<\n\x0fnext_node_index\x18\x05 \x01(\x0b\x32!.snapline.protos.v1.NextNodeIndexH\x00\x12\x39\n\rapply_command\x18\x06 \x01(\x0b\x32 .snapline.protos.v1.ApplyCommandH\x00\x12J\n\x16\x61pply_command_response\x18\x07 \x01(\x0b\x32(.snapline.protos.v1.ApplyCommandResponseH\x00\x42\x06\n\x04kind\"J\n\x0bRequestVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x16\n\x0elast_log_index\x18\x02 \x01(\x04\x12\x15\n\rlast_log_term\x18\x03 \x01(\x04\"\x1c\n\x0cResponseVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x1a\n\nTimeoutNow\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x9c\x01\n\rAppendEntries\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x02 \x01(\x04\x12\x31\n\x07\x65ntries\x18\x03 \x01(\x0b\x32\x1e.snapline.protos.v1.LogEntriesH\x00\x12,\n\x04\x64ump\x18\x04 \x01(\x0b\x32\x1c.snapline.protos.v1.DumpPartH\x00\x42\x06\n\x04kind\"\x98\x01\n\nLogEntries\x12\x1b\n\x0eprev_log_index\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rprev_log_term\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\x0c\x12\r\n\x05index\x18\x04 \x03(\x04\x12\x0c\n\x04term\x18\x05 \x03(\x04\x42\x11\n\x0f_prev_log_indexB\x10\n\x0e_prev_log_term\"I\n\x08\x44umpPart\x12\x11\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x08is_first\x18\x02 \x01(\x08\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x42\x07\n\x05_data\"d\n\rNextNodeIndex\x12\x17\n\x0fnext_node_index\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x11\n\x04term\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_term\"G\n\x0c\x41pplyCommand\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\x12\x17\n\nrequest_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_request_id\"{\n\x14\x41pplyCommandResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x33\n\x08position\x18\x02 \x01(\x0b\x32\x1f.snapline.protos.v1.LogPositionH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\rH\x00\x42\t\n\x07outcome\"*\n\x0bLogPosition\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x32\x97\x01\n\x04Raft\x12J\n\tReplicate\x12\x1d.snapline.protos.v1.RaftBatch\x1a\x1c.snapline.protos.v1.RaftDone(\x01\x12\x43\n\x07\x43onfirm\x12\x1b.snapline.protos.v1.CallIds\x1a\x1b.snapline.protos.v1.CallIdsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsnapline/protos/v1/raft.proto\x12\x12snapline.protos.v1\x1a\x1dsnapline/protos/v1/link.proto\"l\n\tRaftBatch\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.snapline.protos.v1.RaftHello\x12\x31\n\x08messages\x18\x02 \x03(\x0b\x32\x1f.snapline.protos.v1.RaftMessage\"w\n\tRaftHello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x04\x12\x0e\n\x06stream\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\r\x12\x0b\n\x03log\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\n\n\x08RaftDone\"\xc2\x03\n\x0bRaftMessage\x12\x37\n\x0crequest_vote\x18\x01 \x01(\x0b\x32\x1f.snapline.protos.v1.RequestVoteH\x00\x12\x39\n\rresponse_vote\x18\x02 \x01(\x0b\x32 .snapline.protos.v1.ResponseVoteH\x00\x12\x35\n\x0btimeout_now\x18\x03 \x01(\x0b\x32\x1e.snapline.protos.v1.TimeoutNowH\x00\x12;\n\x0e\x61ppend_entries\x18\x04 \x01(\x0b\x32!.snapline.protos.v1.AppendEntriesH\x00\x12<\n\x0fnext_node_index\x18\x05 \x01(\x0b\x32!.snapline.protos.v1.NextNodeIndexH\x00\x12\x39\n\rapply_command\x18\x06 \x01(\x0b\x32 .snapline.protos.v1.ApplyCommandH\x00\x12J\n\x16\x61pply_command_response\x18\x07 \x01(\x0b\x32(.snapline.protos.v1.ApplyCommandResponseH\x00\x42\x06\n\x04kind\"J\n\x0bRequestVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x16\n\x0elast_log_index\x18\x02 \x01(\x04\x12\x15\n\rlast_log_term\x18\x03 \x01(\x04\"\x1c\n\x0cResponseVote\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x1a\n\nTimeoutNow\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\x9c\x01\n\rAppendEntries\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x02 \x01(\x04\x12\x31\n\x07\x65ntries\x18\x03 \x01(\x0b\x32\x1e.snapline.protos.v1.LogEntriesH\x00\x12,\n\x04\x64ump\x18\x04 \x01(\x0b\x32\x1c.snapline.protos.v1.DumpPartH\x00\x42\x06\n\x04kind\"\x98\x01\n\nLogEntries\x12\x1b\n\x0eprev_log_index\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rprev_log_term\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\x0c\x12\r\n\x05index\x18\x04 \x03(\x04\x12\x0c\n\x04term\x18\x05 \x03(\x04\x42\x11\n\x0f_prev_log_indexB\x10\n\x0e_prev_log_term\"I\n\x08\x44umpPart\x12\x11\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x08is_first\x18\x02 \x01(\x08\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x42\x07\n\x05_data\"d\n\rNextNodeIndex\x12\x17\n\x0fnext_node_index\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x11\n\x04term\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_term\"G\n\x0c\x41pplyCommand\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x0c\x12\x17\n\nrequest_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_request_id\"{\n\x14\x41pplyCommandResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x33\n\x08position\x18\x02 \x01(\x0b\x32\x1f.snapline.protos.v1.LogPositionH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\rH\x00\x42\t\n\x07outcome\"*\n\x0bLogPosition\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x32\x97\x01\n\x04Raft\x12J\n\tReplicate\x12\x1d.snapline.protos.v1.RaftBatch\x1a\x1c.snapline.protos.v1.RaftDone(\x01\x12\x43\n\x07\x43onfirm\x12\x1b.snapline.protos.v1.CallIds\x1a\x1b.snapline.protos.v1.CallIdsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RAFTBATCH']._serialized_start=84
   _globals['_RAFTBATCH']._serialized_end=192
   _globals['_RAFTHELLO']._serialized_start=194
-  _globals['_RAFTHELLO']._serialized_end=296
-  _globals['_RAFTDONE']._serialized_start=298
-  _globals['_RAFTDONE']._serialized_end=308
-  _globals['_RAFTMESSAGE']._serialized_start=311
-  _globals['_RAFTMESSAGE']._serialized_end=761
-  _globals['_REQUESTVOTE']._serialized_start=763
-  _globals['_REQUESTVOTE']._serialized_end=837
-  _globals['_RESPONSEVOTE']._serialized_start=839
-  _globals['_RESPONSEVOTE']._serialized_end=867
-  _globals['_TIMEOUTNOW']._serialized_start=869
-  _globals['_TIMEOUTNOW']._serialized_end=895
-  _globals['_APPENDENTRIES']._serialized_start=898
-  _globals['_APPENDENTRIES']._serialized_end=1054
-  _globals['_LOGENTRIES']._serialized_start=1057
-  _globals['_LOGENTRIES']._serialized_end=1209
-  _globals['_DUMPPART']._serialized_start=1211
-  _globals['_DUMPPART']._serialized_end=1284
-  _globals['_NEXTNODEINDEX']._serialized_start=1286
-  _globals['_NEXTNODEINDEX']._serialized_end=1386
-  _globals['_APPLYCOMMAND']._serialized_start=1388
-  _globals['_APPLYCOMMAND']._serialized_end=1459
-  _globals['_APPLYCOMMANDRESPONSE']._serialized_start=1461
-  _globals['_APPLYCOMMANDRESPONSE']._serialized_end=1584
-  _globals['_LOGPOSITION']._serialized_start=1586
-  _globals['_LOGPOSITION']._serialized_end=1628
-  _globals['_RAFT']._serialized_start=1631
-  _globals['_RAFT']._serialized_end=1782
+  _globals['_RAFTHELLO']._serialized_end=313
+  _globals['_RAFTDONE']._serialized_start=315
+  _globals['_RAFTDONE']._serialized_end=325
+  _globals['_RAFTMESSAGE']._serialized_start=328
+  _globals['_RAFTMESSAGE']._serialized_end=778
+  _globals['_REQUESTVOTE']._serialized_start=780
+  _globals['_REQUESTVOTE']._serialized_end=854
+  _globals['_RESPONSEVOTE']._serialized_start=856
+  _globals['_RESPONSEVOTE']._serialized_end=884
+  _globals['_TIMEOUTNOW']._serialized_start=886
+  _globals['_TIMEOUTNOW']._serialized_end=912
+  _globals['_APPENDENTRIES']._serialized_start=915
+  _globals['_APPENDENTRIES']._serialized_end=1071
+  _globals['_LOGENTRIES']._serialized_start=1074
+  _globals['_LOGENTRIES']._serialized_end=1226
+  _globals['_DUMPPART']._serialized_start=1228
+  _globals['_DUMPPART']._serialized_end=1301
+  _globals['_NEXTNODEINDEX']._serialized_start=1303
+  _globals['_NEXTNODEINDEX']._serialized_end=1403
+  _globals['_APPLYCOMMAND']._serialized_start=1405
+  _globals['_APPLYCOMMAND']._serialized_end=1476
+  _globals['_APPLYCOMMANDRESPONSE']._serialized_start=1478
+  _globals['_APPLYCOMMANDRESPONSE']._serialized_end=1601
+  _globals['_LOGPOSITION']._serialized_start=1603
+  _globals['_LOGPOSITION']._serialized_end=1645
+  _globals['_RAFT']._serialized_start=1648
+  _globals['_RAFT']._serialized_end=1799
 # @@protoc_insertion_point(module_scope)

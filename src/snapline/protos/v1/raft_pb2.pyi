@@ -16,20 +16,22 @@ class RaftBatch(_message.Message):
     def __init__(self, hello: _Optional[_Union[RaftHello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[RaftMessage, _Mapping]]] = ...) -> None: ...
 
 class RaftHello(_message.Message):
-    __slots__ = ("cluster", "node", "boot", "stream", "version", "log")
+    __slots__ = ("cluster", "node", "boot", "stream", "version", "log", "address")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     node: str
     boot: int
     stream: int
     version: int
     log: str
-    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[int] = ..., stream: _Optional[int] = ..., version: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[int] = ..., stream: _Optional[int] = ..., version: _Optional[int] = ..., log: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RaftDone(_message.Message):
     __slots__ = ()
