@@ -29,6 +29,7 @@ from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper, People
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.health import begin, tell
 from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
+from snapline.channels.listening import until_free
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.channels.security import LINK_AGE_S_MAX, RELOAD_S, Security
@@ -96,7 +97,8 @@ class LinkTransport:
 
         Raises:
             MisuseError: plaintext would be open to other machines.
-            AddressError: the port is taken, or is no address of this machine.
+            AddressError: it is no address of this machine.
+            AddressBusyError: the port stays in use, or the name unknown.
             WorldError: certificates cannot be read.
         """
         keep_freed_memory()
@@ -109,6 +111,7 @@ class LinkTransport:
         health_pb2_grpc.add_HealthServicer_to_server(self.healthy, server)
         await tell(self.healthy, ("", *served), is_serving=True)
         reflection.enable_server_reflection((*served, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        await until_free(listen)
         port = self._security.add_port(server, listen)
         await server.start()
         self._server = server

@@ -15,8 +15,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from snapline.channels.doors import DoorKeeper
+from snapline.channels.listening import address_error, until_free, why_not
 from snapline.channels.options import client_options, server_options
-from snapline.channels.security import AddressError, Security
+from snapline.channels.security import Security
 
 ALIVE, READY = "alive", "ready"
 """Names in the health service. A coordinator is ready while it hears a majority, a host once it has joined its fleet."""
@@ -42,19 +43,20 @@ async def open_health_door(stack: AsyncExitStack, servicer: health.aio.HealthSer
     """Serve health, and nothing else, in plaintext at `address` until the stack unwinds; nowhere if it is empty.
 
     Raises:
-        AddressError: nobody can listen there.
+        AddressError, AddressBusyError: nobody can listen there.
     """
     if not address:
         return
     guard = DoorKeeper(Security.insecure())
     server = grpc.aio.server(options=server_options(), interceptors=(guard,), maximum_concurrent_rpcs=QUESTIONS_MAX)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    await until_free(address)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:
         port = 0
     if port == 0:
-        raise AddressError(f"health cannot be served at {address}: choose another --health")
+        raise address_error(f"health cannot be served at {address}", why_not(address), "choose another --health")
     await server.start()
     stack.push_async_callback(server.stop, None)
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import snapline
 from snapline.channels.doors import DOORS
+from snapline.channels.listening import address_error, until_free, why_not
 from snapline.channels.metrics import (
     ABOUT,
     COUNTER,
@@ -32,7 +32,7 @@ from snapline.channels.metrics import (
     Total,
     Value,
 )
-from snapline.channels.security import AddressError, Security
+from snapline.channels.security import Security
 from snapline.errors import MisuseError, SnaplineError
 
 if TYPE_CHECKING:
@@ -106,17 +106,19 @@ class MetricsDoor:
 
         Raises:
             MisuseError: the address may not be listened on without certificates, or is none.
-            AddressError: the port is taken, or is no address of this machine.
+            AddressError: it is no address of this machine.
+            AddressBusyError: the port stays in use, or the name unknown.
         """
         host, _, port = address.rpartition(":")
         if address.startswith("unix:") or not port.isdecimal():
             raise MisuseError(f"--metrics {address!r} is no address: write HOST:PORT")
         self._security.check_listen_address(address)
+        await until_free(address)
         try:
             server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            raise AddressError(f"metrics cannot be served at {address}: {reason}; choose another --metrics") from error
+            reason = why_not(address) or error  # the system's own words
+            raise address_error(f"metrics cannot be served at {address}", reason, "choose another --metrics") from error
         stack.callback(server.close)
         return f"{host}:{server.sockets[0].getsockname()[1]}"
 

@@ -18,7 +18,6 @@ import ipaddress
 import logging
 import math
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
+from snapline.channels.listening import address_error, why_not
 from snapline.channels.options import client_options
 from snapline.errors import MisuseError, WorldError
 
@@ -83,23 +83,6 @@ def spiffe_uri(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
 def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
     """The DNS name a server's certificate must carry, for example `h3.host.snapline`."""
     return f"{name}.{role}.{domain}"
-
-
-class AddressError(MisuseError):
-    """Nobody can listen there: the port is taken, or the address is not this machine's."""
-
-
-def _why_not(address: str) -> str:
-    """Bind as gRPC did: it keeps the system's reason to itself."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return "is the port taken?"
 
 
 class Security:
@@ -183,7 +166,8 @@ class Security:
 
         Raises:
             MisuseError: see `check_listen_address`.
-            AddressError: the port is taken, or is no address of this machine.
+            AddressError: it is no address of this machine.
+            AddressBusyError: the port is in use, or the name unknown.
             WorldError: the certificates cannot be read.
         """
         self.check_listen_address(address)
@@ -196,10 +180,10 @@ class Security:
                 port = server.add_secure_port(address, self._server_credentials())
             else:
                 port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise AddressError(f"cannot listen on {address}: {_why_not(address)}; choose another --listen") from error
-        if port == 0:
-            raise AddressError(f"cannot listen on {address}: {_why_not(address)}; choose another --listen")
+        except RuntimeError:
+            port = 0
+        if port == 0:  # gRPC keeps the system's reason to itself
+            raise address_error(f"cannot listen on {address}", why_not(address), "choose another --listen")
         return port
 
     def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:

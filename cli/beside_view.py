@@ -59,7 +59,8 @@ class BesideView:
         """Where to listen, 0 for any free port; None: nobody wants to look.
 
         Raises:
-            MisuseError: the extra is missing, or the port is taken.
+            MisuseError: the extra is missing.
+            WorldError: the port stays in use.
         """
         if not self.ui and self.ui_port is None:
             return None

@@ -14,7 +14,7 @@ async def serve(address: str, security: Security, listen: tuple[str, int], *, to
     """Serve until SIGINT or SIGTERM; prints where.
 
     Raises:
-        MisuseError: the address is taken, or cannot be listened on.
+        MisuseError: the address cannot be listened on.
         CoordinatorUnavailableError: nobody answers there.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:

@@ -9,6 +9,7 @@ from typing import Any
 
 import uvicorn
 
+from snapline.channels.listening import address_error, wait_until_free
 from snapline.channels.security import is_loopback
 from snapline.errors import MisuseError
 
@@ -55,7 +56,8 @@ async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
     """Serve until SIGINT or SIGTERM; prints where.
 
     Raises:
-        MisuseError: the address is taken, or cannot be listened on.
+        AddressError: it is no address of this machine.
+        AddressBusyError: the port stays in use, or the name unknown.
     """
     with listening(*listen) as server_socket:
         print(address_of(server_socket), flush=True)
@@ -73,9 +75,11 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0: any.
 
     Raises:
-        MisuseError: the address is taken, or cannot be listened on.
+        AddressError: it is no address of this machine.
+        AddressBusyError: the port stays in use, or the name unknown.
     """
+    wait_until_free(f"{host}:{port}")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise MisuseError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise address_error(f"cannot listen on {host}:{port}", error, "choose another --listen") from error

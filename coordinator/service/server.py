@@ -19,11 +19,12 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.doors import COORDINATOR, DoorKeeper
 from snapline.channels.health import READY, begin, open_health_door, tell
+from snapline.channels.listening import until_free
 from snapline.channels.log_lines import BoundIds
 from snapline.channels.metrics import Readings
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.options import server_options
-from snapline.channels.security import RELOAD_S, AddressError, Security
+from snapline.channels.security import RELOAD_S, Security
 from snapline.channels.spans import SPANS, SpanOptions, open_spans, read_spans
 from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
@@ -89,9 +90,6 @@ just have not dialled it."""
 
 END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
 """How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
-
-BIND_TRIES, BIND_PAUSE_S = 20, 0.1
-"""For the port of the run before: its process may be dying still."""
 
 
 class FolderInUseError(MisuseError):
@@ -471,21 +469,13 @@ async def _listen(
     host, _, port = options.listen.rpartition(":")
     earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
     wanted = f"{host}:{earlier.rpartition(':')[2]}" if earlier else options.listen
-    for attempt in range(BIND_TRIES + 1):
-        if attempt == BIND_TRIES and earlier:
-            _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
-            wanted = options.listen
-        server = grpc.aio.server(options=server_options(), interceptors=(guard,))
-        await _add_services(server, servicers, healthy)
-        replica.add_to_server(server)
-        try:
-            return server, f"{host}:{options.security.add_port(server, wanted)}"
-        except AddressError:
-            await server.stop(None)
-            if attempt == BIND_TRIES:
-                raise
-            await asyncio.sleep(BIND_PAUSE_S)
-    raise AssertionError("the loop returns or raises")
+    if not await until_free(wanted) and earlier:
+        _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
+        wanted = options.listen
+    server = grpc.aio.server(options=server_options(), interceptors=(guard,))
+    await _add_services(server, servicers, healthy)
+    replica.add_to_server(server)
+    return server, f"{host}:{options.security.add_port(server, wanted)}"
 
 
 async def _add_services(

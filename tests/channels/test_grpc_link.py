@@ -23,8 +23,9 @@ from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded
+from snapline.channels.listening import AddressBusyError
 from snapline.channels.options import client_options
-from snapline.channels.security import AddressError, Security
+from snapline.channels.security import Security
 from snapline.errors import MisuseError
 
 
@@ -350,7 +351,7 @@ async def test_health_and_reflection_answer(acceptor: Host) -> None:
 
 async def test_a_taken_port_fails_loudly(acceptor: Host) -> None:
     with pytest.raises(
-        AddressError, match=f"cannot listen on 127.0.0.1:{acceptor.port}: Address already in use; choose"
+        AddressBusyError, match=f"cannot listen on 127.0.0.1:{acceptor.port}: Address already in use; choose"
     ):
         await LinkTransport(acceptor, host="h3", security=Security.loopback()).start(f"127.0.0.1:{acceptor.port}")
 

@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.channels.certificates import Authority, Leaf
 
 from snapline.channels import metrics_door
+from snapline.channels.listening import AddressBusyError
 from snapline.channels.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Distribution, Family, Readings, Total
 from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
-from snapline.channels.security import AddressError, Security, server_name
+from snapline.channels.security import Security, server_name
 from snapline.errors import CoordinatorUnavailableError, MisuseError
 
 FAMILIES = (
@@ -171,7 +172,7 @@ async def test_a_taken_port_is_said_in_a_sentence() -> None:
     async with opened() as door:
         again = MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
         async with AsyncExitStack() as stack:
-            with pytest.raises(AddressError, match="choose another --metrics"):
+            with pytest.raises(AddressBusyError, match="choose another --metrics"):
                 await again.listen(stack, f"127.0.0.1:{door.port}")
 
 

@@ -331,7 +331,7 @@ def test_where_the_view_cannot_listen_nothing_is_started(launch: Callable[..., L
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = launch(*BALL, "--ui-port", str(port)).end()
-    assert (code, out) == (2, "") and f"cannot listen on 127.0.0.1:{port}" in err and len(err.splitlines()) == 1
+    assert (code, out) == (1, "") and f"cannot listen on 127.0.0.1:{port}" in err and len(err.splitlines()) == 1
     assert not Path("data").exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.kit.command_line import Run
 
+from snapline.channels import listening
 from snapline.cli.demo_run import _meanwhile
 from snapline.deploy.local import Ending
 from snapline.errors import MisuseError
@@ -43,16 +44,30 @@ def test_a_port_that_is_taken_is_one_sentence_without_gRPCs_own(run_process: Run
     arguments = ["--coordinator", "127.0.0.1:1", "--id", "h1", "--fleet", "snapline.examples.hello:fleet"]
     done = run_process("host", "run", *arguments, "--store", "store", "--listen", f"127.0.0.1:{port}")
     sentence = f"snapline: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --listen\n"
-    assert (done.code, done.out, done.err) == (2, "", sentence)
+    assert (done.code, done.out, done.err) == (1, "", sentence)
 
 
 def test_a_coordinators_port_that_is_taken(run: Run, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from snapline.coordinator.service import server
-
-    monkeypatch.setattr(server, "BIND_TRIES", 1)
+    monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
     arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1"]
     done = run("coordinator", "run", *arguments, "--listen", f"127.0.0.1:{port}")
-    assert done.code == 2 and "Address already in use; choose another --listen" in done.err
+    assert done.code == 1 and "Address already in use; choose another --listen" in done.err
+
+
+def test_an_address_of_another_machine_is_a_wrong_option(run: Run, folder: Path) -> None:
+    arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1", "--insecure"]
+    done = run("coordinator", "run", *arguments, "--listen", "192.0.2.1:7400")
+    assert done.code == 2 and "cannot listen on 192.0.2.1:7400: Cannot assign requested address" in done.err
+
+
+def test_a_name_that_dns_does_not_know_is_no_wrong_option(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may know it a moment later."""
+    monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
+    arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1", "--insecure"]
+    done = run("coordinator", "run", *arguments, "--listen", "nobody.invalid:7400")
+    assert done.code == 1 and "cannot listen on nobody.invalid:7400" in done.err
 
 
 def test_a_module_that_is_not_installed_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

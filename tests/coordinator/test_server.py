@@ -14,7 +14,7 @@ from grpc_health.v1 import health
 from tests.coordinator.grpc_host import GrpcHost
 
 from snapline.channels.health import ALIVE, READY, is_serving, open_health_door
-from snapline.channels.security import AddressError
+from snapline.channels.listening import AddressError
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.server import (
     SERVICE,

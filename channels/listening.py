@@ -1,0 +1,71 @@
+"""Where a server can listen: what keeps it from an address, and whether that may pass.
+
+A port is in use for a moment while the process before it dies; a name is not known before DNS has heard of it. Both are waited for, and are the
+world's fault if they do not pass. Everything else is a wrong address.
+"""
+
+import asyncio
+import errno
+import socket
+import time
+
+from snapline.errors import MisuseError, WorldError
+
+PORT_WAIT_S = 3.0
+"""For what may pass: a killed process gives its ports back within a second."""
+
+PORT_LOOK_S = 0.1
+
+
+class AddressError(MisuseError):
+    """Nobody can ever listen there: it is no address, or none of this machine."""
+
+
+class AddressBusyError(WorldError):
+    """Nobody can listen there just now: the port is in use, or the name of the machine is unknown."""
+
+
+def why_not(address: str) -> OSError | ValueError | None:
+    """What keeps a server from listening at `host:port`; found by binding. None: nothing."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except (OSError, ValueError) as error:
+        return error
+    return None
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether the same address may do a moment later."""
+    return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRINUSE
+
+
+def address_error(sentence: str, error: BaseException | None, advice: str) -> AddressError | AddressBusyError:
+    """The error for who cannot listen: `sentence: the system's reason; advice`."""
+    reason = getattr(error, "strerror", None) or str(error or "is the port taken?")
+    kind = AddressBusyError if error is None or may_pass(error) else AddressError
+    return kind(f"{sentence}: {reason}; {advice}")
+
+
+async def until_free(address: str) -> bool:
+    """Wait while the port is in use or the name is unknown, for `PORT_WAIT_S` at most; returns whether that has passed."""
+    deadline_s = time.monotonic() + PORT_WAIT_S
+    while is_busy := _is_busy(address):
+        if time.monotonic() > deadline_s:
+            break
+        await asyncio.sleep(PORT_LOOK_S)
+    return not is_busy
+
+
+def wait_until_free(address: str) -> None:
+    """The same where no event loop runs."""
+    deadline_s = time.monotonic() + PORT_WAIT_S
+    while _is_busy(address) and time.monotonic() < deadline_s:
+        time.sleep(PORT_LOOK_S)
+
+
+def _is_busy(address: str) -> bool:
+    return not address.startswith("unix:") and not address.endswith(":0") and may_pass(why_not(address))

@@ -1,0 +1,62 @@
+"""Addresses that cannot be listened on: what may pass is waited for, and is nobody's mistake."""
+
+import asyncio
+import socket
+
+import pytest
+
+from snapline.channels import listening
+from snapline.channels.listening import (
+    AddressBusyError,
+    AddressError,
+    address_error,
+    until_free,
+    wait_until_free,
+    why_not,
+)
+from snapline.errors import MisuseError, WorldError
+
+
+def taken() -> tuple[socket.socket, str]:
+    server = socket.create_server(("127.0.0.1", 0))
+    return server, f"127.0.0.1:{server.getsockname()[1]}"
+
+
+async def test_a_port_that_is_in_use_for_a_moment_is_waited_for() -> None:
+    server, address = taken()
+    asyncio.get_running_loop().call_later(0.3, server.close)
+    assert await until_free(address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "unix:/tmp/x", "192.0.2.1:7400", "127.0.0.1:x"])
+async def test_what_does_not_pass_is_not_waited_for(address: str) -> None:
+    async with asyncio.timeout(listening.PORT_WAIT_S / 2):
+        assert await until_free(address)
+        wait_until_free(address)
+
+
+async def test_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
+    server, address = taken()
+    assert not await until_free(address)
+    wait_until_free(address)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "reason"),
+    [
+        ("", AddressBusyError, "Address already in use"),
+        ("nobody.invalid:7400", AddressBusyError, "not known|name resolution"),
+        ("192.0.2.1:7400", AddressError, "Cannot assign requested address"),
+        ("127.0.0.1:x", AddressError, "invalid literal"),
+    ],
+)
+def test_only_what_does_not_pass_is_a_wrong_address(address: str, kind: type[Exception], reason: str) -> None:
+    server, busy = taken()
+    error = address_error("no", why_not(address or busy), "choose another")
+    server.close()
+    assert type(error) is kind
+    with pytest.raises(kind, match=f"no: .*({reason}).*; choose another"):
+        raise error
+    assert issubclass(AddressBusyError, WorldError) and issubclass(AddressError, MisuseError)
