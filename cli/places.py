@@ -106,6 +106,7 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
             start_new_session=True,
         )
     note = {"pid": process.pid, "started": _start_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
+    note["folder"] = folder.stat().st_ino
     (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(note))
     return process
 
@@ -120,10 +121,12 @@ def _noted(folder: Path) -> dict[str, int]:
 
 
 def running_in_background(folder: Path) -> int | None:
-    """Process id of the launcher that was started for this folder, if it still runs."""
+    """Process id of the launcher that was started for this folder, if it still runs. The note in a copy of the folder is of the original's."""
     note = _noted(folder)
     started = _start_of(note.get("pid", 0))
-    return note["pid"] if started and started == note.get("started") else None
+    if not started or started != note.get("started") or note.get("folder", 0) not in (0, folder.stat().st_ino):
+        return None
+    return note["pid"]
 
 
 def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:

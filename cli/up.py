@@ -216,7 +216,8 @@ def down(
     progress = FleetProgress(display.printer())
     result = document("FleetDown", name=fleet, on=place.value, is_dry_run=dry_run)
     if place is Place.RAY:
-        _down_on_ray(fleet, settings.get("address", address).value, is_dry=dry_run)
+        wanted = settings.get("data_dir", data_dir).value
+        _down_on_ray(fleet, settings.get("address", address).value, wanted, is_dry=dry_run)
     elif place is not Place.LOCAL:
         down_kept(
             plan_before(settings, fleet, place.value, address, data_dir, folder), folder, progress.note, is_dry=dry_run
@@ -368,12 +369,14 @@ def _up_document(plan: "FleetPlan", now: "RayStanding") -> Document:
     )
 
 
-def _down_on_ray(name: str, address: str, *, is_dry: bool) -> None:
+def _down_on_ray(name: str, address: str, data_dir: str, *, is_dry: bool) -> None:
     from snapline.deploy import ray_fleet
     from snapline.deploy.ray_cluster import RayCluster
 
     cluster = RayCluster(name, address)
     try:
+        if data_dir:
+            asyncio.run(ray_fleet.check_folder(cluster, name, data_dir))
         asyncio.run(ray_fleet.standing(cluster, name) if is_dry else ray_fleet.down(cluster, name))
     finally:
         cluster.leave(is_over=False)

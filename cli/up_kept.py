@@ -78,14 +78,23 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
 def plan_before(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "KeptPlan":
-    """The plan that a fleet was taken up with from here; else what the settings say of it."""
+    """The plan that a fleet was taken up with from here; else what the settings say of it.
+
+    Raises:
+        NotFoundError: that fleet has another folder.
+    """
+    from snapline.deploy.data_directory import is_same_folder
     from snapline.deploy.kept_fleet import read_plan
     from snapline.deploy.plan import FleetPlan
 
-    kept = read_plan(folder)
+    kept, wanted = read_plan(folder), settings.get("data_dir", data_dir).value
+    if kept is not None and wanted and not is_same_folder(kept.what.data_dir, wanted):
+        raise NotFoundError(
+            f"the fleet that {folder} keeps has the folder {kept.what.data_dir}, not {wanted}: give its --data-dir, or another --name"
+        )
     if kept is not None:
         return kept
-    what = FleetPlan(name, fleet="", data_dir=settings.get("data_dir", data_dir).value, hosts=1, node={})
+    what = FleetPlan(name, fleet="", data_dir=str(Path(wanted).absolute()) if wanted else "", hosts=1, node={})
     found = {key: settings.get(key, address if key == "machines" else None).value for key in KEYS}
     return plan_of(place, what, found)
 

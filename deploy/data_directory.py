@@ -30,6 +30,11 @@ PORTS, PORT_ATTEMPTS_MAX = range(20_000, 32_000), 200
 an outgoing connection could occupy it while the coordinator is down. 200 attempts: more say that something else is wrong."""
 
 
+def is_same_folder(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to the same place: also through symbolic links, and where nothing is there."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def marks_of(data_dir: Path, host: str) -> Path:
     """Where a host leaves word of the turn that it is in."""
     return data_dir / MARKS_FOLDER / f"{host}.marks"

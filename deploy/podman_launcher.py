@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snapline.deploy.child import LOG_BYTES_MAX, describe_exit
-from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, read_addresses
+from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, is_same_folder, lock, read_addresses
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import NODE, PRIVATE, Files
 from snapline.deploy.podman import (
@@ -107,7 +107,7 @@ class PodmanLauncher:
         self._lock_fd = lock(self._data_dir)
         left = await containers_of(self._program, self._fleet)
         for container in left:
-            if container.label(FOLDER_LABEL) != str(self._data_dir):
+            if not is_same_folder(container.label(FOLDER_LABEL), self._data_dir):
                 raise MisuseError(
                     f"container {container.name} is of a fleet in {container.label(FOLDER_LABEL)}: give another --name"
                 )
@@ -162,10 +162,16 @@ class PodmanLauncher:
             self._lock_fd = None
 
     async def sweep(self) -> list[str]:
-        """Remove all containers and secrets of this fleet, whoever has started them; returns the containers' names."""
-        left = await containers_of(self._program, self._fleet)
+        """Remove all containers and secrets of this fleet, whoever has started them; returns the containers' names.
+
+        Those of a fleet of the same name in another folder stay.
+        """
+        found = await containers_of(self._program, self._fleet)
+        left = [each for each in found if is_same_folder(each.label(FOLDER_LABEL), self._data_dir)]
         if left:
             await podman(self._program, "rm", "--force", "--volumes", "--time", "2", "--ignore", *(x.id for x in left))
+        if len(left) < len(found):
+            return [each.name for each in left]
         secrets = await podman(self._program, "secret", "ls", "--quiet", "--filter", f"name=^{self._fleet}\\.")
         if secrets.split():
             await podman(self._program, "secret", "rm", *secrets.split())

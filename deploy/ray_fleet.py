@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from snapline.deploy.data_directory import is_same_folder
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Kind
@@ -262,6 +263,24 @@ def _make_keeper(
     cluster.make_actor(
         RayKeeper, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates), runtime=dict(runtime or {})
     )
+
+
+async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
+    """See that the fleet of this name is that of this folder; a fleet without a keeper has lost its plan, and is known by its name alone.
+
+    Raises:
+        NotFoundError: it is another one's.
+    """
+    keeper = cluster.actor(KEEPER)
+    if keeper is None:
+        return
+    with contextlib.suppress(SeatLostError):
+        encoded, _, _ = await answer(keeper.making.remote())
+        has = msgspec.msgpack.decode(encoded, type=FleetPlan).data_dir
+        if not is_same_folder(has, data_dir):
+            raise NotFoundError(
+                f"fleet {name} on this cluster has the folder {has}, not {data_dir}: give its --data-dir, or another --name"
+            )
 
 
 def _error_of(last: RayStanding) -> SnaplineError:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from snapline.deploy.data_directory import is_same_folder
 from snapline.errors import MisuseError, WorldError
 
 JOB_PREFIX = "snapline"
@@ -14,7 +15,10 @@ JOB_PREFIX = "snapline"
 LIMIT_S = 60.0
 """For one program: a busy controller takes seconds, and one that is away lets them wait."""
 
-FIELDS = ("JobID", "ArrayJobID", "ArrayTaskID", "Name", "State", "NodeList", "RestartCnt", "Reason")
+FIELDS = ("JobID", "ArrayJobID", "ArrayTaskID", "Name", "State", "NodeList", "RestartCnt", "Reason", "Comment")
+
+COMMENT = "snapline "
+"""Before the folder of the fleet, in the comment of each job: several fleets may have one name."""
 
 
 class Element(msgspec.Struct, frozen=True):
@@ -66,16 +70,19 @@ def split_name(name: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def parse_elements(listed: str, fleet: str) -> dict[str, Element]:
-    """The elements of a fleet, by the name of their process, from what `squeue` has listed.
+def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Element]:
+    """The elements of a fleet, by the name of their process, from what `squeue` has listed. Those of another folder are passed over.
 
     Of two for one name the one that ends does not count.
     """
     found: dict[str, Element] = {}
     for line in listed.splitlines():
-        job, array, index, name, state, node, restarts, reason = line.rstrip("|").split("|")[: len(FIELDS)]
+        job, array, index, name, state, node, restarts, reason, *rest = line.rstrip("|").split("|")
         prefix, of, stem = [*name.split(":"), "", ""][:3]
         if (prefix, of) != (JOB_PREFIX, fleet):
+            continue
+        comment = "|".join(rest)
+        if folder and comment.startswith(COMMENT) and not is_same_folder(comment.removeprefix(COMMENT), folder):
             continue
         element = Element(job, array, int(index), stem, state, node, int(restarts), reason)
         if element.name not in found or found[element.name].state == "COMPLETING":
@@ -86,9 +93,10 @@ def parse_elements(listed: str, fleet: str) -> dict[str, Element]:
 class Slurm:
     """The programs of one cluster, for one fleet."""
 
-    def __init__(self, fleet: str, programs: Mapping[str, str] | None = None) -> None:
-        """`programs`: paths of those that are not found by their name."""
+    def __init__(self, fleet: str, programs: Mapping[str, str] | None = None, *, folder: str = "") -> None:
+        """`programs`: paths of those that are not found by their name. `folder`: of the fleet; empty: whichever."""
         self._fleet = fleet
+        self._folder = folder
         self._programs = dict(programs or {})
         self._looking: asyncio.Task[dict[str, Element]] | None = None
         self._next: asyncio.Task[dict[str, Element]] | None = None
@@ -107,12 +115,14 @@ class Slurm:
             await asyncio.wait([earlier])
         self._looking, self._next = self._next, None
         form = ",".join(f"{field}:|" for field in FIELDS)
-        return parse_elements(await self.call("squeue", "--noheader", "--array", "--me", "--Format", form), self._fleet)
+        listed = await self.call("squeue", "--noheader", "--array", "--me", "--Format", form)
+        return parse_elements(listed, self._fleet, self._folder)
 
     async def submit(self, stem: str, indices: Sequence[int], options: Sequence[str], command: str) -> str:
         """One array; returns its id."""
         array = ",".join(map(str, sorted(indices)))
-        what = (f"--job-name={JOB_PREFIX}:{self._fleet}:{stem}", f"--array={array}", "--parsable")
+        what = [f"--job-name={JOB_PREFIX}:{self._fleet}:{stem}", f"--array={array}", "--parsable"]
+        what += [f"--comment={COMMENT}{self._folder}"] if self._folder else []
         told = await self.call("sbatch", *what, *options, f"--wrap=exec {command}")
         return told.strip().partition(";")[0]
 

@@ -86,7 +86,7 @@ class SlurmLauncher:
         self._options = tuple(options)
         self._notice_s = notice_s
         self._trust = tuple(trust)
-        self._slurm = slurm or Slurm(name)
+        self._slurm = slurm or Slurm(name, folder=data_dir)
         self._on_note = on_note
         self._holder = secrets.token_hex(8)
         self._seats: dict[str, PostCaller] = {}  # by name of the process; the last one of each

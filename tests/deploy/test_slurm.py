@@ -88,3 +88,22 @@ async def test_an_array_is_cancelled_by_its_elements_alone(tmp_path: Path) -> No
     slurm = Slurm("bank", {"scancel": script(tmp_path, f"echo $* > {tmp_path}/asked")})
     await slurm.cancel([Element("4", "4", 3, "h", "RUNNING", "n1", 0, "None")])
     assert (tmp_path / "asked").read_text() == "--quiet 4_3\n"
+
+
+def test_jobs_of_a_fleet_of_the_same_name_in_another_folder_are_passed_over(tmp_path: Path) -> None:
+    """Else `down` of one would end both. Jobs of earlier releases say no folder."""
+    ours, theirs = tmp_path / "a|b", tmp_path / "theirs"
+    ours.mkdir()
+    (tmp_path / "link").symlink_to(ours)
+    text = "".join(
+        listed("bank", name).rstrip("\n") + f"snapline {folder}|\n" for name, folder in (("h1", ours), ("h2", theirs))
+    )
+    text += listed("bank", "h3").rstrip("\n") + "(null)|\n"
+    for folder in (ours, tmp_path / "link"):
+        assert list(parse_elements(text, "bank", str(folder))) == ["h1", "h3"]
+
+
+async def test_a_job_says_the_folder_of_its_fleet(tmp_path: Path) -> None:
+    slurm = Slurm("bank", {"sbatch": script(tmp_path, f'printf "%s\\n" "$@" > {tmp_path}/asked')}, folder="/data/a b")
+    await slurm.submit("h", [1], [], "true")
+    assert "--comment=snapline /data/a b" in (tmp_path / "asked").read_text().splitlines()

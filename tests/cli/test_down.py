@@ -1,0 +1,64 @@
+"""`down` takes down the fleet of its folder, and no other."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.kit.command_line import Run
+
+from snapline.cli import places
+from snapline.cli.settings import UserSettings
+from snapline.cli.up_kept import plan_before
+from snapline.deploy.kept_fleet import KeptPlan, write_plan
+from snapline.deploy.plan import FleetPlan
+from snapline.errors import NotFoundError
+
+
+@pytest.fixture
+def kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process in the background that keeps the fleet in `a`."""
+    popen = subprocess.Popen
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", lambda command, **more: popen(["sleep", "60"], **more))
+        started = places.start_in_background([], folder / "a", 0)
+    yield started
+    started.kill()
+    started.wait()
+
+
+def test_a_copy_of_the_folder_of_a_fleet_that_is_up_is_of_no_fleet(
+    run: Run, folder: Path, kept: "subprocess.Popen[bytes]"
+) -> None:
+    shutil.copytree(folder / "a", folder / "copy")
+    for other in ("copy", "nothing"):
+        done = run("down", "--data-dir", other)
+        assert done.code == 4 and f"no fleet is up in {other}" in done.err
+    assert kept.poll() is None
+
+
+@pytest.mark.parametrize("path", ["a", "./a/../a", "link"])
+def test_the_folder_may_be_named_otherwise(run: Run, folder: Path, kept: "subprocess.Popen[bytes]", path: str) -> None:
+    (folder / "link").symlink_to("a")
+    assert run("down", "--data-dir", path, "--dry-run").code == 0
+
+
+def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(
+    run: Run, folder: Path, kept: "subprocess.Popen[bytes]"
+) -> None:
+    note = folder / "a" / "launcher.json"
+    started = places._start_of(kept.pid)
+    note.write_text(note.read_text().replace(str(started), str(started - 1)))
+    assert run("down", "--data-dir", "a").code == 4 and kept.poll() is None
+
+
+def test_a_fleet_elsewhere_of_the_same_name_in_another_folder_is_left_alone(folder: Path) -> None:
+    """What `--on ssh` keeps lies in runs/NAME, whatever the folder on the machines is."""
+    keeper = folder / "runs" / "fleet"
+    write_plan(keeper, KeptPlan("ssh", FleetPlan("fleet", "m:f", "/data/a", 1, node={}), machines=("m1",)))
+    settings = UserSettings()
+    for named in ("/data/a", None):
+        assert plan_before(settings, "fleet", "ssh", None, named, keeper).what.data_dir == "/data/a"
+    with pytest.raises(NotFoundError, match="has the folder /data/a, not /data/b: give its --data-dir"):
+        plan_before(settings, "fleet", "ssh", None, "/data/b", keeper)
