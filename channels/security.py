@@ -146,7 +146,8 @@ class Security:
         if self._mode is _Mode.LOOPBACK and not is_loopback(address):
             raise MisuseError(
                 f"listening on {address} without certificates would let anybody on the network take part: "
-                f"give certificates, listen on 127.0.0.1, or pass --insecure if the network is yours alone"
+                f"give certificates (--tls-cert, --tls-key and --tls-ca; `snapline up`: --tls), listen on 127.0.0.1, or pass --insecure "
+                f"if the network is yours alone"
             )
 
     def may_dial(self, address: str) -> bool:

@@ -53,10 +53,10 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "KeptPla
 
 def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
     """Start the keeper, and wait until all hosts take part."""
-    from snapline.deploy.kept_fleet import certificates_of, connect, launcher_of, write_plan
+    from snapline.deploy.kept_fleet import certificates_of, check_place, connect, write_plan
 
     certificates_of(plan)  # what is wrong with the plan is said here
-    launcher_of(plan)
+    asyncio.run(check_place(plan))
     if running_in_background(folder) is None:
         write_plan(folder, plan)
     started = start_in_background(["keep", str(folder)], folder, plan.what.last_snapshot_s)

@@ -161,6 +161,18 @@ def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: No
     )
 
 
+async def check_place(plan: KeptPlan) -> None:
+    """What its place can be asked before anything is started, in seconds.
+
+    Raises:
+        MisuseError: the fleet can never run there as it is asked for; says what helps.
+        WorldError: the place does not answer.
+    """
+    launcher = launcher_of(plan)
+    if isinstance(launcher, SlurmLauncher):
+        await launcher.check(plan.what.hosts + plan.what.coordinators)
+
+
 def _folders(store: str) -> list[Path]:
     """Of a store that is a folder here and not in a bucket."""
     scheme, separator, path = store.rpartition("://")

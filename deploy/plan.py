@@ -53,6 +53,19 @@ class FleetPlan(msgspec.Struct, frozen=True):
     last_snapshot_s: float = LAST_SNAPSHOT_S
 
 
+def check_exposure(address: str) -> None:
+    """Of processes without certificates, where the user has not said `--insecure`: `address` is one beyond this machine, or empty.
+
+    Raises:
+        MisuseError: there is one.
+    """
+    if address:
+        raise MisuseError(
+            f"processes at {address} would speak in plaintext to other machines, and anybody there take part: give --tls DIR "
+            "(`snapline auth init DIR` makes the certificates), or --insecure if the network is yours alone"
+        )
+
+
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
     """What the processes of such a fleet need of a folder that `snapline auth init` has made: never the authority's key.
 

@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from snapline.channels.listening import PORT_LOOK_S, PORT_WAIT_S
 from snapline.errors import MisuseError, WorldError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -18,6 +20,9 @@ CONNECT_TIMEOUT_S = 10.0
 
 PLACE_TIMEOUT_S = 60.0
 """For a cluster to find nodes for all hosts: a cluster that has them takes a second; one that scales up may need `up` again."""
+
+ROOM_TIMEOUT_S = 10.0
+"""The same where no more nodes have what hosts need, whatever runs there: for one that just joins, and for a cluster to hear that more are wanted."""
 
 NAMESPACE_PREFIX = "snapline-"
 
@@ -50,7 +55,8 @@ class RayCluster:
             runtime: Ray's runtime environment, such as the folder with the fleet's code; all that is made here has it.
 
         Raises:
-            MisuseError: Ray is not installed, or no cluster answers at `address`.
+            MisuseError: Ray is not installed, or there is no cluster on this machine.
+            WorldError: no cluster answers at `address`, for some seconds.
         """
         self.namespace = NAMESPACE_PREFIX + fleet
         self._ray = load_ray()
@@ -69,6 +75,14 @@ class RayCluster:
             except ConnectionError as error:
                 raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
 
+    def nodes_for(self, node: Mapping[str, float]) -> list[str]:
+        """Addresses of the nodes that have what `node` says, whether others use it now or not."""
+        return [
+            str(each["NodeManagerAddress"])
+            for each in self._ray.nodes()
+            if each["Alive"] and all(each["Resources"].get(what, 0.0) >= amount for what, amount in node.items())
+        ]
+
     async def spread(self, count: int, node: Mapping[str, float]) -> None:
         """Take `count` places on as many nodes, each with what `node` says; those of before, if they are still there.
 
@@ -83,17 +97,19 @@ class RayCluster:
             bundles = [dict(node)] * count
         group = util.placement_group(bundles, strategy="STRICT_SPREAD", lifetime="detached", name=self.namespace)
         self._group = group
+        has_room = len(self.nodes_for(node)) >= count
         try:
-            async with asyncio.timeout(PLACE_TIMEOUT_S):
+            async with asyncio.timeout(PLACE_TIMEOUT_S if has_room else ROOM_TIMEOUT_S):
                 await answer(group.ready())
         except TimeoutError:
             util.remove_placement_group(group)
             self._group = None
             alive = sum(bool(each["Alive"]) for each in self._ray.nodes())
+            suited = len(self.nodes_for(node))
             wanted = ", ".join(f"{amount:g} {what}" for what, amount in node.items())
             raise WorldError(
-                f"the Ray cluster has not {count} nodes with {wanted} to spare (it has {alive} nodes): "
-                f"add nodes, or ask for fewer hosts"
+                f"the Ray cluster has not {count} nodes with {wanted} to spare (it has {alive} nodes, {suited} of them with as much in all): "
+                f"add nodes, or ask for fewer --hosts or --cpus"
             ) from None
 
     def actor(self, name: str) -> Any | None:
@@ -199,7 +215,15 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
+    deadline_s = time.monotonic() + PORT_WAIT_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+            return
+        except OSError as error:  # also a name that DNS does not know yet
+            if time.monotonic() > deadline_s:
+                reason = error.strerror or error
+                raise WorldError(
+                    f"no Ray cluster answers at {address} ({reason}): `ray start --head` makes one"
+                ) from error
+        time.sleep(PORT_LOOK_S)

@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from snapline.channels.security import is_loopback
 from snapline.deploy.data_directory import is_same_folder
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Kind
-from snapline.deploy.plan import AUTHORITY, FleetPlan, commands_of, own_files, read_certificates
+from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import KEEPER, RayLauncher
 from snapline.deploy.ray_seat import PrivateFiles
@@ -178,7 +179,8 @@ async def up(
     """Take a fleet up; returns when all of its hosts take part.
 
     Raises:
-        MisuseError: a fleet of this name is up.
+        MisuseError: a fleet of this name is up, or would speak in plaintext between nodes.
+        WorldError: the cluster has not so many nodes.
         SnaplineError: the keeper has given up; nothing is left but its word, which `down` takes away.
         UnknownOutcomeError: it is not all there in time; it goes on coming up.
     """
@@ -186,6 +188,12 @@ async def up(
         raise MisuseError(
             f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name"
         )
+    places = max(plan.hosts, plan.coordinators)
+    suited = cluster.nodes_for(plan.node)
+    if not certificates and not plan.is_insecure:
+        check_exposure(next((each for each in suited if not is_loopback(f"{each}:0")), ""))
+    if len(suited) < places:
+        await cluster.spread(places, plan.node)  # fails in seconds, unless a node joins; the keeper finds these places
     _make_keeper(cluster, plan, certificates)
     told = 0
     try:

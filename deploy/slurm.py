@@ -1,19 +1,30 @@
 """What we use of Slurm: its programs, whose output is asked for in a form that programs can read."""
 
 import asyncio
+import contextlib
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from snapline.channels.security import is_loopback
 from snapline.deploy.data_directory import is_same_folder
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import MisuseError, SnaplineError, WorldError
 
 JOB_PREFIX = "snapline"
 
 LIMIT_S = 60.0
 """For one program: a busy controller takes seconds, and one that is away lets them wait."""
+
+MEND = "mend it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
+
+CHECK_S = 10.0
+"""The same before anything is submitted, when somebody waits: without its configuration a program tries for a minute."""
+
+TOO_FEW = "Requested node configuration is not available"
+"""What `sbatch` says of a job that could never run, whatever ended."""
 
 FIELDS = ("JobID", "ArrayJobID", "ArrayTaskID", "Name", "State", "NodeList", "RestartCnt", "Reason", "Comment")
 
@@ -118,6 +129,38 @@ class Slurm:
         listed = await self.call("squeue", "--noheader", "--array", "--me", "--Format", form)
         return parse_elements(listed, self._fleet, self._folder)
 
+    async def check(self, processes: int, options: Sequence[str]) -> None:
+        """See that jobs with these options are taken, and that so many can ever run at once. Submits nothing.
+
+        Raises:
+            MisuseError: an option is refused, Slurm's configuration cannot be read, or the cluster is too small.
+            WorldError: nobody answers.
+        """
+        await self._test(["--ntasks=1", *options])
+        together = [f"--ntasks={processes}", *([f"--nodes={processes}"] if "--exclusive" in options else [])]
+        try:
+            await self._test([*together, *options])
+        except SnaplineError as error:  # others, such as a limit of nodes for one job, do not hold for many small ones
+            if TOO_FEW in str(error):
+                raise MisuseError(
+                    f"the Slurm cluster has no room for {processes} processes at once with these options: ask for fewer --hosts, add nodes, "
+                    "or change --sbatch-option; `sinfo` lists the nodes"
+                ) from error
+
+    async def _test(self, options: Sequence[str]) -> None:
+        await self.call("sbatch", "--test-only", *options, "--wrap=true", limit_s=CHECK_S)
+
+    async def open_address(self) -> str:
+        """The address of a node that is not this machine; empty if there is none."""
+        listed = await self.call("scontrol", "--oneliner", "show", "nodes", limit_s=CHECK_S)
+        names = [word.partition("=")[2] for word in listed.split() if word.startswith("NodeAddr=")]
+        for name in dict.fromkeys(names):
+            with contextlib.suppress(OSError):
+                found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                if not is_loopback(f"{found[0][4][0]}:0"):
+                    return name
+        return ""
+
     async def submit(self, stem: str, indices: Sequence[int], options: Sequence[str], command: str) -> str:
         """One array; returns its id."""
         array = ",".join(map(str, sorted(indices)))
@@ -147,13 +190,16 @@ class Slurm:
         place = (f"--jobid={element.job}", "--overlap", "--ntasks=1", "--nodes=1", "--quiet", "--unbuffered")
         return [srun, *place, *command]
 
-    async def call(self, program: str, *arguments: str) -> str:
+    async def call(self, program: str, *arguments: str, limit_s: float = LIMIT_S) -> str:
         """Run one of Slurm's programs to its end; returns what it has printed.
 
         Raises:
-            MisuseError: it is not there, or does not accept what it was asked.
+            MisuseError: it is not there, its configuration cannot be read, or it does not accept what it was asked.
             WorldError: it fails.
         """
+        configuration = os.environ.get("SLURM_CONF", "")
+        if configuration and not os.path.exists(configuration):  # the program would look for it for a minute
+            raise MisuseError(f"Slurm's configuration cannot be read: {configuration} is not there; {MEND}")
         try:
             process = await asyncio.create_subprocess_exec(
                 self._programs.get(program, program),
@@ -168,23 +214,36 @@ class Slurm:
                 f"{program} cannot be run here ({error.strerror}): this needs a machine of a Slurm cluster"
             ) from error
         out, err = await asyncio.shield(
-            _ended(process, program)
+            _ended(process, program, limit_s)
         )  # what was begun, such as a job, is known when it is over
         if process.returncode:
             said = err.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+            if any("configuration file" in line for line in said):
+                raise MisuseError(f"Slurm's configuration cannot be read: {_plain(program, said[0])}; {MEND}")
             kind = MisuseError if program == "sbatch" and _is_refused(said) else WorldError
-            raise kind(f"{program}: {said[-1].removeprefix(f'{program}: ').removeprefix('error: ')}")
+            raise kind(f"{program}: {_plain(program, said[-1])}")
         return out.decode()
 
 
-async def _ended(process: asyncio.subprocess.Process, program: str) -> tuple[bytes, bytes]:
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            return await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise WorldError(f"{program} has not answered within {LIMIT_S:g} s") from None
+def _plain(program: str, line: str) -> str:
+    return line.removeprefix(f"{program}: ").removeprefix("fatal: ").removeprefix("error: ")
+
+
+async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: float) -> tuple[bytes, bytes]:
+    """What it has printed; one that waits for a configuration that is not there says so meanwhile."""
+    talking = asyncio.ensure_future(process.communicate())
+    done, _ = await asyncio.wait({talking}, timeout=limit_s)
+    if done:
+        return talking.result()
+    process.kill()
+    _, err = await talking
+    said = err.decode(errors="replace").strip().splitlines()
+    if any("stat file" in line for line in said):
+        raise MisuseError(f"Slurm's configuration cannot be read: {_plain(program, said[0])}; {MEND}")
+    told = f" ({_plain(program, said[-1])})" if said else ""
+    raise WorldError(
+        f"{program} has not answered within {limit_s:g} s{told}: does `scontrol ping` find the controller?"
+    )
 
 
 def _is_refused(said: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER
 from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
-from snapline.deploy.plan import NODE
+from snapline.deploy.plan import NODE, check_exposure
 from snapline.deploy.post_caller import Dial, PostCaller, PostGoneError
 from snapline.deploy.post_line import NoPostError, PostLine
 from snapline.deploy.slurm import Element, Slurm, split_name
@@ -104,6 +104,17 @@ class SlurmLauncher:
     @property
     def logs(self) -> str:
         return f"{self._data_dir}/{LOGS_FOLDER}"
+
+    async def check(self, processes: int) -> None:
+        """See that so many can run at once, and that nothing would be in plaintext between machines that need not be.
+
+        Raises:
+            MisuseError: it cannot be; says what helps.
+            WorldError: Slurm does not answer.
+        """
+        await self._slurm.check(processes, self._options)
+        if not self._trust:
+            check_exposure(await self._slurm.open_address())
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
         """Have the coordinators' elements run, and ask their seats for ports.

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.deploy.slurm import Element, Slurm, parse_elements, split_name
+from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.errors import MisuseError, WorldError
 
 NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True) | st.integers(0, 2000).map(lambda n: f"h{n}")
@@ -107,3 +108,73 @@ async def test_a_job_says_the_folder_of_its_fleet(tmp_path: Path) -> None:
     slurm = Slurm("bank", {"sbatch": script(tmp_path, f'printf "%s\\n" "$@" > {tmp_path}/asked')}, folder="/data/a b")
     await slurm.submit("h", [1], [], "true")
     assert "--comment=snapline /data/a b" in (tmp_path / "asked").read_text().splitlines()
+
+
+SMALL = """for word; do case $word in
+--ntasks=1) exit 0;;
+--ntasks=3) echo "allocation failure: Requested node configuration is not available" >&2; exit 1;;
+--ntasks=4) echo "allocation failure: Node count specification invalid" >&2; exit 1;;
+esac; done"""
+
+
+async def test_more_processes_than_the_cluster_has_room_for_are_refused_before_anything_is_submitted(
+    tmp_path: Path,
+) -> None:
+    slurm = Slurm("bank", {"sbatch": script(tmp_path, SMALL)})
+    await slurm.check(2, [])
+    await slurm.check(4, [])  # a limit of one large job, and none of four small ones
+    with pytest.raises(MisuseError, match=r"no room for 3 processes at once.*fewer --hosts"):
+        await slurm.check(3, ["--exclusive"])
+
+
+async def test_who_wants_whole_nodes_is_asked_for_as_many(tmp_path: Path) -> None:
+    slurm = Slurm("bank", {"sbatch": script(tmp_path, f'echo "$*" >> {tmp_path}/asked')})
+    await slurm.check(5, ["--exclusive"])
+    await slurm.check(5, [])
+    assert [" --nodes=5 " in line for line in (tmp_path / "asked").read_text().splitlines()] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'echo "squeue: error: Parse error in file x line 1: y" >&2; echo "squeue: fatal: Unable to process configuration file" >&2; exit 1',
+        'echo "squeue: error: s_p_parse_file: cannot stat file x: No such file, retrying in 1sec" >&2; exec sleep 60',
+    ],
+)
+async def test_a_configuration_that_cannot_be_read_is_the_users_to_mend(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = Slurm("bank", {"squeue": script(tmp_path, text)})
+    with pytest.raises(
+        MisuseError, match=r"configuration cannot be read: .*(Parse error|cannot stat file).*SLURM_CONF"
+    ):
+        await slurm.call("squeue", limit_s=2.0)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere"))
+    with pytest.raises(MisuseError, match=r"configuration cannot be read: .*nowhere is not there"):
+        await slurm.elements()
+
+
+async def test_a_controller_that_is_away_is_the_worlds(tmp_path: Path) -> None:
+    slurm = Slurm("bank", {"squeue": script(tmp_path, "exec sleep 60")})
+    with pytest.raises(WorldError, match=r"has not answered within 0\.5 s: does `scontrol ping`"):
+        await slurm.call("squeue", limit_s=0.5)
+
+
+@pytest.mark.parametrize(("addresses", "open_at"), [("127.0.0.1 localhost", ""), ("127.0.0.1 10.9.9.9", "10.9.9.9")])
+async def test_nodes_that_are_not_this_machine_need_certificates(addresses: str, open_at: str, tmp_path: Path) -> None:
+    text = f'for each in {addresses}; do echo "NodeName=n NodeAddr=$each NodeHostName=n"; done'
+    program = script(tmp_path, f'case "$*" in *show*) {text};; esac')
+    slurm = Slurm("bank", {"scontrol": program, "sbatch": program})
+    assert await slurm.open_address() == open_at
+    await SlurmLauncher("bank", data_dir="/data", slurm=slurm, trust=("--insecure",)).check(1)
+    bare = SlurmLauncher("bank", data_dir="/data", slurm=slurm)
+    if open_at:
+        with pytest.raises(MisuseError, match=r"at 10\.9\.9\.9 would speak in plaintext.*--tls DIR.*--insecure"):
+            await bare.check(1)
+    else:
+        await bare.check(1)
