@@ -190,6 +190,7 @@ class SnaplineWriter(StorageWriter):
         lock = getattr(self._store.disk, "lock", None)
         if lock is None or self._lock is not None:
             return
+        self._store.require_there()  # a lock makes its file
         try:
             self._lock = lock(layout.IDENTITY)
         except BlockingIOError:

@@ -69,6 +69,7 @@ from snapline.errors import (
 )
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.storage.store.damage import finding_of
+from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64
 """Turns between two looks at the event loop: a millisecond or so of plain turns."""
@@ -457,9 +458,8 @@ class HostCarrier:
         if command.plan != self.core.plan:  # it waited behind the loading for an older plan
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
-            store = self._around.open_store() if command.line_epoch else None
-            line = load_line(store, self.fleet, command, self._progress, self._around.boot_clock())
-            line.logged = read_logs(store or self._around.open_store(), command, line.agents)
+            store = self._around.open_store()
+            line = store.judged(lambda: self._read_line(store, command))
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line
         except DamagedDataError as error:
@@ -475,6 +475,11 @@ class HostCarrier:
         except Exception as error:
             may_pass = isinstance(error, StoreError | OSError)
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
+
+    def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
+        line = load_line(store, self.fleet, command, self._progress, self._around.boot_clock())
+        line.logged = read_logs(store, command, line.agents)
+        return line
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan != self.core.plan:

@@ -29,6 +29,7 @@ Not restored: ids of agents that were created and left after the backup, which m
 it and are neither in a manifest nor in the name of a host log, which begin with start 1.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -300,8 +301,8 @@ def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int
         if epoch <= known:
             continue
         try:
-            root = store.read_ref(epoch)
-            manifest = _read_epoch(store, root, epoch)
+            root = store.judged(functools.partial(store.read_ref, epoch))
+            manifest = store.judged(functools.partial(_read_epoch, store, root, epoch))
         except DamagedDataError as error:
             skipped[epoch] = str(error)
             continue
@@ -317,7 +318,7 @@ def _check_known(state: FleetState, store: Store) -> None:
     for epoch in state.complete_epochs():
         record = image.epochs[epoch]
         try:
-            _read_epoch(store, record.root, epoch)
+            store.judged(functools.partial(_read_epoch, store, record.root, epoch))
         except DamagedDataError:
             if epoch in published:
                 record.status = CONDEMNED

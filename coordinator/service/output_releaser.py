@@ -54,22 +54,24 @@ class OutputReleaser:
         """Release an epoch; the same again is success."""
         epoch = command.epoch
         try:
-            now = self._read(epoch, command.root)
-            self._release(command, now.outputs)
+            now = self._store.judged(lambda: self._release(command))
         except DamagedDataError as error:
             return EpochReleased(epoch, str(error) or repr(error), *_damage_of(error, command))
         except (SnaplineError, OSError) as error:
             return EpochReleased(epoch, str(error) or repr(error))
         return EpochReleased(epoch, inputs=now.inputs, outputs=now.outputs)
 
-    def _release(self, command: ReleaseEpoch, now: Numbers) -> None:
+    def _release(self, command: ReleaseEpoch) -> _Known:
+        released = self._read(command.epoch, command.root)
+        now = released.outputs
         before = self._emitted_before(command.ancestors, now)
         fresh = {agent: before.get(agent, 0) for agent, number in now.items() if number > before.get(agent, 0)}
         if not fresh and not command.is_fall_back:
-            return
+            return released
         outputs = self._read_outputs(command, fresh, now) if fresh else None
         after = command.ancestors[0].epoch if command.ancestors else 0
         self._write(command.epoch, command.root, after, outputs)
+        return released
 
     def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
         """None: there are none, and nobody is to write others later."""

@@ -46,7 +46,7 @@ from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, reta
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.damage import finding_of
+from snapline.storage.store.damage import damaged, finding_of
 from snapline.storage.store.layout import manifest_path, parse_manifest_path
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
@@ -118,7 +118,7 @@ class StoreKeeper:
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
         """Read every pack's index back, compare, and write the manifest (G4, G11)."""
         try:
-            root = self._write_manifest(command, VALIDITY)
+            root = self._store.judged(lambda: self._write_manifest(command, VALIDITY))
         except (SnaplineError, OSError) as error:
             return ManifestWritten(command.epoch, "", str(error) or repr(error), *_damaged_base(error, command.bases))
         return ManifestWritten(command.epoch, root)
@@ -142,7 +142,7 @@ class StoreKeeper:
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
         """Make a recovery line an epoch (G1, G2, G4, G11); see `line_store`."""
         try:
-            line = line_store.read_line(self._store, command)
+            line = self._store.judged(lambda: line_store.read_line(self._store, command))
         except DamagedDataError as error:
             finding = finding_of(error)
             return LineMaterialised(
@@ -175,7 +175,7 @@ class StoreKeeper:
         """Read what checkpoints the base epoch and the plan's packs hold."""
         plan, base_epoch = command.plan, command.base_epoch
         try:
-            base = line_store.scan_base(self._store, command)
+            base = self._store.judged(lambda: line_store.scan_base(self._store, command))
         except DamagedDataError as error:
             path = _path_of(error, command.base_root)
             return CheckpointsScanned(plan, base_epoch, error=str(error), damaged_path=path)
@@ -237,7 +237,7 @@ class StoreKeeper:
         epoch = command.epoch
         try:
             failpoint("coordinator.epoch.completed")
-            self._store.publish(epoch, command.root)
+            self._store.judged(lambda: self._store.publish(epoch, command.root))
             failpoint("coordinator.epoch.published")
         except DamagedDataError as error:
             return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
@@ -262,17 +262,21 @@ class StoreKeeper:
     def check_line(self, command: CheckLine) -> LineChecked:
         """Can the fleet restart from this epoch? Blobs are checked by the hosts that load them, or here, if all is asked for."""
         try:
-            self._store.publish(command.epoch, command.root)
-            self._store.read_ref(command.epoch)
-            manifest = self._store.read_manifest(command.root, epoch=command.epoch)
-            for pack in manifest.packs:
-                self._store.read_pack_index(pack)
-            found = self._store.verify(command.epoch).findings if command.is_whole else []
+            self._store.judged(lambda: self._check_line(command))
         except DamagedDataError as error:
             return LineChecked(command.epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
             return LineChecked(command.epoch, str(error) or repr(error))
-        return LineChecked(command.epoch, found[0].reason, found[0].path) if found else LineChecked(command.epoch)
+        return LineChecked(command.epoch)
+
+    def _check_line(self, command: CheckLine) -> None:
+        self._store.publish(command.epoch, command.root)
+        self._store.read_ref(command.epoch)
+        manifest = self._store.read_manifest(command.root, epoch=command.epoch)
+        for pack in manifest.packs:
+            self._store.read_pack_index(pack)
+        for found in self._store.verify(command.epoch).findings if command.is_whole else ():
+            raise damaged(found.path, found.reason, epoch=command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
         """Delete forgotten epochs that neither the policy nor anybody keeps; what fails is found by the next sweep."""

@@ -46,6 +46,7 @@ from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.founding import check_free
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
+from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.reader import exists
 from snapline.storage.store.snapshot_reading import Placed, digests_of, place_of, read_blobs, read_checkpoints
 from snapline.storage.store.store import Store
@@ -136,8 +137,7 @@ def write_fork(
     with files.writing(target, "the identity of a fork"):
         identity = files.encode_identity(store_id)
         write_once(target, layout.IDENTITY, (identity,), temporary_name=name, point="store.fork.identity")
-    files.know(target, store_id)
-    return made
+    return Store(OpenedDisk(target, store_id), store_id, random_bytes=random_bytes, guard=guard)
 
 
 def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:

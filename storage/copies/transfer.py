@@ -130,7 +130,7 @@ def is_encrypted(store: Store) -> bool:
 
 def _root_in(store: Store, epoch: int) -> str | None:
     try:
-        return store.read_ref(epoch)
+        return store.judged(lambda: store.read_ref(epoch))
     except NotFoundError:
         return None
 

@@ -23,13 +23,13 @@ class Holds:
 
     def pin(self, epoch: int) -> Pin:
         """Pin a snapshot."""
-        return pins.pin(self._disk, self._id, epoch, token=self._token(), now_s=self._now_s())
+        return self._pin(epoch, self._token())
 
     @contextlib.contextmanager
     def holding(self, epoch: int) -> Iterator[Pin]:
         """Pin a snapshot for as long as the block takes. If the process dies meanwhile the pin stays: `unpin` removes it."""
         token = self._token()
-        made = pins.pin(self._disk, self._id, epoch, token=token, now_s=self._now_s())
+        made = self._pin(epoch, token)
         try:
             yield made
         finally:
@@ -41,7 +41,8 @@ class Holds:
 
     def tag(self, name: str, epoch: int) -> Tag:
         """Tag a snapshot."""
-        return pins.tag(self._disk, self._id, name, epoch, token=self._token(), now_s=self._now_s())
+        token, now_s = self._token(), self._now_s()
+        return self._store.judged(lambda: pins.tag(self._disk, self._id, name, epoch, token=token, now_s=now_s))
 
     def untag(self, name: str) -> bool:
         """Remove a tag."""
@@ -73,6 +74,10 @@ class Holds:
     def clear_remains(self, *, is_alone: bool = False) -> list[str]:
         """Remove what the dead left."""
         return pins.clear_remains(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
+
+    def _pin(self, epoch: int, token: str) -> Pin:
+        now_s = self._now_s()
+        return self._store.judged(lambda: pins.pin(self._disk, self._id, epoch, token=token, now_s=now_s))
 
     def _token(self) -> str:
         return self._store._random_bytes(_TOKEN_BYTES).hex()

@@ -41,7 +41,7 @@ from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, chec
 from snapline.storage.log.reading import holds_batch, list_numbers, read_entry, why_none
 from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, write_once
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 
@@ -210,7 +210,7 @@ class LogWriter:
         if why_none(self._disk):
             raise MisuseError(f"{why_none(self._disk)}: a fleet with inputs needs another one")
         for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
-            files.make_directory(self._disk, directory)
+            make_durable_directory(self._disk, directory)
         self._known_directories.add(log)
 
     def _temporary_name(self, log: LogName) -> str:

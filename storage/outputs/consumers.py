@@ -19,7 +19,7 @@ from snapline.storage.outputs.names import (
 )
 from snapline.storage.store import files
 from snapline.storage.store.damage import check_store, damaged
-from snapline.storage.store.disk import Disk, write_once
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.layout import OUTPUTS
 from snapline.storage.store.record import canonical, seal, unseal
 
@@ -71,7 +71,7 @@ def acknowledge(
     consumer_path(name, 1)
     with files.writing(disk, f"the place of consumer {name!r}"):
         for directory in (OUTPUTS, CONSUMERS):
-            files.make_directory(disk, directory)
+            make_durable_directory(disk, directory)
         for _ in range(TRIES_MAX):
             with contextlib.suppress(_ChangedError):
                 return _advance(disk, store_id, name, wanted, now_ns=now_ns, random_bytes=random_bytes)

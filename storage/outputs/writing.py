@@ -41,7 +41,7 @@ from snapline.storage.outputs.names import START, Cursor, PartName, first_path, 
 from snapline.storage.outputs.reading import list_parts, read_part, released_epochs
 from snapline.storage.outputs.records import EmittedOutput, OutputBody, check_outputs, divide, encode_parts
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, creates_only, write_once
+from snapline.storage.store.disk import Disk, creates_only, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 
@@ -268,7 +268,7 @@ class OutputWriter:
 
     def _prepare_directory(self) -> None:
         self._require_create_only()
-        files.make_directory(self._disk, OUTPUTS)
+        make_durable_directory(self._disk, OUTPUTS)
 
     def _require_create_only(self) -> None:
         if not creates_only(self._disk):

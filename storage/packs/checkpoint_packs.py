@@ -120,7 +120,7 @@ def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackRe
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
     """A store in which none was ever written has no folder for them; a folder may vanish only with the store."""
     found = []
-    try:
+    with contextlib.suppress(FileNotFoundError):
         for writer in disk.list_directory(layout.CHECKPOINTS):
             if writer.is_directory:
                 directory = f"{layout.CHECKPOINTS}/{writer.name}"
@@ -129,6 +129,4 @@ def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
                     name = layout.parse_pack_path(path, layout.CHECKPOINTS)
                     if name is not None and not entry.is_directory:
                         found.append((path, name))
-    except FileNotFoundError:
-        files.require_there(disk, layout.CHECKPOINTS)
     return found

@@ -49,6 +49,10 @@ _READ_BYTES_MAX = 2**30
 """Linux reads at most 2 GiB - 4 KiB in one call."""
 
 
+class AwayError(OSError):
+    """The store that was opened on a disk is not there now, or another one is (`opened_disk.py`)."""
+
+
 class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
     """A name in a directory. What is no directory counts as a file."""
 
@@ -144,6 +148,7 @@ class LocalDisk:
                 if error.errno not in _NO_UNNAMED_FILES:
                     raise
                 self._has_unnamed_files = False
+        os.stat(self._full(directory))  # as above: nothing is made where the store is not
         path = self._full(f"{TEMPORARY}/{name}")
         os.makedirs(self._full(TEMPORARY), exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)

@@ -3,17 +3,15 @@
 import contextlib
 import errno
 from collections.abc import Iterable, Iterator
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.signing import epoch_message
 from snapline.storage.store.damage import check_store, damaged
-from snapline.storage.store.disk import DirectoryEntry, Disk, make_durable_directory, write_once
+from snapline.storage.store.disk import DirectoryEntry, Disk, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import (
-    EPOCH_REFS,
     IDENTITY,
     MANIFESTS,
     is_root,
@@ -97,50 +95,19 @@ def unreadable(
 ) -> DamagedDataError | StoreError:
     """Return (not raise) what such an error means: see `reading`, which costs more than a small read."""
     if isinstance(error, FileNotFoundError):
-        return away(disk, path) or damaged(path, "it is missing", epoch=epoch, blob=blob)
-    if error.errno == errno.EIO and away(disk, path) is None:
+        return damaged(path, "it is missing", epoch=epoch, blob=blob)
+    if error.errno == errno.EIO and _answers(disk):
         return damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob)
     return StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}")
 
 
-_known: "WeakKeyDictionary[Disk, str]" = WeakKeyDictionary()
-"""The store that was opened on a disk, by its id."""
-
-
-def know(disk: Disk, store_id: str) -> None:
-    """This disk is known to hold this store: whatever lies there later, nothing is judged by it unless it is that store."""
-    with contextlib.suppress(TypeError):  # a disk that nobody can refer to weakly
-        _known.setdefault(disk, store_id)
-
-
-def away(disk: Disk, what: str) -> StoreError | None:
-    """Return (not raise) the error that says that the store is not there now, or that another one is: an empty mount point is no damage. None: it is there."""
-    wanted = _known.get(disk)
+def _answers(disk: Disk) -> bool:
+    """Can the store's identity be read?"""
     try:
-        data = disk.read(IDENTITY, 0, min(disk.size(IDENTITY), SMALL_BYTES_MAX))
-        body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
-        found = _identity_decoder.decode(body).store
-    except DamagedDataError:
-        return None
+        disk.read(IDENTITY, 0, 1)
     except OSError:
-        if _holds_epochs(disk):
-            return None  # it has lost its identity, which is damage
-        said = f"the store {disk.location} is away: {what} is not there, and neither is what the store is known by"
-        return StoreError(f"{said}; see whether it is mounted, or the bucket reached")
-    except msgspec.MsgspecError:
-        return None
-    if wanted is not None and found != wanted:
-        return StoreError(
-            f"another store (id {found}) is at {disk.location}, where the store {wanted} was: bring that back"
-        )
-    return None
-
-
-def require_there(disk: Disk, what: str) -> None:
-    """Raise StoreError if the store that was opened on this disk is not there now; of a disk on which none was opened nobody knows."""
-    error = away(disk, what) if _known.get(disk) is not None else None
-    if error is not None:
-        raise error
+        return False
+    return True
 
 
 def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
@@ -150,31 +117,10 @@ def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
         StoreError: the store is away, or cannot be read.
     """
     with reading(disk, directory):
-        entries = _entries(disk, directory)
-        if not entries:
-            require_there(disk, directory)
-            entries = _entries(disk, directory)  # it may have come back since
-        return entries
-
-
-def make_directory(disk: Disk, path: str) -> None:
-    """Make a directory durable in the store that was opened: nothing is made in an empty mount point."""
-    require_there(disk, path)
-    make_durable_directory(disk, path)
-
-
-def _entries(disk: Disk, directory: str) -> list[DirectoryEntry]:
-    try:
-        return disk.list_directory(directory)
-    except FileNotFoundError:
-        return []
-
-
-def _holds_epochs(disk: Disk) -> bool:
-    try:
-        return bool(disk.list_directory(EPOCH_REFS))
-    except OSError:
-        return False
+        try:
+            return disk.list_directory(directory)
+        except FileNotFoundError:
+            return []
 
 
 def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:

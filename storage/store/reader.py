@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreKeyError
 from snapline.storage.keeping import pins
@@ -25,8 +26,11 @@ from snapline.storage.store.fork_record import ForkRecord, read_fork
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.side_by_side import requests_at_once, side_by_side
 from snapline.storage.store.verify import Verification
+
+_Result = TypeVar("_Result")
 
 _PREFIX_DIGITS_MIN = 4
 """A shorter prefix of a root is more likely a typing error."""
@@ -62,25 +66,36 @@ class StoreReader:
         """Its keys; None: blobs are not encrypted and refs not signed."""
         return self._guard
 
+    def require_there(self) -> None:
+        """Read the id of the store that was opened; StoreError: it is not there now, or another one is."""
+        with files.reading(self._disk, layout.IDENTITY):
+            if isinstance(self._disk, OpenedDisk):
+                self._disk.require_there()
+
+    def judged(self, read: Callable[[], _Result]) -> _Result:
+        """Return what `read` returns. It may be called twice: damage counts if it is found again after the store's id was read.
+
+        Raises:
+            DamagedDataError: it is damaged, whatever lay at the path for a moment.
+            StoreError: the store is not there now, or as `read`.
+        """
+        try:
+            return read()
+        except DamagedDataError:
+            self.require_there()
+        return read()
+
     def epochs(self) -> list[int]:
         """Return the numbers of the published epochs, ascending."""
         with files.reading(self._disk, layout.EPOCH_REFS):
             entries = self._disk.list_directory(layout.EPOCH_REFS)
-        if not entries:
-            self._require_there("a list of epochs")  # a bucket that is another one now lists nothing
         numbers = (layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}") for entry in entries)
         return sorted(number for number in numbers if number is not None)
-
-    def _require_there(self, what: str) -> None:
-        error = files.away(self._disk, what)
-        if error is not None:
-            raise error
 
     def read_ref(self, epoch: int) -> str:
         """Return the root of `epoch`; NotFoundError if it is not published, DamagedDataError if its ref is damaged."""
         with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not exists(self._disk, layout.ref_path(epoch)):
-                self._require_there(f"epoch {epoch}")
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return files.read_ref(self._disk, epoch, self.store_id, self._guard)
 
@@ -178,10 +193,15 @@ class StoreReader:
 
         Raises:
             NotFoundError: there is no such epoch.
+            StoreError: the store is not there now.
         """
-        if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
-            raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-        return verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
+        with files.reading(self._disk, layout.EPOCH_REFS):
+            if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
+                raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
+            found = verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
+        if found.findings:
+            self.require_there()
+        return found
 
     @property
     def why_no_logs(self) -> str:

@@ -56,6 +56,7 @@ from snapline.storage.store.founding import found_store, no_store
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import Manifest, encode_manifest
+from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
 from snapline.storage.store.record import Buffer, digest_of
@@ -111,7 +112,7 @@ class Store(StoreReader):
             if not exists(disk, layout.IDENTITY):
                 raise no_store(disk)
         store_id = files.read_identity(disk)
-        files.know(disk, store_id)
+        disk = OpenedDisk(disk, store_id)
         store = Store(disk, store_id, guard=guard_of(disk, store_id, keys))
         store._check_signer()
         return store
@@ -152,7 +153,7 @@ class Store(StoreReader):
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         store_id = found_store(disk, random_bytes=random_bytes)
-        files.know(disk, store_id)
+        disk = OpenedDisk(disk, store_id)
         guard = guard_of(disk, store_id, keys, random_bytes=random_bytes)
         return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
 

@@ -43,7 +43,7 @@ from snapline.storage.shelf.records import LOCK_NAME, parse_segment_name
 from snapline.storage.shelf.segments import check_segment, read_header
 from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
-from snapline.storage.store.disk import DirectoryEntry, Disk
+from snapline.storage.store.disk import AwayError, DirectoryEntry, Disk
 from snapline.storage.store.fork_record import read_fork
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest
@@ -416,6 +416,7 @@ class _Verifier:
             if self._is_there(path):
                 self.verification.findings.append(finding)
         except (OSError, StoreError) as error:
+            _pass_on_away(error)
             self.verification.findings.append(Finding(path, epoch, f"it cannot be read: {error}"))
 
     # -- directories -------------------------------------------------------------------------------------------------
@@ -425,14 +426,15 @@ class _Verifier:
             self._disk.size(path)
         except FileNotFoundError:
             return False
-        except OSError:
-            return True
+        except OSError as error:
+            _pass_on_away(error)
         return True
 
     def _list(self, directory: str) -> list[DirectoryEntry]:
         try:
             return self._disk.list_directory(directory)
         except OSError as error:
+            _pass_on_away(error)
             reason = f"the directory cannot be listed: {error.strerror or error}"
             self.verification.findings.append(Finding(directory, None, reason))
             return []
@@ -457,3 +459,10 @@ class _Verifier:
             else:
                 self._note_unknown(path)
         return paths
+
+
+def _pass_on_away(error: Exception) -> None:
+    """Of a store that is not there now nothing is found."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, AwayError):
+        raise cause

@@ -185,6 +185,7 @@ class FakeS3:
         ignores_conditions, ignores_ranges: as rclone does.
         refuses_conditions: answers 501.
         forbidden: methods that the key may not use.
+        has_bucket: without, all is answered with 404 NoSuchBucket.
     """
 
     def __init__(self) -> None:
@@ -195,6 +196,7 @@ class FakeS3:
         self.ignores_ranges = False
         self.refuses_conditions = False
         self.forbidden: tuple[str, ...] = ()
+        self.has_bucket = True
         self.lock = threading.Lock()
 
     def take_fault(self, method: str) -> str:
@@ -320,6 +322,8 @@ class _FakeHandler(http.server.BaseHTTPRequestHandler):
     def _answer(
         self, status: int, data: bytes = b"", *, headers: dict[str, str] | None = None, is_cut: bool = False
     ) -> None:
+        if not self.fake.has_bucket:
+            status, data = 404, b"<Error><Code>NoSuchBucket</Code></Error>"
         self.send_response(status)
         answer = {"Content-Length": str(len(data)), "ETag": '"1"', "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
         for name, value in (answer | (headers or {})).items():

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from snapline.storage.store.disk import DirectoryEntry, Disk
+from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.record import Buffer
 
 
@@ -267,3 +268,10 @@ def broken_write_once(prefix: str, *steps: str) -> Callable[..., None]:
         disk.close(handle)
 
     return write_once
+
+
+def below(disk: Disk) -> SimulatedDisk:
+    """The simulated disk of a store that was opened on one."""
+    found = disk.below if isinstance(disk, OpenedDisk) else disk
+    assert isinstance(found, SimulatedDisk)
+    return found

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.storage.copying import Writer, check_oracle
 from tests.storage.making import make_store, seeded_bytes
 from tests.storage.protecting import OLD
-from tests.storage.simulated_disk import SimulatedDisk
+from tests.storage.simulated_disk import SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
 from snapline.storage.copies import archive, archive_disk
@@ -181,8 +181,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_damaged_store_gives_no_archive(tmp_path: Path) -> None:
     source = make_source()
-    disk = source.store._disk
-    assert isinstance(disk, SimulatedDisk)
+    disk = below(source.store._disk)
     needed = {pack.path for pack in source.store.read_manifest(source.store.read_ref(2)).packs}
     for path in disk.files():
         if path in needed or path.endswith(("refs/epochs/2", "snapline-store")):
@@ -197,8 +196,7 @@ def test_a_damaged_store_gives_no_archive(tmp_path: Path) -> None:
 
 def test_a_deletion_meanwhile_is_no_damage(tmp_path: Path) -> None:
     source = make_source()
-    disk = source.store._disk
-    assert isinstance(disk, SimulatedDisk)
+    disk = below(source.store._disk)
 
     def delete(call: str) -> None:
         if list(tmp_path.iterdir()):

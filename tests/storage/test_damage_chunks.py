@@ -20,7 +20,7 @@ from tests.storage.making_chunks import (
     newest_manifest,
     write_hosts,
 )
-from tests.storage.simulated_disk import Inode, SimulatedDisk
+from tests.storage.simulated_disk import Inode, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.packs import compaction
@@ -289,8 +289,7 @@ def test_a_base_that_does_not_hold_what_is_reused_is_refused(case: Case) -> None
 
 def test_a_pack_beside_that_is_damaged_or_missing_stops_the_commit(case: Case) -> None:
     store, packs, base = _write_over(case)
-    disk = store._disk
-    assert isinstance(disk, SimulatedDisk)
+    disk = below(store._disk)
     new = set(disk.files()) - set(case[0].files())
     bases = {base: store.read_ref(base)}
     for path in sorted(new):

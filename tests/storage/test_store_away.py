@@ -1,69 +1,298 @@
-"""A store that is not there for a while: what is not listed is not taken for never written, and nothing is begun in its place."""
+"""A store that is not there for a while, as a folder and as a bucket: nothing is missing, damaged, made or deleted meanwhile."""
 
+import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.storage.log.logging_hosts import append, make_batch
-from tests.storage.making import seeded_bytes, write_taken
+from tests.storage.making import (
+    check_epoch_restores,
+    make_manifest,
+    seeded_bytes,
+    write_epoch,
+    write_packs,
+    write_taken,
+)
+from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 from tests.storage.outputs.releasing import CREATED_NS, make_outputs, release, root_of
+from tests.storage.protecting import OLD
+from tests.storage.shelf.making import contents, save
+from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import DamagedDataError, SnaplineError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
+from snapline.storage.buckets import object_disk
+from snapline.storage.copies.transfer import copy_epoch
+from snapline.storage.keeping.catalog import summarise
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName
+from snapline.storage.shelf.segments import list_shelves
+from snapline.storage.shelf.shelf import Shelf
+from snapline.storage.store import opening
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
 
 LOG = LogName(1, "h1", 1)
+LEFT = ["nothing", "an empty place", "another store"]
 
 
-def filled(path: Path) -> Store:
-    store = Store.create(path, random_bytes=seeded_bytes())
-    release(store, 1)
+class Folder:
+    """A place whose store can go away, and leaves nothing, an empty mount point or another store."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = str(path / "store")
+        self._place, self._kept, self._other = path / "store", path / "kept", path / "other"
+        fill(str(self._other), seed=1)
+
+    def go(self, left: str) -> None:
+        self._place.rename(self._kept)
+        if left == "an empty place":
+            self._place.mkdir()
+        elif left == "another store":
+            self._other.rename(self._place)
+
+    def contents(self) -> dict[str, bytes]:
+        files = {path: path.read_bytes() if path.is_file() else b"" for path in self._place.rglob("*")}
+        return {str(path): data for path, data in files.items()}
+
+    def come_back(self) -> None:
+        shutil.rmtree(self._place, ignore_errors=True)
+        self._kept.rename(self._place)
+
+
+class Bucket:
+    """The same of a bucket: it is gone, or its prefix is empty or holds another store."""
+
+    url = f"s3://{BUCKET}/pre"
+
+    def __init__(self, fake: FakeS3) -> None:
+        self._fake = fake
+        fill(self.url, seed=1)
+        self._other, self._kept = fake.objects, dict[str, bytes]()
+        fake.objects = {}
+
+    def go(self, left: str) -> None:
+        self._kept, self._fake.objects = self._fake.objects, dict(self._other) if left == "another store" else {}
+        self._fake.has_bucket = left != "nothing"
+
+    def contents(self) -> dict[str, bytes]:
+        return dict(self._fake.objects)
+
+    def come_back(self) -> None:
+        self._fake.objects, self._fake.has_bucket = self._kept, True
+
+
+Place = Folder | Bucket
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param == "folder":
+        yield Folder(tmp_path)
+        return
+    pytest.importorskip("obstore")
+    for module, name in ((opening, "_PAUSE_FIRST_S"), (opening, "_PAUSE_MAX_S"), (object_disk, "_CONFLICT_PAUSE_S")):
+        monkeypatch.setattr(module, name, 0.001)
+    fake = FakeS3()
+    with fake_s3(fake) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield Bucket(fake)
+
+
+def fill(url: str, *, seed: int = 0, disk: Disk | None = None) -> Store:
+    store = Store.create(url, disk=disk, keys=OLD, random_bytes=seeded_bytes(seed))
+    for epoch in (1, 2, 3):
+        write_epoch(store, epoch)
+        release(store, epoch)
     append(store, 1, log=LOG)
+    append(store, 2, log=LOG)
     write_taken(store, 1)
     store.acknowledge_outputs("shop", "", now_ns=CREATED_NS)
+    store.add_log_mark("c1", LogMark("a" * 32, is_voter=True))
+    Holds(store, now_s=lambda: 100.0).pin(1)
+    Holds(store, now_s=lambda: 100.0).tag("good", 2)
+    shelf = Shelf.open(store, "play", random_bytes=seeded_bytes(seed + 10))
+    save(shelf, "one", "text")
+    shelf.close()
     return store
 
 
-def lists(store: Store) -> list[Callable[[], object]]:
-    return [store.read_logs, store.output_epochs, store.output_consumers, store.checkpoint_packs]
-
-
-@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
-def test_what_is_not_listed_while_the_store_is_away_is_not_never_written(tmp_path: Path, left: str) -> None:
-    path, kept = tmp_path / "store", tmp_path / "kept"
-    store = filled(path)
-    before = [read() for read in lists(store)]
-    assert all(before)
-    path.rename(kept)
-    if left != "nothing":
-        path.mkdir()
-    for read in lists(store):
-        with pytest.raises(StoreError) as caught:
-            read()
-        assert not isinstance(caught.value, DamagedDataError) and "is away" in str(caught.value)
-    shutil.rmtree(path, ignore_errors=True)
-    kept.rename(path)
-    assert [read() for read in lists(store)] == before
-
-
-def test_no_log_and_no_outputs_are_begun_in_an_empty_mount_point(tmp_path: Path) -> None:
-    path, kept = tmp_path / "store", tmp_path / "kept"
-    store = filled(path)
-    fresh = store.prepare_batch(LogName(1, "h2", 1), 1, make_batch(1))
-    path.rename(kept)
-    path.mkdir()
-    writes: list[Callable[[], object]] = [
-        lambda: store.append_batch(fresh),
-        lambda: store.seal_log(LogName(1, "h3", 1)),
-        lambda: store.release_outputs(2, root_of(2), 1, make_outputs(2), created_ns=CREATED_NS),
-        lambda: store.acknowledge_outputs("bank", "", now_ns=CREATED_NS),
+def reads_of(store: Store) -> list[Callable[[], object]]:
+    holds = Holds(store, now_s=lambda: 200.0)
+    root = store.read_ref(1)
+    return [
+        store.epochs,
+        lambda: store.read_ref(1),
+        lambda: store.read_manifest(root, epoch=1),
+        lambda: list(store.read_checkpoints(store.read_manifest(root, epoch=1))),
+        lambda: store.resolve("good"),
+        lambda: store.resolve("latest"),
+        lambda: store.verify().findings,
+        lambda: store.verify(1).findings,
+        lambda: summarise(store, 1),
+        store.read_logs,
+        lambda: store.read_batch(LOG, 1),
+        store.output_epochs,
+        lambda: store.read_release(1),
+        lambda: list(store.read_outputs()),
+        store.output_consumers,
+        store.checkpoint_packs,
+        store.log_marks,
+        store.fork_record,
+        holds.pins,
+        holds.pinned,
+        holds.tags,
+        holds.held,
+        lambda: key_records.list_keys(store.disk),
+        lambda: list_shelves(store.disk),
     ]
-    for write in writes:
-        with pytest.raises((SnaplineError, OSError)) as caught:
-            write()
-        assert not isinstance(caught.value, DamagedDataError)
-    assert not list(path.rglob("*"))
-    path.rmdir()
-    kept.rename(path)
-    assert store.append_batch(fresh)
+
+
+def writes_of(store: Store) -> list[Callable[[], object]]:
+    holds = Holds(store, now_s=lambda: 10.0**6)
+    source = fill("", disk=SimulatedDisk())
+    packs = write_packs(store, 4)
+    manifest = make_manifest(store, 4, packs)
+    root = store.read_ref(3)
+    fresh = store.prepare_batch(LogName(1, "h2", 1), 1, make_batch(1))
+    more = store.prepare_batch(LOG, 3, make_batch(3))
+    return [
+        lambda: store.write_probe(),
+        lambda: write_packs(store, 5),
+        lambda: write_taken(store, 2),
+        lambda: store.write_manifest(manifest),
+        lambda: store.publish(3, root),
+        lambda: store.publish(7, root),
+        lambda: store.append_batch(fresh),
+        lambda: store.append_batch(more),
+        lambda: store.seal_log(LogName(1, "h3", 1)),
+        lambda: store.release_outputs(4, root_of(4), 3, make_outputs(4), created_ns=CREATED_NS),
+        lambda: store.acknowledge_outputs("shop", "", now_ns=CREATED_NS),
+        lambda: store.acknowledge_outputs("bank", "", now_ns=CREATED_NS),
+        lambda: store.forget_consumer("shop"),
+        lambda: store.add_log_mark("c1", LogMark("b" * 32, is_voter=True)),
+        lambda: holds.pin(2),
+        lambda: holds.tag("better", 1),
+        lambda: holds.unpin(1),
+        lambda: holds.untag("good"),
+        lambda: holds.delete([1, 2, 3]),
+        lambda: holds.clear_remains(is_alone=True),
+        lambda: store.delete_epoch(3),
+        lambda: store.delete_batches([(LOG, 1)], plans_below=9),
+        lambda: store.delete_outputs(now_ns=CREATED_NS * 2, age_ns_max=1, kept_ns_min=0),
+        lambda: store.delete_unreferenced(begun_below=100),
+        lambda: store.sweep_checkpoints(plans_below=9),
+        lambda: store.compact(now_s=10.0**6, grace_s=0),
+        lambda: Shelf.open(store, "play"),
+        lambda: Shelf.open(store, "other"),
+        lambda: copy_epoch(source, store, 1),
+    ]
+
+
+def outcome(call: Callable[[], object]) -> str:
+    """What somebody may conclude from a call while the store is away."""
+    try:
+        call()
+    except (DamagedDataError, NotFoundError, StoreMissingError) as error:
+        return f"{type(error).__name__}: {error}"
+    except StoreError as error:
+        return "away" if "away" in str(error) or "another store" in str(error) else f"StoreError: {error}"
+    except (SnaplineError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_while_it_is_away_nothing_is_missing_or_damaged(place: Place, left: str) -> None:
+    store = fill(place.url)
+    reads = reads_of(store)
+    before = [read() for read in reads]
+    place.go(left)
+    told = [outcome(functools.partial(store.judged, read)) for read in reads]
+    assert told == ["away"] * len(reads)
+    place.come_back()
+    assert [read() for read in reads] == before
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_while_it_is_away_nothing_is_made_or_deleted(place: Place, left: str) -> None:
+    store = fill(place.url)
+    writes = writes_of(store)
+    place.go(left)
+    lies_there = place.contents()
+    assert [outcome(write) for write in writes] == ["away"] * len(writes)
+    assert place.contents() == lies_there
+    place.come_back()
+    for epoch in (1, 2, 3):
+        check_epoch_restores(store, epoch)
+    assert store.verify().findings == []
+    assert store.append_batch(store.prepare_batch(LOG, 3, make_batch(3)))
+
+
+class Flickering:
+    """Two disks: which one answers a call is decided by its number."""
+
+    def __init__(self, disk: Disk, other: Disk, is_away: Callable[[int], bool]) -> None:
+        self.disk, self.other, self.is_away = disk, other, is_away
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += 1
+        return getattr(self.other if self.is_away(self.calls) else self.disk, name)
+
+
+def test_a_short_absence_at_any_moment_changes_no_answer() -> None:
+    disk, nothing = SimulatedDisk(), SimulatedDisk()
+    fill("", disk=disk)
+    flickering = Flickering(disk, nothing, lambda call: False)
+    store = Store.open("", disk=flickering, keys=OLD)
+    for number, read in enumerate(reads_of(store)):
+        flickering.is_away = lambda call: False
+        right = read()
+        flickering.calls = 0
+        store.judged(read)
+        for first in range(1, flickering.calls + 1):
+            for length in (1, 2, 3, 7, 10**9):
+                flickering.calls = 0
+                flickering.is_away = lambda call, first=first, length=length: first <= call < first + length  # type: ignore[misc]
+                told: list[object] = []
+                ended = outcome(lambda: told.append(store.judged(read)))  # noqa: B023  # called at once
+                assert ended == "away" or (ended == "done" and told == [right]), (number, first, length, ended)
+
+
+def test_another_store_in_its_place_from_any_moment_changes_no_answer() -> None:
+    disk, other = SimulatedDisk(), SimulatedDisk()
+    fill("", disk=disk)
+    fill("", disk=other, seed=1)
+    flickering = Flickering(disk, other, lambda call: False)
+    store = Store.open("", disk=flickering, keys=OLD)
+    for number, read in enumerate(reads_of(store)):
+        flickering.is_away = lambda call: False
+        right = read()
+        flickering.calls = 0
+        store.judged(read)
+        for first in range(1, flickering.calls + 1):
+            flickering.calls = 0
+            flickering.is_away = lambda call, first=first: call >= first  # type: ignore[misc]
+            told: list[object] = []
+            ended = outcome(lambda: told.append(store.judged(read)))  # noqa: B023  # called at once
+            assert ended == "away" or (ended == "done" and told == [right]), (number, first, ended)
+
+
+def test_a_shelf_goes_on_when_its_store_is_back(place: Place) -> None:
+    store = fill(place.url)
+    shelf = Shelf.open(store, "play")
+    place.go("an empty place")
+    if isinstance(place, Bucket):  # in a folder the open file goes with the store
+        with pytest.raises(StoreError, match="away"):
+            save(shelf, "two", "text")
+    assert not place.contents()
+    place.come_back()
+    save(shelf, "three", "text")
+    shelf.close()
+    assert {"one", "three"} <= set(contents(Shelf.open(store, "play"))["thread/"])

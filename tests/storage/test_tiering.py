@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.storage.copying import Writer, check_oracle
 from tests.storage.making import make_store, seeded_bytes
-from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
+from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, MisuseError
 from snapline.storage.buckets import tiering
@@ -30,8 +30,7 @@ def make_target() -> Store:
 
 
 def disk_of(store: Store) -> SimulatedDisk:
-    assert isinstance(store._disk, SimulatedDisk)
-    return store._disk
+    return below(store._disk)
 
 
 def holds_of(store: Store) -> Holds:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.storage.copying import Writer, chunk_of
 from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.protecting import NEW, OLD
-from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
+from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
 from snapline.storage.copies import transfer
@@ -35,8 +35,7 @@ def make_source(contents: Any = None, *, seed: int = 0, cluster: str = "") -> Wr
 
 
 def disk_of(store: Store) -> SimulatedDisk:
-    assert isinstance(store._disk, SimulatedDisk)
-    return store._disk
+    return below(store._disk)
 
 
 def make_target(*, seed: int = 1) -> Store:

@@ -371,7 +371,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "no sync of bytes": (files, "write_once", broken_write_once("log/", "link", "directory")),
     "no sync of the name": (files, "write_once", broken_write_once("log/", "sync", "link")),
     "no sync of what was found": (files, "create_or_compare", without_sync_if_found),
-    "no sync of new directories": (files, "make_durable_directory", unsynced_directories),
+    "no sync of new directories": (writing, "make_durable_directory", unsynced_directories),
     "no sync of a seal that was found": (writing.LogWriter, "seal", trust_what_is_found),
     "the end of the way down at another's seal": (writing.LogWriter, "_seal_below", stop_at_seals),
     "no sync of a seal that was met": (writing.LogWriter, "append", refuse_on_sight),

@@ -213,7 +213,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "no sync of the name": (writing, "write_once", broken_write_once("outputs/", "sync", "link")),
     "no sync of a consumer's name": (consumers, "write_once", broken_write_once("outputs/", "sync", "link")),
     "no sync of what was found": (writing.OutputWriter, "_check_same", trust_what_is_found),
-    "no sync of new directories": (files, "make_durable_directory", unsynced_directories),
+    "no sync of new directories": (writing, "make_durable_directory", unsynced_directories),
     "no sync before parts go": (
         writing.OutputWriter,
         "_unlink",
