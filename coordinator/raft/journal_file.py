@@ -68,8 +68,6 @@ class JournalContents(msgspec.Struct, frozen=True, gc=False):
 
 def known_cluster(path: Path) -> str:
     """Return the cluster that a journal is of; "" if there is none, or nobody can read it."""
-    if not path.exists():
-        return ""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             row = connection.execute("SELECT value FROM meta WHERE key = 'cluster'").fetchone()

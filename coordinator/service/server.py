@@ -33,7 +33,7 @@ from snapline.coordinator.leader.events import ReplicaLooked
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.journal_file import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
-from snapline.coordinator.raft.node import JOURNAL_FILE
+from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import WhoLeads
@@ -66,6 +66,9 @@ AWAY_LOOK_S = 1.0
 
 AWAY_SAID_LOOKS = 30
 """Every so many of them it is said again."""
+
+OTHER_LOOKS_MAX = 60
+"""So often another store may be found in its place: a mount that is being changed, or a wrong --store."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 PEOPLE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
@@ -156,7 +159,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     if options.hosts_expected < 1:
         raise MisuseError("a fleet needs at least one host: give --hosts")
     options.security.check_listen_address(options.listen)
-    store = await _open_store(options.store, known_cluster(Path(options.data_dir) / JOURNAL_FILE))
+    store = await _open_store(options.store, Path(options.data_dir))
     with _own_folder(Path(options.data_dir)):
         await asyncio.to_thread(found_fork, Path(options.data_dir), store, node=options.node)
         healthy = health.aio.HealthServicer()
@@ -170,31 +173,35 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
             return await process.run(healthy)
 
 
-async def _open_store(location: str, known: str) -> Store:
-    """Open the store; one that the log of an earlier run names, by its id, is waited for, and never made anew.
+async def _open_store(location: str, folder: Path) -> Store:
+    """Open the store. Only a replica without a log makes one; any other waits for the store that its log names, by its id.
 
     Raises:
-        MisuseError: no store can ever be there, such as below a file; or another one is.
+        MisuseError: no store can ever be there, such as below a file; or another one stays there.
         StoreKeyError: it has another key.
         StoreError: it is damaged, or cannot be made just now.
     """
+    if not any((folder / name).exists() for name in (JOURNAL_FILE, DUMP_FILE)):
+        return await asyncio.to_thread(_open_or_create, location)
+    known = known_cluster(folder / JOURNAL_FILE)
     looks = itertools.count()
-    while known:
+    while True:
+        look = next(looks)
         try:
             store = await asyncio.to_thread(Store.open, location)
         except (DamagedDataError, StoreKeyError):
             raise
         except StoreError as error:
-            if next(looks) % AWAY_SAID_LOOKS == 0:
-                _log.error("waiting for the store at %s, which the log knows by its id %s: %s", location, known, error)
-            await asyncio.sleep(AWAY_LOOK_S)
-            continue
-        if store.store_id != known:
-            raise MisuseError(
-                f"another store (id {store.store_id}) is at {location}, and the log is of the store {known}: mount that one, or give its place with --store"
-            )
-        return store
-    return await asyncio.to_thread(_open_or_create, location)
+            problem = str(error)
+        else:
+            if store.store_id == known or not known:  # a log that nobody can read is told of when it is opened
+                return store
+            problem = f"another store (id {store.store_id}) is at {location}, and the log is of the store {known}: mount that one, or give its place with --store"
+            if look >= OTHER_LOOKS_MAX:
+                raise MisuseError(problem)
+        if look % AWAY_SAID_LOOKS == 0:
+            _log.error("waiting for the store at %s, which the log knows by its id %s: %s", location, known, problem)
+        await asyncio.sleep(AWAY_LOOK_S)
 
 
 def _open_or_create(location: str) -> Store:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.coordinator.grpc_host import GrpcHost
 from snapline.channels.health import ALIVE, READY, is_serving, open_health_door
 from snapline.channels.listening import AddressError
 from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.coordinator.service import server
 from snapline.coordinator.service.server import (
     SERVICE,
     CoordinatorOptions,
@@ -317,7 +319,10 @@ async def test_an_end_is_of_the_run_that_is_meant_and_of_no_later_one(running: R
     await close(client, hosts)
 
 
-async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Running, tmp_path: Path) -> None:
+async def test_a_store_of_another_fleet_and_an_open_port_are_refused(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "AWAY_LOOK_S", 0.01)
     _, client, hosts = await start_fleet(running)
     await client.create_snapshot(10)
     await close(client, hosts)
@@ -331,3 +336,40 @@ async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Ru
         await run_coordinator(running.options(store=str(tmp_path / "store-2")))
     with pytest.raises(MisuseError, match="--insecure"):
         await run_coordinator(running.options(listen="0.0.0.0:0"))
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "another store"])
+async def test_a_coordinator_that_starts_while_its_store_is_away_makes_none_and_waits(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    monkeypatch.setattr(server, "AWAY_LOOK_S", 0.05)
+    _, client, hosts = await start_fleet(running)
+    epoch = (await client.create_snapshot(10)).epoch
+    await close(client, hosts)
+    await running.stop()
+    running.store_path.rename(tmp_path / "kept")
+    if left == "another store":
+        Store.create(running.store_path)
+    elif left == "an empty folder":
+        running.store_path.mkdir()
+    lay_there = sorted(running.store_path.rglob("*"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run_coordinator(running.options()), 0.5)
+    (running.path / "coordinator" / "coordinator.json").unlink()
+    starting = asyncio.create_task(running.start())
+    await asyncio.sleep(0.3)
+    assert sorted(running.store_path.rglob("*")) == lay_there
+    shutil.rmtree(running.store_path, ignore_errors=True)
+    (tmp_path / "kept").rename(running.store_path)
+    client = CoordinatorClient(await starting)
+    assert (await client.status()).last_complete_epoch == epoch
+    await client.close()
+
+
+async def test_a_log_that_cannot_be_read_makes_no_store(running: Running) -> None:
+    folder = running.path / "coordinator"
+    folder.mkdir()
+    (folder / "raft.sqlite").write_bytes(b"no database")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run_coordinator(running.options()), 0.3)
+    assert not running.store_path.exists()
