@@ -1,7 +1,7 @@
 """Stores on real object stores: radosgw passes, rclone is refused. `make test-s3` installs both."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,15 @@ from tests.storage.object_servers import (
     rclone_server,
 )
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import DamagedDataError, MisuseError, StoreError
 from snapline.storage import conformance
 from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.store import opening
+from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
 
-pytest.importorskip("obstore")
+obstore = pytest.importorskip("obstore")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 all_checks = pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: str(check.__name__))
@@ -75,6 +77,41 @@ def test_a_wrong_key_is_named(radosgw: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(StoreError, match="check its address, the bucket and the keys"):
         open_disk(f"s3://{BUCKET}/x")
+
+
+def test_an_emptied_prefix_is_a_store_that_is_away(radosgw: None) -> None:
+    url = f"s3://{BUCKET}/away"
+    store = Store.create(url)
+    write_epoch(store, 1)
+    objects = opening._object_store("s3", url)
+    names = [meta["path"] for page in obstore.list(objects) for meta in page]
+    kept = {name: bytes(obstore.get(objects, name).bytes()) for name in names}
+    obstore.delete(objects, names)
+    calls: list[Callable[[], object]] = [
+        store.epochs,
+        lambda: store.read_ref(1),
+        store.verify,
+        store.read_logs,
+        store.write_probe,
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="is away") as caught:
+            call()
+        assert not isinstance(caught.value, DamagedDataError)
+    assert not [page for page in obstore.list(objects)]
+    for name, data in kept.items():
+        obstore.put(objects, name, data)
+    check_epoch_restores(store, 1)
+
+
+def test_a_missing_bucket_is_a_store_that_is_away(radosgw: None) -> None:
+    disk = ObjectDisk(opening._object_store("s3", "s3://no-such-bucket/x"), "s3://no-such-bucket/x")
+    store = Store(OpenedDisk(disk, "0" * 32), "0" * 32)
+    calls: list[Callable[[], object]] = [store.epochs, lambda: store.read_ref(1), store.read_logs, store.write_probe]
+    for call in calls:
+        with pytest.raises(StoreError, match="is away") as caught:
+            call()
+        assert not isinstance(caught.value, DamagedDataError)
 
 
 # -- rclone ------------------------------------------------------------------------------------------------------------
