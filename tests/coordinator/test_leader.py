@@ -78,6 +78,18 @@ def test_a_new_run_that_does_not_see_the_store_does_not_end_the_old_one() -> Non
     assert (bench.state.image.hosts["h2"].start, bench.state.phase, bench.state.plan_number) == (1, "running", 1)
 
 
+def test_a_host_that_had_the_store_and_starts_while_it_is_away_may_come_again() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    bench.drop("h2")
+    number = bench.join("h2", "h2-2")
+    bench.say("h2", msg.ProbeRead(f"probes/{number}", b"", "there is no store"))
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and not away.is_final and "cannot read the store now" in away.reason
+    bench.attach("h2", "h2-3")
+    assert bench.state.image.hosts["h2"].start == 2
+
+
 def test_a_host_that_is_over_is_forgotten_after_ten_minutes() -> None:
     bench = Bench(hosts_expected=2)
     bench.start_fleet("h1", "h2")

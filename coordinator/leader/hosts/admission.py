@@ -145,7 +145,7 @@ class Admission:
             self._on_probed(session)
             return
         reason = message.error or "it found other bytes"
-        if message.may_pass:
+        if message.may_pass or session.host in self._desk.state.image.hosts:  # one that had it finds it away, not wrong
             self._attendance.turn_away(
                 session, f"host {session.host} cannot read the store now: {reason}", is_final=False
             )
