@@ -37,20 +37,21 @@ class FlowRecords(RecordsOwner):
 class SnaplineFlowPersistence(FlowPersistence):
     """A `FlowPersistence`: `@persist(SnaplineFlowPersistence(location="folder"))`, or `MyFlow(persistence=…)`.
 
-    The store, a folder or a URL (`s3://bucket/prefix`), is opened when it is used first, made if there is none, and open until `close`. It may be open in
+    The store, a folder or a URL (`s3://bucket/prefix`), is opened when it is used first, made if there is none (unless `must_exist`), and open until `close`. It may be open in
     one process at a time, and in it in one object; another is refused (`ShelfInUseError`). What a method saves is durable when it returns, whole or not
     at all.
     """
 
     persistence_type: str = "SnaplineFlowPersistence"
     location: str
+    must_exist: bool = False
     _owner: FlowRecords | None = PrivateAttr(default=None)
 
     def init_db(self) -> None:
         """Open the store; errors as `RecordsOwner.open`."""
         with _opening:
             if self._owner is None:
-                self._owner = FlowRecords.open(self.location)
+                self._owner = FlowRecords.open(self.location, must_exist=self.must_exist)
 
     def close(self) -> None:
         """Let go of the store. May be called twice."""

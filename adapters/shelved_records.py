@@ -163,17 +163,20 @@ class RecordsOwner:
         self._records = records
 
     @classmethod
-    def open(cls, location: str | os.PathLike[str], *, keys: Keys | None = None) -> Self:
+    def open(cls, location: str | os.PathLike[str], *, keys: Keys | None = None, must_exist: bool = False) -> Self:
         """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
 
-        `keys` None: those that the environment names (docs/protection.md).
+        `keys` None: those that the environment names (docs/protection.md). `must_exist`: make none. For a program that has a store: its
+        mount may be away.
 
         Raises:
+            StoreMissingError: there is none, and it must exist.
             ShelfInUseError: another process has it open, or another object of this one.
             StoreError: it is encrypted, and its key is not there; or the disk refused.
             DamagedDataError: something in it is not what was written.
         """
-        return cls(ShelvedRecords(Shelf.open(Store.open_or_create(location, keys=keys), cls.SHELF)))
+        store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
+        return cls(ShelvedRecords(Shelf.open(store, cls.SHELF)))
 
     @property
     def records(self) -> ShelvedRecords:

@@ -83,6 +83,10 @@ def copy(
     remove: Annotated[
         bool, typer.Option("--remove", help="Then delete them here, of a fleet that does not run.")
     ] = False,
+    must_exist: Annotated[
+        bool,
+        typer.Option("--must-exist", help="Make no second store: 10 if it is not there, as when its mount is away."),
+    ] = False,
 ) -> None:
     """Copy snapshots to a second store, and read the copies back.
 
@@ -95,7 +99,7 @@ def copy(
     source = place.open()
     epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.older_than(source, older_than or 1)
     there = StorePlace(store=to)
-    target = _open_target(there)
+    target = there.open() if must_exist else _open_target(there)
     printer = display.printer()
     rows: list[dict[str, object]] = []
     with contextlib.ExitStack() as held:

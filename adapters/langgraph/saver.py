@@ -88,6 +88,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         keep_last: int | None = None,
         keys: Keys | None = None,
+        must_exist: bool = False,
     ) -> "SnaplineSaver":
         """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
 
@@ -96,8 +97,10 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             serde: LangGraph's serializer of values; None: its `JsonPlusSerializer`.
             keep_last: of each thread and namespace keep so many checkpoints; older ones are deleted as new ones come. None: all.
             keys: None: those that the environment names (docs/protection.md).
+            must_exist: make none. For a program that has a store: its mount may be away.
 
         Raises:
+            StoreMissingError: there is none, and it must exist.
             ShelfInUseError: another process has it open, or another saver of this one.
             MisuseError: `keep_last` is below 1, or there can be no store.
             StoreError: it is encrypted, and its key is not there; or the disk refused.
@@ -105,7 +108,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """
         if keep_last is not None and keep_last < 1:
             raise MisuseError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
-        store = Store.open_or_create(location, keys=keys)
+        store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
         return cls(Shelf.open(store, SHELF), serde=serde, keep_last=keep_last)
 
     from_conn_string = open

@@ -78,7 +78,12 @@ class SnaplineWriter(StorageWriter):
 
     @classmethod
     def open(
-        cls, location: str | os.PathLike[str], *, keep_last: int | None = None, keys: Keys | None = None
+        cls,
+        location: str | os.PathLike[str],
+        *,
+        keep_last: int | None = None,
+        keys: Keys | None = None,
+        must_exist: bool = False,
     ) -> "SnaplineWriter":
         """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
 
@@ -86,14 +91,17 @@ class SnaplineWriter(StorageWriter):
             location: a folder of the job's own, the same on every rank.
             keep_last: keep so many checkpoints; older ones without a tag or a pin are deleted as new ones come. None: all.
             keys: None: those that the environment names (docs/protection.md).
+            must_exist: make none. For a job that has a store: its mount may be away.
 
         Raises:
+            StoreMissingError: there is none, and it must exist.
             MisuseError: `keep_last` is below 1, or there can be no store.
             StoreError: it is encrypted, and its key is not there; or the disk refused.
         """
         if keep_last is not None and keep_last < 1:
             raise MisuseError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
-        return cls(Store.open_or_create(location, keys=keys), keep_last=keep_last)
+        store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
+        return cls(store, keep_last=keep_last)
 
     def close(self) -> None:
         """Let go of the store. May be called twice."""

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from snapline.adapters.shelved_records import RecordsOwner
+from snapline.errors import StoreMissingError
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 
 
@@ -86,3 +87,13 @@ def test_with_a_key_all_of_it_is_encrypted(tmp_path: Path) -> None:
         assert path.is_dir() or b"secret" not in path.read_bytes()
     with Notes.open(tmp_path, keys=keys) as notes:
         assert notes.records.get(("secret", "secret"), "secret") == {"secret": b"secret" * 100}
+
+
+def test_where_the_store_must_exist_none_is_made(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    place.mkdir()  # as a mount point
+    with pytest.raises(StoreMissingError, match="whether it is mounted"):
+        Notes.open(place, must_exist=True)
+    assert not list(place.iterdir())
+    Notes.open(place).close()
+    Notes.open(place, must_exist=True).close()

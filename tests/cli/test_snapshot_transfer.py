@@ -304,3 +304,12 @@ def test_every_kind_of_change_has_words(run: Run, tmp_path: Path) -> None:
         '+ b → a 2: {"type": "m", "fields": 1}',
     ):
         assert line in lines_shown, "\n".join(lines_shown)
+
+
+def test_a_second_store_that_must_exist_is_not_made(run: Run, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "mount").mkdir()
+    done = run("copy", "1", "--store", store, "--to", tmp_path / "mount", "--must-exist")
+    assert done.code == 10 and "whether it is mounted" in done.err
+    assert not list((tmp_path / "mount").iterdir())
+    Store.create(tmp_path / "second")
+    assert run("copy", "1", "--store", store, "--to", tmp_path / "second", "--must-exist").code == 0
