@@ -381,6 +381,10 @@ def allow_current_folder() -> None:
 LAST_SNAPSHOT_S = 20.0
 """For the last snapshot before a stop: it takes some tens of milliseconds, but effects that are being called end first."""
 
+BeginAnew = Annotated[
+    bool,
+    typer.Option("--begin-anew", help="Let a fleet all of whose snapshots are damaged begin from its initial states."),
+]
 LastSnapshot = Annotated[
     float,
     typer.Option(

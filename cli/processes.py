@@ -12,6 +12,7 @@ from snapline.cli.collector import spare_imported
 from snapline.cli.command import command
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
+    BeginAnew,
     FleetArguments,
     LastSnapshot,
     LogLines,
@@ -93,10 +94,6 @@ Retention = Annotated[
         "all from so long before the newest (2h, 7d).",
         show_default="--keep-epochs, 24, 14, 100, 0s",
     ),
-]
-BeginAnew = Annotated[
-    bool,
-    typer.Option("--begin-anew", help="Let a fleet all of whose snapshots are damaged begin from its initial states."),
 ]
 KeepEpochs = Annotated[
     int,

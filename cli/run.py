@@ -17,6 +17,7 @@ from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
+    BeginAnew,
     Display,
     FleetArguments,
     FleetMetrics,
@@ -90,6 +91,7 @@ def run(
     ] = False,
     metrics: FleetMetrics = False,
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
+    begin_anew: BeginAnew = False,
     fail_on_dead_letters: Annotated[
         bool, typer.Option("--fail-on-dead-letters", help="Exit code 3 if a message could not be handled.")
     ] = False,
@@ -110,8 +112,7 @@ def run(
         ending = asyncio.run(
             _run(
                 *(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, metrics, log, port),
-                last_snapshot,
-                progress,
+                *(last_snapshot, begin_anew, progress),
             )
         )
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
@@ -182,6 +183,7 @@ async def _run(
     log: tuple[str, ...],
     ui_port: int | None,
     last_snapshot_s: float,
+    begin_anew: bool,
     progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.data_directory import METRICS_FOLDER
@@ -206,6 +208,7 @@ async def _run(
         on_note=progress.note,
         on_status=progress.status,
         last_snapshot_s=last_snapshot_s,
+        begin_anew=begin_anew,
     )
     async with local:
         progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")

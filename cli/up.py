@@ -14,6 +14,7 @@ from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
     REPLICAS,
+    BeginAnew,
     Display,
     FleetArguments,
     FleetMetrics,
@@ -156,6 +157,7 @@ def up(
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For the fleet to be all there.")
     ] = UP_TIMEOUT_S,
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
+    begin_anew: BeginAnew = False,
     dry_run: DryRun = False,
 ) -> None:
     """Take a fleet up, and leave it running.
@@ -180,7 +182,9 @@ def up(
     log = _log_lines(settings.get("log_format", log_format), settings.get("log_level", log_level)).arguments()
     log += spans.arguments()
     plan = _plan(
-        settings, found, fleet, arguments, place, log, last_snapshot, is_insecure=insecure, has_metrics=metrics
+        *(settings, found, fleet, arguments, place, log, last_snapshot, begin_anew),
+        is_insecure=insecure,
+        has_metrics=metrics,
     )
     if dry_run:
         display.printer().result(_dry(plan, place, found["tls"]), _show)
@@ -262,6 +266,7 @@ def _plan(
     place: Place,
     log: tuple[str, ...],
     last_snapshot_s: float,
+    begin_anew: bool,
     *,
     is_insecure: bool,
     has_metrics: bool,
@@ -296,6 +301,7 @@ def _plan(
         has_metrics=has_metrics,
         log=log,
         last_snapshot_s=last_snapshot_s,
+        begin_anew=begin_anew,
     )
 
 
@@ -327,6 +333,7 @@ def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Do
     options += ["--on-failure", plan.on_failure, *(["--store", plan.store] if plan.store else [])]
     options += ["--metrics"] if plan.has_metrics else []
     options += ["--last-snapshot-s", f"{plan.last_snapshot_s:g}"]
+    options += ["--begin-anew"] if plan.begin_anew else []
     options += plan.log
     options += [part for key, value in plan.arguments.items() for part in ("--arg", f"{key}={value}")]
     started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder, plan.last_snapshot_s)

@@ -45,9 +45,10 @@ class SnaplineCommands:
         metrics: str = "",
         log: Sequence[str] = (),
         last_snapshot_s: float = 0.0,
+        begin_anew: bool = False,
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…` and `--otel`. `last_snapshot_s`: how long each process waits for one when it is stopped. `trust`: `--tls-…` or `--insecure`."""
+        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…` and `--otel`. `last_snapshot_s`: how long each process waits for one when it is stopped. `begin_anew`: coordinators get `--begin-anew`. `trust`: `--tls-…` or `--insecure`."""
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet
@@ -58,6 +59,7 @@ class SnaplineCommands:
         self._listen = listen
         self._metrics_at = metrics
         self._log = (*log, "--last-snapshot-s", f"{last_snapshot_s:g}")
+        self._begin_anew = ("--begin-anew",) if begin_anew else ()
         self._trust = trust
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
@@ -70,6 +72,7 @@ class SnaplineCommands:
             *(("--id", name, "--peers", peers) if members else ()),
             *("--store", self._store, "--hosts", str(self._hosts)),
             *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
+            *self._begin_anew,
             *self._metrics(name),
             *self._log,
             *self._trust("coordinator", name),

@@ -195,6 +195,7 @@ def commands_for(plan: KeptPlan) -> Commands:
         metrics=f"{NODE}:0" if what.has_metrics else "",
         log=what.log,
         last_snapshot_s=what.last_snapshot_s,
+        begin_anew=what.begin_anew,
         trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
     )
 

@@ -178,6 +178,7 @@ class LocalFleet(LaunchedFleet):
         on_note: Callable[[str], None] = lambda note: None,
         on_status: Callable[[FleetReading], None] = lambda status: None,
         last_snapshot_s: float = 0.0,
+        begin_anew: bool = False,
     ) -> None:
         """Describe a fleet; `start()` does the work.
 
@@ -198,6 +199,7 @@ class LocalFleet(LaunchedFleet):
             on_note: gets a sentence whenever the launcher does something.
             on_status: gets every status read from the coordinator.
             last_snapshot_s: how long `stop` waits for a last snapshot; 0: none is taken.
+            begin_anew: if all snapshots of the fleet are damaged it begins from its initial states.
         """
         self.data_dir = data_dir
         own = SnaplineCommands(
@@ -211,6 +213,7 @@ class LocalFleet(LaunchedFleet):
             metrics=metrics,
             log=log,
             last_snapshot_s=last_snapshot_s,
+            begin_anew=begin_anew,
         )
         super().__init__(
             LocalLauncher(data_dir, environment=environment),

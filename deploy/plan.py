@@ -34,6 +34,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         domain: trust domain of the certificates.
         log: options of each process that say what it logs, and tells OpenTelemetry.
         last_snapshot_s: how long a last snapshot may take when the fleet is taken down; 0: none is taken.
+        begin_anew: if all snapshots of the fleet are damaged it begins from its initial states.
         has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` says where.
     """
 
@@ -51,6 +52,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
     has_metrics: bool = False
     log: tuple[str, ...] = ()
     last_snapshot_s: float = LAST_SNAPSHOT_S
+    begin_anew: bool = False
 
 
 def check_exposure(address: str) -> None:
@@ -127,5 +129,6 @@ def commands_of(plan: FleetPlan, *, is_tls: bool) -> SnaplineCommands:
         metrics=f"{NODE}:0" if plan.has_metrics else "",
         log=plan.log,
         last_snapshot_s=plan.last_snapshot_s,
+        begin_anew=plan.begin_anew,
         trust=lambda kind, name: trust,
     )

@@ -442,6 +442,7 @@ def test_the_command_lines_of_snapline_itself(tmp_path: Path) -> None:
     assert coordinator[coordinator.index("--rejoin-grace") + 1] == "0.3"
     assert coordinator[coordinator.index("--data-dir") + 1] == str(tmp_path / "coordinator")
     assert "--peers" not in coordinator
+    assert "--begin-anew" not in coordinator
     replica = commands.coordinator("x:2", "c2", {"c1": "x:1", "c2": "x:2", "c3": "x:3"})
     options = dict(zip(replica[5:-1:2], replica[6::2], strict=True))
     assert (options["--id"], options["--peers"], options["--listen"]) == ("c2", "c1=x:1,c2=x:2,c3=x:3", "x:2")
@@ -450,9 +451,11 @@ def test_the_command_lines_of_snapline_itself(tmp_path: Path) -> None:
     assert host[-4:] == ["--arg", "size=3", "--arg", "note=x=y"]
     assert host[host.index("--instance") + 1] == "abc"
     assert host[host.index("--marks") + 1] == str(tmp_path / "marks" / "h1.marks")
-    traced = SnaplineCommands(
-        data_dir=tmp_path, fleet="a:b", hosts=1, arguments={}, on_failure="restart", trace_every=25
-    ).host("127.0.0.1:20000", "h1", "abc")
+    other = SnaplineCommands(
+        data_dir=tmp_path, fleet="a:b", hosts=1, arguments={}, on_failure="restart", trace_every=25, begin_anew=True
+    )
+    assert "--begin-anew" in other.coordinator("127.0.0.1:20000", "coordinator", {})
+    traced = other.host("127.0.0.1:20000", "h1", "abc")
     assert traced[-4:] == ["--trace", str(tmp_path / "traces"), "--trace-every", "25"]
 
 

@@ -54,8 +54,8 @@ from snapline.coordinator.state.fleet_records import (
 _LINELESS = "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
 
 BARRED = (
-    "every snapshot of the fleet is damaged, and it does not begin anew from its initial states by itself: bring the store's files back, or start the "
-    "coordinator with --begin-anew"
+    "every snapshot of the fleet is damaged, and it does not begin anew from its initial states by itself: bring the store's files back, or start its "
+    "coordinators (`coordinator run`, `run`, `up`) with --begin-anew"
 )
 
 REFUSALS_MAX = 3
