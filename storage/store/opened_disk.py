@@ -10,7 +10,7 @@ Model. The identity file is written once and never changed. So whoever has just 
 3. The id is read before anything is made, linked or removed.
 
 Otherwise `AwayError`. It means "not now", never "missing". Files that are there are not covered: they are checked by what they say, and
-`StoreReader.judging` reads the id before and after that counts as damage.
+`StoreReader.judged` reads the id and looks again before that counts as damage.
 
 Limit: a store that goes and comes back twice between two calls is not noticed; neither is one that goes between rule 3 and the write.
 A write costs an object store one small GET more.
@@ -115,6 +115,6 @@ class OpenedDisk:
     def _if_there(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self.require_there()
         return call()

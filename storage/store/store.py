@@ -108,10 +108,7 @@ class Store(StoreReader):
         """
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
-        with files.reading(disk, layout.IDENTITY):
-            if not exists(disk, layout.IDENTITY):
-                raise no_store(disk)
-        store_id = files.read_identity(disk)
+        store_id = _identity_of(disk)
         disk = OpenedDisk(disk, store_id)
         store = Store(disk, store_id, guard=guard_of(disk, store_id, keys))
         store._check_signer()
@@ -521,6 +518,18 @@ class Store(StoreReader):
 
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
+
+
+def _identity_of(disk: Disk) -> str:
+    """Return the store's id. Damage is looked at again: the store may have gone between two calls."""
+    with files.reading(disk, layout.IDENTITY):
+        try:
+            if exists(disk, layout.IDENTITY):
+                return files.read_identity(disk)
+        except DamagedDataError:
+            if exists(disk, layout.IDENTITY):
+                return files.read_identity(disk)
+        raise no_store(disk)
 
 
 def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:

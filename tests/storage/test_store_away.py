@@ -296,3 +296,18 @@ def test_a_shelf_goes_on_when_its_store_is_back(place: Place) -> None:
     save(shelf, "three", "text")
     shelf.close()
     assert {"one", "three"} <= set(contents(Shelf.open(store, "play"))["thread/"])
+
+
+def test_a_store_that_goes_while_it_is_opened_is_not_damaged() -> None:
+    disk = SimulatedDisk()
+    fill("", disk=disk)
+    flickering = Flickering(disk, SimulatedDisk(), lambda call: False)
+    Store.open("", disk=flickering, keys=OLD)
+    for first in range(1, flickering.calls + 1):
+        for length in (1, 10**9):
+            flickering.calls = 0
+            flickering.is_away = lambda call, first=first, length=length: first <= call < first + length  # type: ignore[misc]
+            try:
+                Store.open("", disk=flickering, keys=OLD)
+            except StoreError as error:
+                assert not isinstance(error, DamagedDataError), (first, length)
