@@ -257,6 +257,30 @@ class Fleet:
         objectives = tuple([(name, float(time_s)) for name, time_s in said.items() if time_s is not None])
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
+    def definition_parts(self) -> tuple[str, ...]:
+        """What goes into the digest, as `name=value`: hosts that are turned away are told what differs."""
+        agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
+        named = ", ".join(sorted(agents))
+        if len(named) > AGENTS_CHARACTERS_MAX:
+            digest = blake3.blake3(named.encode()).hexdigest(length=4)
+            named = f"{len(agents):,} of digest {digest}"
+        parts = {
+            "agents": named,
+            "protocol": self.protocol,
+            "triggers": format_policy(self.policy) or "none",
+            "epoch_timeout_s": f"{self.epoch_timeout_s:g}",
+            "log_bytes_max": str(self.log_bytes_max),
+            "place": str(self.place or "none")[:AGENTS_CHARACTERS_MAX],
+            "rpo_s": str(self.rpo_s),
+            "rto_s": str(self.rto_s),
+            "stop_when": "none" if self.stop_when is None else "given",
+        }
+        return tuple([f"{name}={value}" for name, value in parts.items()])
+
+
+AGENTS_CHARACTERS_MAX = 400
+"""Of the agents in a refusal; of more their number is named."""
+
 
 def places_of(place: object) -> dict[str, tuple[str, ...]]:
     """`Fleet(place=…)` as rules.

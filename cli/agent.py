@@ -8,9 +8,8 @@ import typer
 from snapline.cli import agent_letters, agent_view
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
+from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
-from snapline.cli.status import concern_lines
 from snapline.errors import MisuseError, NotFoundError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

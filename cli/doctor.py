@@ -13,9 +13,8 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, DocumentTables, count, document, rows_of
+from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, rows_of
 from snapline.cli.settings import UserSettings
-from snapline.cli.status import concern_lines
 from snapline.errors import SnaplineError
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import typer
 from snapline.cli import moving, processes
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, concern_lines, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.cli.status import concern_lines
 from snapline.errors import NotFoundError
 from snapline.ids import check_id
 

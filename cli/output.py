@@ -8,6 +8,7 @@ from another release: tables take what is there and leave out what is not.
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -162,3 +163,12 @@ def _bytes_text(value: bytes) -> str:
     except UnicodeDecodeError:
         return value.hex()
     return decoded if decoded.isprintable() else value.hex()
+
+
+def concern_lines(result: Document) -> list[str]:
+    """What the fleet waits for or goes without, each in one line, with since when and what to do."""
+    import msgspec
+
+    from snapline.view.facts import ConcernFacts
+
+    return [msgspec.convert(row, ConcernFacts).line(time.time()) for row in rows_of(result, "concerns")]

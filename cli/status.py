@@ -1,11 +1,10 @@
 """`snapline status`: what the coordinator knows about the fleet now."""
 
-import time
 from collections.abc import Mapping
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
-from snapline.cli.output import Document, DocumentTables, rows_of
+from snapline.cli.output import Document, DocumentTables, concern_lines, rows_of
 from snapline.cli.progress import DEGRADED
 from snapline.cli.snapshot_fork import describe
 from snapline.protocols.names import CHANDY_LAMPORT
@@ -21,15 +20,6 @@ def status(connection: Connection, display: Display, stale: Stale = False) -> No
 
     reply = connection.ask(lambda client: client.status(connection.timeout, stale=stale))
     display.printer().result(document_of(reply), _show)
-
-
-def concern_lines(result: Document) -> list[str]:
-    """What the fleet waits for or goes without, each in one line, with since when and what to do."""
-    import msgspec
-
-    from snapline.view.facts import ConcernFacts
-
-    return [msgspec.convert(row, ConcernFacts).line(time.time()) for row in rows_of(result, "concerns")]
 
 
 def _store_line(result: Document) -> str:

@@ -68,6 +68,7 @@ class Join(HostMessage, frozen=True, gc=False):
     plan: int = 0
     died: str = ""
     died_in: tuple[TurnDeath, ...] = ()
+    definition_parts: tuple[str, ...] = ()
 
 
 class FleetDefinition(HostMessage, frozen=True, gc=False):

@@ -292,7 +292,9 @@ class HostCarrier:
     def hello(self, *, instance: str, address: str) -> Join:
         """The first message on a stream to the coordinator."""
         self.checkpoints.stream_opened()
-        return Join(self.host, instance, address, self.fleet.name, self.fleet.definition_digest(), self.plan)
+        fleet, parts = self.fleet, self.fleet.definition_parts()
+        digest = fleet.definition_digest()
+        return Join(self.host, instance, address, fleet.name, digest, self.plan, definition_parts=parts)
 
     def heartbeat(
         self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None

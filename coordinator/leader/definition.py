@@ -5,7 +5,7 @@ must have the same digest. A leader that dies half way leaves a prefix; the next
 from there.
 """
 
-from snapline.conversation.messages import FleetDefinition
+from snapline.conversation.messages import FleetDefinition, Join
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.state import operations as op
@@ -22,6 +22,9 @@ KIND_CHARACTERS_MAX = 1024
 RULES_MAX, RULE_HOSTS_MAX = 64, 256
 """Of places: with their hosts they fit into the entry that defines the fleet."""
 
+PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
+"""Of what hosts that are turned away are told: a definition has nine parts."""
+
 
 class Definition:
     """The definition on its way into the log."""
@@ -30,7 +33,7 @@ class Definition:
         self._desk = desk
         self._attendance = attendance
         self._received: FleetDefinition | None = None
-        self._digest = b""
+        self._join: Join | None = None
 
     def on_received(self, session: HostSession, message: FleetDefinition) -> None:
         """A host says what the fleet is."""
@@ -40,14 +43,14 @@ class Definition:
         if problem:
             self._attendance.turn_away(session, f"this fleet cannot be run: {problem}", is_final=True)
             return
-        self._received, self._digest = message, session.join.definition_digest
+        self._received, self._join = message, session.join
 
     def evaluate(self) -> None:
         """Propose what is missing."""
         state, definition = self._desk.state, self._received
-        if definition is None:
+        if definition is None or self._join is None:
             return
-        if state.is_defined or state.image.definition_digest not in (b"", self._digest):
+        if state.is_defined or state.image.definition_digest not in (b"", self._join.definition_digest):
             self._received = None
             return
         if not state.image.agents_defined:
@@ -59,7 +62,7 @@ class Definition:
                     definition.protocol,
                     definition.period_ns,
                     definition.epoch_timeout_ns,
-                    self._digest,
+                    self._join.definition_digest,
                     len(definition.agents),
                     definition.never_stops,
                     definition.policy,
@@ -67,6 +70,7 @@ class Definition:
                     definition.places,
                     definition.rpo_ns,
                     definition.rto_ns,
+                    tuple([part[:PART_CHARACTERS_MAX] for part in self._join.definition_parts[:PARTS_MAX]]),
                 ),
             )
         else:

@@ -35,6 +35,7 @@ def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
     image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
     image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
     image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
+    image.definition_parts = list(kind.parts)
     image.places, image.rpo_ns, image.rto_ns = list(kind.places), kind.rpo_ns, kind.rto_ns
     return OperationResult(APPLIED)
 

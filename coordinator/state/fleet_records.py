@@ -347,6 +347,7 @@ class FleetImage(msgspec.Struct):
     period_ns: int = 0
     epoch_timeout_ns: int = 0
     definition_digest: bytes = b""
+    definition_parts: list[str] = []
     agents_defined: int = 0
     never_stops: bool = False
     policy: str = ""

@@ -34,7 +34,7 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
 
 
 class DefineFleet(Kind, frozen=True, gc=False):
-    """The first one: what the fleet is. `agents` counts those that DefineAgents will name."""
+    """The first one: what the fleet is. `agents` counts those that DefineAgents will name. `parts`: as `Join.definition_parts`."""
 
     cluster: str
     name: str
@@ -49,6 +49,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
     places: tuple[PlaceRule, ...] = ()
     rpo_ns: int = 0
     rto_ns: int = 0
+    parts: tuple[str, ...] = ()
 
 
 class DefineAgents(Kind, frozen=True, gc=False):

@@ -50,6 +50,8 @@ class Bench:
         self.definition = msg.FleetDefinition(
             "f", "p", period_ns, timeout_ns, tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
         )
+        self.parts: tuple[str, ...] = ()
+        """Of the definition, as hosts say them."""
         self.held: tuple[type[ev.Command], ...] = ()
         self.waiting: list[ev.Command] = []
         self.heard: dict[int, list[msg.Directive]] = {}
@@ -175,12 +177,23 @@ class Bench:
 
     # ---- hosts --------------------------------------------------------------------------------------------------------
 
-    def join(self, host: str, instance: str = "", *, digest: bytes = DIGEST, plan: int = 0, fleet: str = "f") -> int:
+    def join(
+        self,
+        host: str,
+        instance: str = "",
+        *,
+        digest: bytes = DIGEST,
+        plan: int = 0,
+        fleet: str = "f",
+        parts: tuple[str, ...] = (),
+    ) -> int:
         """A host connects; no more than that."""
         self.sessions += 1
         self.current[host] = self.sessions
         number = self.sessions
-        join = msg.Join(host, instance or f"{host}-1", f"{host}:1", fleet, digest, plan)
+        join = msg.Join(
+            host, instance or f"{host}-1", f"{host}:1", fleet, digest, plan, definition_parts=parts or self.parts
+        )
         self.feed(ev.MessageReceived(number, join))
         return number
 

@@ -84,8 +84,17 @@ class Forked(Bench):
             self.state, self.first = self.first, None  # type: ignore[assignment]  # once
         super().start_leader(client)
 
-    def join(self, host: str, instance: str = "", *, digest: bytes = DIGEST, plan: int = 0, fleet: str = "f") -> int:
-        return super().join(host, instance, digest=digest, plan=plan, fleet=fleet)
+    def join(
+        self,
+        host: str,
+        instance: str = "",
+        *,
+        digest: bytes = DIGEST,
+        plan: int = 0,
+        fleet: str = "f",
+        parts: tuple[str, ...] = (),
+    ) -> int:
+        return super().join(host, instance, digest=digest, plan=plan, fleet=fleet, parts=parts)
 
 
 # ---- the state ------------------------------------------------------------------------------------------------------

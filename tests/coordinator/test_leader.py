@@ -193,6 +193,19 @@ def test_another_definition_is_turned_away_before_and_after_the_fleet_is_defined
         assert "triggers" in away.reason and "snapline snapshot fork" in away.reason
 
 
+def test_a_definition_of_the_same_fleet_that_is_turned_away_is_told_what_differs() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.parts = ("agents=a (m:A), b (m:B)", "protocol=p", "triggers=every 1 s", "rpo_s=None")
+    bench.attach("h1")
+    number = bench.join("h2", digest=b"other", parts=("agents=a (m:A)", "protocol=p", "triggers=every 5 s", "odd"))
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway)
+    differs = (
+        "It differs in agents (a (m:A) there, a (m:A), b (m:B) here); triggers (every 5 s there, every 1 s here). "
+    )
+    assert differs in away.reason and "snapline snapshot fork" in away.reason
+
+
 def test_a_definition_that_cannot_be_run_is_turned_away() -> None:
     bench = Bench(hosts_expected=1)
     bench.definition = msg.FleetDefinition("f", "p", 0, 0, (msg.AgentKind("a", "m:A"), msg.AgentKind("a", "m:A")))

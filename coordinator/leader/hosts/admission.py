@@ -4,6 +4,8 @@ Nothing is committed for who cannot take part. A run that has read its probe is 
 new run is probed at a time: the one that came last.
 """
 
+from collections.abc import Iterable
+
 from snapline.conversation.messages import Join, ProbeRead, ReadProbe
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import ProbeWritten, RemoveProbe, WriteProbe
@@ -14,10 +16,8 @@ from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, Operatio
 PROBE_NS = 10 * SECOND_NS
 """Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
 
-WHAT_MUST_MATCH = (
-    ". What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether "
-    "there is a stop_when. To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
-)
+WHAT_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
+GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
 """Of a host that defines a fleet of the same name."""
 
 
@@ -82,7 +82,7 @@ class Admission:
             return (
                 f"host {join.host} defines another fleet ({join.fleet!r}{', of the same name' * same}) than the one here "
                 f"({state.image.name!r}): start it with that one's code and arguments, or give the new fleet a --data-dir of its own"
-                + (WHAT_MUST_MATCH if same else "")
+                + (f". {_difference(join.definition_parts, state.image.definition_parts)}. {GO_ON}" if same else "")
             )
         if join.plan > state.plan_number:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
@@ -183,3 +183,13 @@ class Admission:
 
 def _is_run_of(record: HostRecord, join: Join) -> bool:
     return record.instance == join.instance and record.state == ALIVE and record.address == join.address
+
+
+def _difference(there: Iterable[str], here: Iterable[str]) -> str:
+    """What differs between a host's definition and the fleet's, each of parts `name=value`; if that is not known, what counts."""
+    known = {name: value for name, _, value in [part.partition("=") for part in here]}
+    told = [part.partition("=") for part in there]
+    found = [
+        f"{name} ({value} there, {known[name]} here)" for name, _, value in told if known.get(name, value) != value
+    ]
+    return f"It differs in {'; '.join(found)}" if found else WHAT_MUST_MATCH

@@ -71,7 +71,7 @@ class MessagePart(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan", "died", "died_in")
+    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan", "died", "died_in", "definition_parts")
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Join(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     DIED_IN_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_PARTS_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
@@ -88,7 +89,8 @@ class Join(_message.Message):
     plan: int
     died: str
     died_in: _containers.RepeatedCompositeFieldContainer[TurnDeath]
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ...) -> None: ...
+    definition_parts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., definition_parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TurnDeath(_message.Message):
     __slots__ = ("agent", "what", "sender", "type", "digest", "limit", "is_beside", "times")

@@ -63,7 +63,7 @@ class Operation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., make_token: _Optional[_Union[MakeToken, _Mapping]] = ..., revoke_token: _Optional[_Union[RevokeToken, _Mapping]] = ..., record_call: _Optional[_Union[RecordCall, _Mapping]] = ..., drain_hosts: _Optional[_Union[DrainHosts, _Mapping]] = ..., forgive_turn: _Optional[_Union[ForgiveTurn, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
-    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns")
+    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns", "parts")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class DefineFleet(_message.Message):
     PLACES_FIELD_NUMBER: _ClassVar[int]
     RPO_NS_FIELD_NUMBER: _ClassVar[int]
     RTO_NS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     name: str
     protocol: str
@@ -90,7 +91,8 @@ class DefineFleet(_message.Message):
     places: _containers.RepeatedCompositeFieldContainer[PlaceRuleOperation]
     rpo_ns: int
     rto_ns: int
-    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRuleOperation, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ...) -> None: ...
+    parts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRuleOperation, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ..., parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlaceRuleOperation(_message.Message):
     __slots__ = ("agents", "hosts")
