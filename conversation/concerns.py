@@ -31,6 +31,11 @@ KINDS: dict[str, str] = {
 }
 """Kind → what to do, in a sentence without its full stop. `{host}` and `{agent}` are the first that the concern is about."""
 
+URGENT = frozenset(
+    ("certificate", "epochs", "hosts", "in_doubt", "killer", "log", "memory", "rollback", "rpo", "store", "turn")
+)
+"""Kinds that need people now: those whose alert is critical, and effects in doubt, which may wait for people alone."""
+
 
 class Concern(msgspec.Struct, frozen=True):
     """What the fleet waits for, or goes without.

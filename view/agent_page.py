@@ -1,10 +1,8 @@
 """One agent, as its host says that it stands."""
 
-from snapline.view.fleet_page import pill
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.tones import pill
 from snapline.view.tree import leaf, tree
-
-LIVES = {"running": "good", "starting": "warn", "leaving": "warn"}
 
 HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
 
@@ -16,7 +14,7 @@ def agent_body(document: dict[str, object]) -> Markup:
     title = tag(
         "div",
         tag("h1", str(document.get("agent", ""))),
-        pill(str(document.get("life", "")), LIVES),
+        pill("agent", str(document.get("life", ""))),
         tag("p", about, class_="quiet"),
         class_="title",
     )

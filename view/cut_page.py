@@ -12,6 +12,7 @@ from snapline.view.cut_picture import cut_picture
 from snapline.view.figures import count, plural, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.tones import tone_of
 from snapline.view.tree import leaf, tree
 
 ROWS_MAX = 100
@@ -169,7 +170,11 @@ def _agents(cut: CutFacts, search: CutSearch) -> Markup:
 
 def _card(agent: CutAgent, *, is_open: bool) -> Markup:
     more = [
-        tag("span", f"{name}: {len(value)}" if isinstance(value, tuple) else name, class_="pill warn")
+        tag(
+            "span",
+            f"{name}: {len(value)}" if isinstance(value, tuple) else name,
+            class_=f"pill {tone_of('agent', name)}",
+        )
         for name, value in agent.rest()
     ]
     about = f"{agent.kind} on {agent.host}, incarnation {agent.incarnation}"

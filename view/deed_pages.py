@@ -7,10 +7,10 @@ from snapline.storage.keeping.catalog import SnapshotSummary
 from snapline.view.deeds import DeedField, DeedOutcome, ProposedDeed
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import count, size
-from snapline.view.fleet_page import STATES, pill
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.store_deeds import KeptSnapshots
+from snapline.view.tones import pill
 
 ROWS_MAX = 100
 
@@ -55,7 +55,7 @@ def _host(host: HostFacts) -> Markup:
     if host.state == "alive":
         deeds.append(_sole("resume" if host.is_drained else "drain", host))
         deeds.append(_sole("kill", host))
-    state = tag("td", pill(host.state, STATES), " drained" if host.is_drained else None)
+    state = tag("td", pill("host", host.state), " drained" if host.is_drained else None)
     return tag(
         "tr", tag("th", host.host, scope="row"), state, tag("td", count(host.agents), class_="number"), tag("td", deeds)
     )

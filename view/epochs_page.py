@@ -8,6 +8,7 @@ from snapline.pictures.look import px
 from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.tones import pill
 
 BAR, GAP, HEIGHT = 5, 1, 120
 """Of the chart, in its own units."""
@@ -146,14 +147,18 @@ def _row(epoch: EpochFacts) -> Markup:
     name: Child = str(epoch.epoch)
     if epoch.status in ("complete", "condemned", "void"):
         name = tag("a", name, href=f"/epochs/{epoch.epoch}")
-    ended = tag("span", epoch.status, class_="pill bad" if epoch.status in ("aborted", "condemned") else "pill")
     figures = (
         seconds(epoch.took_s),
         size(epoch.new_bytes),
         size(epoch.state_bytes),
         count(epoch.channel_state_messages),
     )
-    cells = [tag("td", name), tag("td", age(epoch.begun_s)), tag("td", epoch.trigger), tag("td", ended)]
+    cells = [
+        tag("td", name),
+        tag("td", age(epoch.begun_s)),
+        tag("td", epoch.trigger),
+        tag("td", pill("epoch", epoch.status)),
+    ]
     cells += [tag("td", figure, class_="number") for figure in figures]
     return tag("tr", *cells, tag("td", _why(epoch), class_="wide"))
 

@@ -1,23 +1,29 @@
 """The screen *Fleet*: hosts, agents, what is busy, parked and waiting; live."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
 
 from snapline.conversation.answers import LocatedAgent
 from snapline.view import loss
-from snapline.view.facts import ConcernFacts, FleetFacts, Heard, HostFacts
+from snapline.view.facts import FleetFacts, Heard, HostFacts
 from snapline.view.figures import count, plural, rate, seconds, size
 from snapline.view.frame import section, table, trouble
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.pieces import Piece
 from snapline.view.sparkline import sparkline
+from snapline.view.tones import TONES, Tone, pill, tone_of, worst
 
 ROWS_MAX = 100
 """Agents in the table: nobody reads ten thousand; who searches finds each."""
 
 BUSY_MAX = 20
+NOTICES_OPEN, NOTICES_MAX = 4, 100
+"""Below the headline so many concerns are open, and the next ones folded: after an upgrade hundreds of agents may stand."""
+
+HOSTS_NAMED = 5
+ENDED = ("finished", "failed")
 TILES_MIN = 13
 """From so many hosts on they are also drawn as tiles: a table of a hundred does not fit a screen."""
 
@@ -30,9 +36,6 @@ HOST_COLUMNS = (
     *(("Start", "number"), ("Address", "")),
 )
 AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State", ""))
-
-PHASES = {"running": "good", "recovering": "warn", "forming": "warn", "finished": "plain", "failed": "bad"}
-STATES = {"alive": "good", "lost": "bad", "left": "plain", "unplaced": "warn"}
 
 
 class AgentSearch(msgspec.Struct, frozen=True):
@@ -107,24 +110,80 @@ class FleetScreen:
 # -- above ---------------------------------------------------------------------------------------------------------------
 
 
+LEADS: Mapping[Tone, str] = {"bad": "Something is wrong: ", "warn": "Worth a look: ", "good": "All is well: "}
+"""What the headline begins with, for people who see no colours."""
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """Something about the whole fleet. `text`, `remedy`: sentences without their full stops."""
+
+    tone: Tone
+    text: str
+    since_s: float | None = None
+    remedy: str = ""
+
+
 def _notices(standing: Heard) -> Markup:
-    facts = standing.facts
+    """The headline: the worst that there is to say; below it the rest."""
     strips: list[Child] = [trouble(standing.trouble, standing.heard_s)]
-    if facts is not None:
-        if facts.reason and facts.phase in ("failed", "finished"):
-            strips.append(tag("p", f"The fleet has {facts.phase}: {facts.reason}.", class_="strip"))
-        if facts.store.state == "degraded":
-            told = f"The store has been failing for {seconds(facts.store.since_s)}: {facts.store.reason}."
-            strips.append(tag("p", told, class_="strip bad"))
-        strips += [_concern(each) for each in facts.concerns]
+    found = [] if standing.facts is None else _all_notices(standing.facts)
+    if found and not standing.trouble:
+        strips.append(_strip(found.pop(0), is_headline=True))
+    elif standing.trouble:
+        found = [each for each in found if each.tone in ("warn", "bad")]
+    strips += [_strip(each) for each in found[:NOTICES_OPEN]]
+    if hidden := found[NOTICES_OPEN:NOTICES_MAX]:
+        summary = tag("summary", f"and {len(found) - NOTICES_OPEN:,} more")
+        more = tag("p", "`snapline status` has all of them.") if len(found) > NOTICES_MAX else None
+        strips.append(tag("details", summary, [_strip(each) for each in hidden], more, id="more-notices"))
     return tag("div", strips, id="notices")
 
 
-def _concern(concern: ConcernFacts) -> Markup:
-    text = f"{concern.text[:1].upper()}{concern.text[1:]}."
-    remedy = f" To do: {concern.remedy}." if concern.remedy else ""
-    quiet = tag("span", f" For {seconds(concern.since_s)}.{remedy}", class_="quiet")
-    return tag("p", text, quiet, class_="strip warn")
+def _all_notices(facts: FleetFacts) -> list[Notice]:
+    """All that there is to say, the worst first; never nothing."""
+    found: list[Notice] = []
+    if facts.phase in ENDED:
+        reason = f": {facts.reason}" if facts.reason else ""
+        found.append(Notice(tone_of("fleet", facts.phase), f"the fleet has {facts.phase}{reason}"))
+    if facts.store.state == "degraded":
+        found.append(Notice("bad", f"the store fails: {facts.store.reason}", facts.store.since_s))
+    for each in sorted(facts.concerns, key=lambda each: -each.since_s):
+        found.append(Notice(tone_of("concern", each.kind), each.text, each.since_s, each.remedy))
+    if not any(each.kind == "hosts" for each in facts.concerns):
+        found += _missing(facts)
+    if not found and facts.phase == "running":
+        alive = sum([host.state == "alive" for host in facts.hosts])
+        found.append(Notice("good", f"{plural(facts.agents, 'agent')} on {plural(alive, 'host')}"))
+    return sorted(found or [Notice("warn", f"the fleet is {facts.phase or 'in no phase known here'}")], key=_badness)
+
+
+def _badness(notice: Notice) -> int:
+    return -TONES.index(notice.tone)
+
+
+def _missing(facts: FleetFacts) -> list[Notice]:
+    """Hosts that are lost, and a fleet that does not run yet, or not again."""
+    lost = [host.host for host in facts.hosts if host.state == "lost"]
+    found = []
+    if lost and facts.phase not in ENDED:
+        named = ", ".join(lost[:HOSTS_NAMED]) + (f" and {len(lost) - HOSTS_NAMED:,} more" if lost[HOSTS_NAMED:] else "")
+        verb = "hosts are" if len(lost) > 1 else "host is"
+        remedy = "`snapline host logs ID` says why; start it again, or `snapline host forget ID`"
+        found.append(Notice(tone_of("host", "lost"), f"{len(lost):,} {verb} lost: {named}", remedy=remedy))
+    if facts.phase in ("forming", "recovering"):
+        text = "the fleet recovers" if facts.phase == "recovering" else "the fleet waits for its hosts"
+        found.append(Notice(tone_of("fleet", facts.phase), text))
+    return found
+
+
+def _strip(notice: Notice, *, is_headline: bool = False) -> Markup:
+    lead = LEADS.get(notice.tone, "") if is_headline else ""
+    text = notice.text if lead else f"{notice.text[:1].upper()}{notice.text[1:]}"
+    since = "" if notice.since_s is None else f" For {seconds(notice.since_s)}."
+    remedy = f" To do: {notice.remedy}." if notice.remedy else ""
+    quiet = tag("span", f"{since}{remedy}", class_="quiet") if since or remedy else None
+    kind = f"strip {notice.tone}{' headline' if is_headline else ''}"
+    return tag("p", tag("b", lead) if lead else None, f"{text}.", quiet, class_=kind)
 
 
 def _title(standing: Heard) -> Markup:
@@ -136,23 +195,18 @@ def _title(standing: Heard) -> Markup:
     return tag(
         "div",
         tag("h1", facts.fleet or "Fleet"),
-        pill(facts.phase, PHASES),
+        pill("fleet", facts.phase),
         tag("p", " · ".join(filter(None, [protocol, f"plan {facts.plan}", led])), class_="quiet"),
         id="title",
         class_="title",
     )
 
 
-def pill(word: str, kinds: dict[str, str]) -> Markup:
-    """A state as a word with a colour."""
-    return tag("span", word or "unknown", class_=f"pill {kinds.get(word, 'plain')}")
-
-
 def _figures(standing: Heard) -> Markup:
     facts = standing.facts or FleetFacts()
     alive = sum([host.state == "alive" for host in facts.hosts])
     expected = max(facts.hosts_expected, len(facts.hosts))
-    waiting = facts.total("inputs_waiting")
+    waiting, letters = facts.total("inputs_waiting"), facts.total("dead_letters")
     epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
     tiles = [
         _figure("Agents", count(facts.agents), f"on {alive:,} of {plural(expected, 'host')}"),
@@ -167,7 +221,7 @@ def _figures(standing: Heard) -> Markup:
             "Work at risk",
             loss.at_risk(facts),
             f"recoveries: {loss.recoveries(facts.loss)}",
-            is_bad=bool(facts.loss.missed),
+            tone=worst([tone_of("concern", kind) for kind in facts.loss.missed]),
         ),
         _figure(
             "Inputs waiting",
@@ -175,13 +229,13 @@ def _figures(standing: Heard) -> Markup:
             f"{facts.total('outputs_waiting'):,} outputs ({size(facts.total('output_bytes_waiting'))})",
         ),
         _figure("Parked", count(facts.total("parked")), f"{plural(facts.total('agents_full'), 'agent')} full"),
-        _figure("Dead letters", count(facts.total("dead_letters")), "", is_bad=facts.total("dead_letters") > 0),
+        _figure("Dead letters", count(letters), "", tone=tone_of("agent", "dead letters") if letters else "plain"),
     ]
     return tag("dl", *tiles, id="figures", class_="figures")
 
 
-def _figure(name: str, value: str, more: Child, *, is_bad: bool = False, is_broad: bool = False) -> Markup:
-    figure = tag("dd", value, class_="bad" if is_bad else None)
+def _figure(name: str, value: str, more: Child, *, tone: Tone = "plain", is_broad: bool = False) -> Markup:
+    figure = tag("dd", value, class_=tone)
     return tag("div", tag("dt", name), figure, tag("dd", more, class_="more"), class_="broad" if is_broad else None)
 
 
@@ -210,12 +264,12 @@ def _row(host: HostFacts, standing: Heard, *, most: int, fastest: float) -> Piec
     row = tag(
         "tr",
         tag("th", tag("a", host.host, href=f"/?host={quote(host.host)}#agents"), scope="row"),
-        tag("td", pill(host.state, STATES), " drained" if host.is_drained else None),
+        tag("td", pill("host", host.state), " drained" if host.is_drained else None),
         _bar(count(host.agents), host.agents, most),
         _bar(rate(turns), turns or 0.0, fastest),
         _number(len(host.busy)),
         _number(host.parked),
-        _number(host.dead_letters, kind="bad"),
+        _number(host.dead_letters, tone_of("agent", "dead letters")),
         _number(host.inputs_waiting),
         _number(host.outputs_waiting),
         _number(host.host_start),
@@ -247,7 +301,7 @@ def _tiles(standing: Heard) -> Markup:
         turns = standing.host_turns_per_s.get(host.host, 0.0)
         load = 0 if fastest <= 0 else min(LOADS - 1, int(LOADS * turns / fastest))
         told = f"{host.host}: {host.state}, {plural(host.agents, 'agent')}, {rate(turns)} turns a second"
-        marks = f"tile {STATES.get(host.state, 'plain')} load-{load}"
+        marks = f"tile {tone_of('host', host.state)} load-{load}"
         tiles.append(tag("a", href=f"#host-{host.host}", class_=marks, title=told, aria_label=told))
     return tag("div", *tiles, id="tiles", class_="tiles", role="group", aria_label="Hosts by turns per second")
 
@@ -288,7 +342,7 @@ def _found(standing: Heard, search: AgentSearch) -> Markup:
             tag("th", agent_link(each.agent), scope="row"),
             tag("td", each.host),
             tag("td", count(each.incarnation), class_="number"),
-            tag("td", pill(each.state, STATES)),
+            tag("td", pill("agent", each.state)),
         )
         for each in found[:ROWS_MAX]
     ]

@@ -10,6 +10,7 @@ from snapline.view.figures import NOTHING, age, count, plural
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, SweepFound
+from snapline.view.tones import tone_of
 
 PLACE = "/simulation"
 
@@ -20,8 +21,6 @@ FINDINGS_MAX, PROBES_MAX = 100, 200
 
 WHY_MAX = 300
 """Characters of the evidence in a table; the run's own page has all."""
-
-KINDS = {"pass": "good", "violation": "bad", "undecided": "warn", "broken": "bad"}
 
 RUN_COLUMNS = (
     *(("Run", ""), ("Seed", "number"), ("Verdict", ""), ("Protocol or fleet", ""), ("Virtual time", "number")),
@@ -52,7 +51,7 @@ class RunSearch(msgspec.Struct, frozen=True):
 def verdict_pill(verdict: str) -> Markup:
     """A verdict as a word with a colour, and its meaning."""
     meaning = VERDICTS.get(verdict)
-    return tag("span", verdict or "unknown", class_=f"pill {KINDS.get(verdict, 'plain')}", title=meaning)
+    return tag("span", verdict or "unknown", class_=f"pill {tone_of('verdict', verdict)}", title=meaning)
 
 
 def address(kind: str, place: str) -> str:

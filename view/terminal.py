@@ -9,13 +9,9 @@ from rich.text import Text
 from snapline.view import loss
 from snapline.view.facts import FleetFacts, Heard, HostFacts
 from snapline.view.figures import count, plural, rate, seconds, size
+from snapline.view.tones import Tone, tone_of
 
-COLORS = {
-    **dict.fromkeys(("running", "alive"), "green"),
-    **dict.fromkeys(("recovering", "forming", "unplaced"), "yellow"),
-    **dict.fromkeys(("failed", "lost"), "red"),
-}
-"""Of phases and of hosts' states, which stand there as words too."""
+COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
 
 BARS = "▁▂▃▄▅▆▇█"
 COURSE_MAX = 40
@@ -51,7 +47,10 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
     parts: list[RenderableType] = [_title(facts), *_figures(facts, heard)]
     if heard.trouble:
         parts.append(Text(f"! {heard.trouble}; this is how it stood before", style="red"))
-    concerns = [Text(f"! {each.line(heard.heard_s)}", style="yellow") for each in facts.concerns[:CONCERNS_MAX]]
+    concerns = [
+        Text(f"! {each.line(heard.heard_s)}", style=COLORS[tone_of("concern", each.kind)])
+        for each in facts.concerns[:CONCERNS_MAX]
+    ]
     if len(facts.concerns) > CONCERNS_MAX:
         concerns.append(Text(f"! and {len(facts.concerns) - CONCERNS_MAX} more: `snapline status`", style="yellow"))
     parts += concerns
@@ -66,7 +65,9 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
 
 def _title(facts: FleetFacts) -> Text:
     words = Text(no_wrap=True, overflow="ellipsis")
-    words.append(facts.fleet, style="bold").append("  ").append(facts.phase, style=COLORS.get(facts.phase, ""))
+    words.append(facts.fleet, style="bold").append("  ").append(
+        facts.phase, style=COLORS[tone_of("fleet", facts.phase)]
+    )
     more = f"  {facts.protocol}  plan {facts.plan}" + (f"  led by {facts.leader}" if facts.leader else "")
     return words.append(f"{more}  {facts.reason}".rstrip())
 
@@ -78,7 +79,9 @@ def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
     waiting = f"{plural(facts.total('inputs_waiting'), 'input')}, {plural(facts.total('outputs_waiting'), 'output')}"
     store = f"store {facts.store.state}{f': {facts.store.reason}' if facts.store.reason else ''}"
     last = Text(f"waiting: {waiting} ({size(facts.total('output_bytes_waiting'))})  parked {facts.total('parked'):,}  ")
-    last.append(plural(letters, "dead letter"), style="red" if letters else "").append(f"  {store}")
+    last.append(
+        plural(letters, "dead letter"), style=COLORS[tone_of("agent", "dead letters") if letters else "plain"]
+    ).append(f"  {store}")
     return [
         Text(
             f"{plural(facts.agents, 'agent')} on {alive:,} of {plural(max(facts.hosts_expected, len(facts.hosts)), 'host')}"
@@ -116,7 +119,7 @@ def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[Renderab
 
 
 def _row(host: HostFacts, turns_per_s: float | None) -> list[Text]:
-    state = Text(host.state, style=COLORS.get(host.state, ""))
+    state = Text(host.state, style=COLORS[tone_of("host", host.state)])
     cells = (
         *(count(host.agents), rate(turns_per_s), count(len(host.busy)), count(host.parked), count(host.dead_letters)),
         *(count(host.inputs_waiting), count(host.outputs_waiting), count(host.host_start), host.address),

@@ -18,6 +18,7 @@ from snapline.view.ledger import NEWEST_MAX, WORDS_MAX, NewestOutputs
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.pieces import Piece
 from snapline.view.streams import notices
+from snapline.view.tones import Tone, pill, tone_of
 from snapline.view.tree import leaf, tree
 
 ROWS_MAX = 100
@@ -28,12 +29,6 @@ NODES_MAX = 40
 
 WORDS_SHOWN = 300
 """Characters of an effect's arguments and of its result."""
-
-FATES = {
-    **dict.fromkeys(("needs people", "failed", "left"), "bad"),
-    **dict.fromkeys(("in doubt",), "warn"),
-    "done": "good",
-}
 
 TURN_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
@@ -88,29 +83,33 @@ def _figures(facts: WaitingFacts) -> Markup:
     stuck = sum([bool(each.problem) for each in facts.agents.agents])
     fates = Counter(each.fate for each in facts.effects)
     letters = fleet.total("dead_letters")
-    tiles = (
-        ("Durable turns", count(turns), f"in their middle; {stuck:,} cannot go on", stuck > 0),
-        ("Inputs waiting", count(fleet.total("inputs_waiting")), "taken, and not consumed yet", False),
+    tiles: tuple[tuple[str, str, str, Tone], ...] = (
+        (
+            "Durable turns",
+            count(turns),
+            f"in their middle; {stuck:,} cannot go on",
+            tone_of("concern", "turn") if stuck else "plain",
+        ),
+        ("Inputs waiting", count(fleet.total("inputs_waiting")), "taken, and not consumed yet", "plain"),
         (
             "Outputs waiting",
             count(fleet.total("outputs_waiting")),
             f"for a snapshot; {size(fleet.total('output_bytes_waiting'))}",
-            False,
+            "plain",
         ),
         (
             "Effects in doubt",
             count(fates["in doubt"] + fates["needs people"]),
             f"need people: {fates['needs people']:,}",
-            fates["needs people"] > 0,
+            tone_of("effect", "needs people") if fates["needs people"] else "plain",
         ),
-        ("Dead letters", count(letters), "", letters > 0),
+        ("Dead letters", count(letters), "", tone_of("agent", "dead letters") if letters else "plain"),
     )
     return tag("dl", [_figure(*tile) for tile in tiles], id="figures", class_="figures")
 
 
-def _figure(name: str, value: str, more: str, is_bad: bool) -> Markup:
-    number = tag("dd", value, class_="bad" if is_bad else None)
-    return tag("div", tag("dt", name), number, tag("dd", more, class_="more"))
+def _figure(name: str, value: str, more: str, tone: Tone) -> Markup:
+    return tag("div", tag("dt", name), tag("dd", value, class_=tone), tag("dd", more, class_="more"))
 
 
 def _agent(agent: str) -> Markup:
@@ -145,7 +144,7 @@ def _turns(told: WaitingAgents) -> Markup:
 def _turn(each: WaitingAgent) -> Markup:
     waits: Child = each.waits_for or "goes on"
     if each.problem:
-        waits = [tag("span", "stands", class_="pill bad"), " ", each.problem]
+        waits = [tag("span", "stands", class_=f"pill {tone_of('concern', 'turn')}"), " ", each.problem]
     since = seconds(each.waits_s) if each.waits_for else NOTHING
     cells = [tag("td", each.host), tag("td", f"{each.turn} from {each.sender}"), tag("td", waits, class_="wide")]
     numbers = [_number(each.steps), _number(each.put_off)]
@@ -173,10 +172,7 @@ def _letters(agents: Sequence[WaitingAgent]) -> Markup:
 
 def _effects(facts: WaitingFacts) -> Markup:
     fates = Counter(each.fate for each in facts.effects)
-    pills = [
-        tag("span", f"{fate}: {many:,}", class_=f"pill {FATES.get(fate, '')}".rstrip())
-        for fate, many in fates.most_common()
-    ]
+    pills = [pill("effect", fate, f": {many:,}") for fate, many in fates.most_common()]
     order = {fate: place for place, fate in enumerate(UNSETTLED)}
     found = sorted(facts.effects, key=lambda each: (order.get(each.fate, len(order)), -each.asked_ns))
     rows = [effect_row(each) for each in found[:ROWS_MAX]]
@@ -194,8 +190,12 @@ def join_with_space(parts: Sequence[Markup]) -> list[Child]:
 def effect_row(each: Effect) -> Markup:
     """One effect, for `EFFECT_COLUMNS`."""
     key = each.key if each.generation == 1 else f"{each.key}#{each.generation}"
-    fate = tag("span", each.fate, class_=f"pill {FATES.get(each.fate, '')}".rstrip())
-    about = [tag("td", key), tag("td", each.name), tag("td", fate), tag("td", age(each.asked_ns / 1e9))]
+    about = [
+        tag("td", key),
+        tag("td", each.name),
+        tag("td", pill("effect", each.fate)),
+        tag("td", age(each.asked_ns / 1e9)),
+    ]
     words = [tag("td", shown(text, WORDS_SHOWN), class_="wide") for text in (each.arguments, each.result)]
     return tag("tr", _agent(each.agent), about, words)
 

@@ -22,7 +22,7 @@ from tests.deploy.observed import (
 )
 
 from snapline.channels.metrics import PREFIX
-from snapline.conversation.concerns import KINDS
+from snapline.conversation.concerns import KINDS, URGENT
 
 CLI_PAGE = RUNBOOK.with_name("cli.md")
 RULES = {rule.alert: rule for rule in rules()}
@@ -69,6 +69,18 @@ def test_every_kind_of_concern_has_an_alert_and_a_row_in_the_page() -> None:
     assert found == set(KINDS)
     rows = re.findall(r"^\| `([a-z_]+)` \| ", CLI_PAGE.read_text().partition("| concern | ")[2], flags=re.MULTILINE)
     assert sorted(rows[: len(KINDS)]) == sorted(KINDS)
+
+
+def test_concerns_whose_alert_is_critical_are_urgent() -> None:
+    """And effects in doubt, since some wait for people alone: SnaplineEffectsNeedPeople."""
+    critical = {
+        kind
+        for rule in RULES.values()
+        for name, matchers in selectors(rule.expr)
+        if name == f"{PREFIX}concerns" and rule.labels["severity"] == "critical"
+        for kind in matchers["kind"][1].split("|")
+    }
+    assert critical | {"in_doubt"} == URGENT
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

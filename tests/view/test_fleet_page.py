@@ -3,10 +3,11 @@
 import re
 
 import msgspec
+from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 
 from snapline.view.facts import COURSE_MAX, FleetFacts, Heard, TurnRates
-from snapline.view.fleet_page import ROWS_MAX, AgentSearch, FleetScreen
+from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
 from snapline.view.pieces import ViewerCopy
 from snapline.view.watch import FleetWatch
 
@@ -37,8 +38,54 @@ async def test_what_is_wrong_is_said() -> None:
     body = FleetScreen().body(await standing(fleet), ALL)
     assert "disk full" in body and "H1 does not reach h2." in body
     assert " For 5.00 s. To do: look." in body
-    assert '<span class="pill bad">lost</span>' in body and '<dd class="bad">2</dd>' in body
+    assert '<span class="pill bad">lost</span>' in body and '<dd class="warn">2</dd>' in body
     assert re.search(r'<section id="busy".*teller-3.*3\.00 s', body)
+
+
+async def headline(fleet: SimulatedFleet, trouble: str = "") -> tuple[str, str]:
+    """Its class and its text: the first thing on the page."""
+    body = FleetScreen().body(msgspec.structs.replace(await standing(fleet), trouble=trouble), ALL)
+    notices = parse(f"<main>{body}</main>").find("main")[0].child("div")[0]
+    first = notices.child("p")[0]
+    return first.attributes["class"].split()[1], first.text
+
+
+async def test_the_headline_says_that_all_is_well() -> None:
+    assert await headline(SimulatedFleet()) == ("good", "All is well: 6 agents on 3 hosts.")
+
+
+async def test_the_headline_is_the_worst_concern() -> None:
+    fleet = SimulatedFleet()
+    fleet.more["concerns"] = [
+        {"kind": "drained", "hosts": ["h1"], "since_s": 900.0, "text": "host h1 has no agents"},
+        {"kind": "turn", "agents": ["a"], "since_s": 3.0, "text": "agent a stands", "remedy": "look"},
+        {"kind": "turn", "agents": ["b"], "since_s": 7.0, "text": "agent b stands", "remedy": "look"},
+    ]
+    assert await headline(fleet) == ("bad", "Something is wrong: agent b stands. For 7.00 s. To do: look.")
+    del fleet.more["concerns"][1:]
+    assert await headline(fleet) == ("warn", "Worth a look: host h1 has no agents. For 15 min.")
+
+
+async def test_the_headline_without_a_concern_goes_by_phase_and_hosts() -> None:
+    fleet = SimulatedFleet()
+    fleet.more["phase"] = "recovering"
+    assert await headline(fleet) == ("warn", "Worth a look: the fleet recovers.")
+    fleet.states["h2"] = "lost"
+    assert (await headline(fleet))[1].startswith("Something is wrong: 1 host is lost: h2. To do: ")
+    fleet.more |= {"phase": "failed", "reason": "all snapshots are damaged"}
+    assert await headline(fleet) == ("bad", "Something is wrong: the fleet has failed: all snapshots are damaged.")
+    fleet.more |= {"phase": "finished", "reason": ""}
+    assert await headline(fleet) == ("plain", "The fleet has finished.")
+    assert (await headline(fleet, "nobody answers"))[1].startswith("Nobody answers. What is shown was heard")
+
+
+async def test_hundreds_of_concerns_are_folded() -> None:
+    fleet = SimulatedFleet()
+    fleet.more["concerns"] = [{"kind": "turn", "text": f"agent a{n} stands"} for n in range(300)]
+    page = parse(f"<main>{FleetScreen().body(await standing(fleet), ALL)}</main>")
+    notices = page.find(id="notices")[0]
+    assert len(notices.child("p")) == 1 + NOTICES_OPEN
+    assert "and 295 more" in notices.text and "`snapline status` has all of them." in notices.text
 
 
 async def test_before_the_first_answer_there_is_a_sentence() -> None:

@@ -1,0 +1,46 @@
+"""The tone of each state that pages and terminals show, decided in one place. The word itself is always there too.
+
+Red ("bad") is for what needs people now, for failures and for hosts that are lost. Amber ("warn") passes or can wait. All else is green or plain.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from snapline.conversation.concerns import URGENT
+from snapline.view.markup import Markup, tag
+
+Tone = Literal["good", "plain", "warn", "bad"]
+Subject = Literal["fleet", "host", "agent", "epoch", "effect", "replica", "verdict", "concern"]
+
+TONES: tuple[Tone, ...] = ("good", "plain", "warn", "bad")
+"""The worst last."""
+
+_OF: Mapping[Subject, Mapping[str, Tone]] = {
+    "fleet": {"running": "good", "forming": "warn", "recovering": "warn", "failed": "bad"},
+    "host": {"alive": "good", "lost": "bad"},
+    "agent": {
+        **dict.fromkeys(("alive", "running"), "good"),
+        **dict.fromkeys(("unplaced", "starting", "unborn", "stopping", "dead letters"), "warn"),
+        **dict.fromkeys(("lost", "failed"), "bad"),
+    },
+    "epoch": {"aborted": "warn", "condemned": "bad"},
+    "effect": {"done": "good", "in doubt": "warn", "left": "warn", "needs people": "bad", "failed": "bad"},
+    "replica": {"leader": "good", "follower": "good", "learner": "warn", "silent": "warn"},
+    "verdict": {"pass": "good", "undecided": "warn", "violation": "bad", "broken": "bad"},
+    "concern": dict.fromkeys(URGENT, "bad"),
+}
+
+
+def tone_of(subject: Subject, word: str) -> Tone:
+    """The tone of a state; of a concern by its kind."""
+    return _OF[subject].get(word, "warn" if subject == "concern" else "plain")
+
+
+def worst(tones: Iterable[Tone]) -> Tone:
+    """The worst of them; "plain" if there is none."""
+    return max(tones, key=TONES.index, default="plain")
+
+
+def pill(subject: Subject, word: str, *more: str) -> Markup:
+    """A state as a word with its tone; `more`: words behind it."""
+    return tag("span", word or "unknown", *more, class_=f"pill {tone_of(subject, word)}")
