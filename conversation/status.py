@@ -185,6 +185,62 @@ class FleetStatus(msgspec.Struct, frozen=True):
     caller_role: str = ""
 
 
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """Who leads, as one replica believes; another may know better already.
+
+    Attributes:
+        term: Raft's term; 0 before anything happened.
+        leader: id of the leader; empty if there is none known.
+        is_leader: whether it is this replica.
+    """
+
+    term: int = 0
+    leader: str = ""
+    is_leader: bool = False
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How one replica stands, at one instant.
+
+    Attributes:
+        node: its id.
+        standing: see Standing.
+        is_learner: whether it lost its log, and may not vote before it has caught up.
+        has_quorum: whether it is connected to a majority, itself counted.
+        connected: ids of the others it can send to, sorted.
+        commit_index: last entry known to be committed.
+        applied: last entry applied here.
+        first_index, last_index: what its journal holds.
+        journal_bytes: length of these entries.
+    """
+
+    node: str
+    standing: Standing
+    is_learner: bool
+    has_quorum: bool
+    connected: tuple[str, ...]
+    commit_index: int
+    applied: int
+    first_index: int
+    last_index: int
+    journal_bytes: int
+
+
+class AskedReplica(msgspec.Struct, frozen=True):
+    """A replica of the coordinator, and what it says of itself.
+
+    Attributes:
+        id, address: as the replicas know it.
+        status: None: it has not answered.
+        problem: why not.
+    """
+
+    id: str
+    address: str
+    status: ReplicaStatus | None = None
+    problem: str = ""
+
+
 class SnapshotOutcome(msgspec.Struct, frozen=True):
     """How an epoch ended that was asked for by hand; epoch 0: it did not even begin.
 

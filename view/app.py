@@ -1,6 +1,6 @@
 """The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
 
-    GET  /, /agents/{agent}, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
+    GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
     GET  /act, /act/{verb}, POST /deeds      what operators may do, where the view was started to allow it (`acting.py`)
     GET  /space-time, /space-time.svg, …     what happened, of the fleet and of a trace (`space_time.py`)
     GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
@@ -31,6 +31,7 @@ from snapline.errors import AgentMissingError, MisuseError, NotFoundError, Snapl
 from snapline.pictures.look import EVENT_RULES, RULES, style
 from snapline.view.acting import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body
+from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import CutSearch, cut_body, cut_found
 from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions, form_of
@@ -129,6 +130,7 @@ class View:
         return [
             Route("/", self._guarded(self._show_fleet)),
             Route("/agents/{agent}", self._guarded(self._show_agent)),
+            Route("/coordinators", self._guarded(self._show_coordinators)),
             Route("/epochs", self._guarded(self._show_epochs)),
             Route("/epochs/{epoch}", self._guarded(self._show_cut)),
             Route("/recovery", self._guarded(self._show_recovery)),
@@ -249,6 +251,9 @@ class View:
         effects = await self._waiting.open_at(told) if told else {}
         body = recovery_body(line, lines, past, hosts, [each.agent for each in standing.agents], effects)
         return self._page("recovery", "Recovery", body)
+
+    async def _show_coordinators(self, request: Request) -> Response:
+        return self._page("fleet", "Coordinators", coordinators_body(await self._calls.replicas()))
 
     async def _show_waiting(self, request: Request) -> Response:
         body = waiting_body(await self._waiting.facts())

@@ -12,6 +12,7 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.errors import CoordinatorUnavailableError, SnaplineError
+from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body
 from snapline.view.epochs_page import epochs_body, no_history
@@ -79,12 +80,16 @@ class FleetExport:
             raise CoordinatorUnavailableError(self._watch.last.trouble)
         epochs = await _had("epochs", "Epochs", self._epochs)
         snapshot = await _had(SNAPSHOT, "Snapshot", self._cut)
+        coordinators = await _had("coordinators", "Coordinators", self._coordinators)
         recovery = await _had("recovery", "Recovery", lambda: self._recovery(facts))
         waiting = await _had("waiting", "Waiting", self._what_waits)
         await asyncio.sleep(max(0.0, first_s + RATE_S - time.monotonic()))
         standing = await self._watch.now()
         fleet = ExportedScreen("fleet", "Fleet", FleetScreen().body(standing, AgentSearch()))
-        return facts.fleet, [fleet, epochs, snapshot, recovery, waiting]
+        return facts.fleet, [fleet, coordinators, epochs, snapshot, recovery, waiting]
+
+    async def _coordinators(self) -> ExportedScreen:
+        return ExportedScreen("coordinators", "Coordinators", coordinators_body(await self._calls.replicas()))
 
     async def _epochs(self) -> ExportedScreen:
         history = await self._calls.epoch_history()

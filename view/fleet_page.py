@@ -191,12 +191,13 @@ def _title(standing: Heard) -> Markup:
     if facts is None:
         return tag("div", tag("h1", "Waiting for the fleet"), id="title", class_="title")
     protocol = f"{facts.protocol} ({facts.mode})" if facts.mode else facts.protocol
-    led = f"led by {facts.leader}, term {facts.term}" if facts.leader and len(facts.replicas) > 1 else ""
+    led = f"{facts.leader} leads, term {facts.term}" if facts.leader else "nobody leads"
+    replicas = tag("a", plural(len(facts.replicas), "coordinator"), href="/coordinators")
     return tag(
         "div",
         tag("h1", facts.fleet or "Fleet"),
         pill("fleet", facts.phase),
-        tag("p", " · ".join(filter(None, [protocol, f"plan {facts.plan}", led])), class_="quiet"),
+        tag("p", f"{protocol} · plan {facts.plan} · ", replicas, f", {led}", class_="quiet"),
         id="title",
         class_="title",
     )

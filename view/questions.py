@@ -1,7 +1,10 @@
 """The view's questions to a running fleet: those of `snapline.Client`, and those that only the coordinator's own client has."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+
+import msgspec
 
 from snapline.channels.security import Security
 from snapline.client.client import TIMEOUT_S, Client, open_client
@@ -11,17 +14,24 @@ from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.conversation.status import AskedReplica, ReplicaStatus
 from snapline.conversation.views import RecentTrace
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, SnaplineError
+
+REPLICA_S = 2.0
+"""For a replica to answer: it reads its memory, and somebody waits for the page."""
 
 
 class FleetQuestions:
     """Asks; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
 
-    def __init__(self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls) -> None:
+    def __init__(
+        self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
+    ) -> None:
         self._client = client
         self._coordinator = coordinator
         self._hosts = hosts
+        self._security = security
 
     async def status(self) -> dict[str, object]:
         """As `snapline status`, perhaps not the latest: it is asked every second."""
@@ -60,6 +70,26 @@ class FleetQuestions:
                 raise  # it is about who asks
             return None
 
+    async def replicas(self) -> list[AskedReplica]:
+        """The coordinator's replicas, as `snapline coordinator members` has them, each with its own `coordinator status`."""
+        answer = await patiently(lambda: self._coordinator.read_replica("members"))
+        members = msgspec.convert(answer["members"], list[AskedReplica])
+        return await asyncio.gather(*[self._with_status(each) for each in members])
+
+    async def _with_status(self, replica: AskedReplica) -> AskedReplica:
+        try:
+            coordinator = CoordinatorClient(replica.address, self._security)
+            try:
+                answer = await coordinator.read_replica("status", REPLICA_S)
+            finally:
+                await coordinator.close()
+            status = msgspec.convert(answer, ReplicaStatus)
+        except (SnaplineError, msgspec.ValidationError) as error:
+            return msgspec.structs.replace(replica, problem=str(error))
+        if status.node != replica.id:
+            return msgspec.structs.replace(replica, problem=f"{status.node} answers there")
+        return msgspec.structs.replace(replica, status=status)
+
     async def waiting(self) -> dict[str, object]:
         """As `Client.waiting`."""
         return await self._client.waiting()
@@ -91,7 +121,7 @@ async def open_questions(
     async with await patiently(lambda: open_client(address, security, name)) as client:
         coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)
         try:
-            yield FleetQuestions(client, coordinator, hosts), coordinator
+            yield FleetQuestions(client, coordinator, hosts, security), coordinator
         finally:
             await hosts.close()
             await coordinator.close()

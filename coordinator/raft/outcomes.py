@@ -1,4 +1,4 @@
-"""What becomes of a proposal, and how a replica stands."""
+"""What becomes of a proposal."""
 
 import msgspec
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
@@ -47,44 +47,3 @@ def outcome_of(result: object, code: int | None) -> Outcome:
     if reason is not None:
         return Rejected(reason)
     return Unknown(_UNKNOWN.get(code, f"the library answered {code}"))
-
-
-class Standing(msgspec.Struct, frozen=True, gc=False):
-    """Who leads, as one replica believes; another may know better already.
-
-    Attributes:
-        term: Raft's term; 0 before anything happened.
-        leader: id of the leader; empty if there is none known.
-        is_leader: whether it is this replica.
-    """
-
-    term: int = 0
-    leader: str = ""
-    is_leader: bool = False
-
-
-class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How one replica stands, at one instant.
-
-    Attributes:
-        node: its id.
-        standing: see Standing.
-        is_learner: whether it lost its log, and may not vote before it has caught up.
-        has_quorum: whether it is connected to a majority, itself counted.
-        connected: ids of the others it can send to, sorted.
-        commit_index: last entry known to be committed.
-        applied: last entry applied here.
-        first_index, last_index: what its journal holds.
-        journal_bytes: length of these entries.
-    """
-
-    node: str
-    standing: Standing
-    is_learner: bool
-    has_quorum: bool
-    connected: tuple[str, ...]
-    commit_index: int
-    applied: int
-    first_index: int
-    last_index: int
-    journal_bytes: int

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from snapline.conversation.status import Standing
 from snapline.coordinator.raft.driver import RaftDriver
-from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.service.adapter import Driver
 from snapline.errors import CoordinatorUnavailableError, SnaplineError
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from snapline.coordinator.raft.outcomes import Standing
+from snapline.conversation.status import Standing
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, OperationResult, ProposalOutcome
 from snapline.coordinator.state.operations import decode_operation

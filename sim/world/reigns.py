@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.coordinator.raft.outcomes import Standing
+from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import OperationResult, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState
 

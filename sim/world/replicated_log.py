@@ -22,7 +22,7 @@ Carries G8 in the simulator. Choices come from the stream "log". The callers' du
 
 from collections.abc import Callable
 
-from snapline.coordinator.raft.outcomes import Standing
+from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation

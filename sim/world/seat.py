@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents
+from snapline.conversation.status import Standing
 from snapline.conversation.wire import decode_host_message, encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
-from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.state.fleet_state import FleetState

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from snapline.conversation.status import Standing
 from snapline.coordinator.leader.events import RestoreRequested
 from snapline.coordinator.leader.host_words import MovesRequested
-from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
 from snapline.sim.choices import Choices

@@ -37,7 +37,16 @@ pytestmark = [
 ]
 
 SCREENS = (
-    *("/", "/epochs", "/recovery", "/waiting", "/recovery?failed=host:h1", "/epochs/latest", "/agents/teller-1"),
+    *(
+        "/",
+        "/coordinators",
+        "/epochs",
+        "/recovery",
+        "/waiting",
+        "/recovery?failed=host:h1",
+        "/epochs/latest",
+        "/agents/teller-1",
+    ),
     *("/space-time", "/space-time?rows=hosts", "/act", "/act/snapshot", "/act/kill?host=h2"),
 )
 LONGEST = "agent-0-".ljust(128, "n")

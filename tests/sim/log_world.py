@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 from tests.kit.virtual_time import VirtualTime
 
-from snapline.coordinator.raft.outcomes import Standing
+from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import AdmitHost, Operation, decode_operation, encode_operation

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from tests.sim.log_world import SECOND, World
 
-from snapline.coordinator.raft.outcomes import Standing
+from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import Committed, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation

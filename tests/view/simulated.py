@@ -12,6 +12,7 @@ from snapline.conversation.outputs import (
     ReleasedOutput,
     ReleasedOutputs,
 )
+from snapline.conversation.status import AskedReplica, ReplicaStatus, Standing
 from snapline.conversation.views import RecentTrace
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
 from snapline.storage.outputs.names import Cursor, parse_cursor
@@ -48,6 +49,9 @@ class SimulatedFleet:
             "plan": 1,
             "agents": len(self.owners),
             "hosts_expected": len(self.names),
+            "leader": "c1",
+            "term": 4,
+            "replicas": ["c1", "c2", "c3"],
             "last_complete_epoch": 7,
             "hosts": [self._host(name) for name in self.names],
             "of another release": True,
@@ -159,6 +163,27 @@ class SimulatedFleet:
         """None, once it is of an older release."""
         self._answer("history")
         return self.history
+
+    async def replicas(self) -> list[AskedReplica]:
+        """c1 leads, c2 follows, and c3 does not answer."""
+        self._answer("replicas")
+
+        def status(node: str) -> ReplicaStatus:
+            others = tuple(sorted({"c1", "c2"} - {node}))
+            standing, log = Standing(4, "c1", node == "c1"), {"commit_index": 90, "applied": 88, "journal_bytes": 2048}
+            return ReplicaStatus(
+                node=node,
+                standing=standing,
+                is_learner=False,
+                has_quorum=True,
+                connected=others,
+                first_index=1,
+                last_index=91,
+                **log,
+            )
+
+        rows = [AskedReplica(f"c{n}", f"10.0.0.{n}:4000", status(f"c{n}")) for n in (1, 2)]
+        return [*rows, AskedReplica("c3", "10.0.0.3:4000", problem="nobody answers there")]
 
     async def waiting(self) -> dict[str, object]:
         self._answer("waiting")

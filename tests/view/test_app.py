@@ -20,6 +20,7 @@ TOKEN = "a token that nobody guesses"
 PATHS = (
     "/",
     "/agents/teller-1",
+    "/coordinators",
     "/epochs",
     "/epochs/7",
     "/recovery",
@@ -55,6 +56,7 @@ async def test_pages_have_nothing_that_their_policy_forbids() -> None:
         for path in (
             "/",
             "/agents/teller-1",
+            "/coordinators",
             "/epochs",
             "/epochs/7?to=6",
             "/recovery",

@@ -94,11 +94,12 @@ async def test_a_file_needs_nothing_else_and_runs_nothing() -> None:
 async def test_its_screens_are_reached_within_it() -> None:
     page = await exported(busy_fleet("as usual"))
     links = {each.text: each.attributes["href"] for each in page.find("nav")[0].find("a")}
-    assert links == {name.title(): f"#{name}" for name in ("fleet", "epochs", "snapshot", "recovery", "waiting")}
+    screens = ("fleet", "coordinators", "epochs", "snapshot", "recovery", "waiting")
+    assert links == {name.title(): f"#{name}" for name in screens}
     targets = {each.attributes["href"] for each in page.find("a")}
     assert {"#snapshot-agent-teller-4", "#fleet-agents"} <= targets
     assert not [each for each in page.find("a") if each.text == "6"], "an epoch that is not in the file is no link"
-    assert [each.text for each in page.find("h1")] == ["bank", "Epochs", "Epoch 7", "Recovery", "Waiting"]
+    assert [each.text for each in page.find("h1")] == ["bank", "Coordinators", "Epochs", "Epoch 7", "Recovery", "Waiting"]
 
 
 async def test_hostile_content_is_text() -> None:

@@ -29,7 +29,7 @@ async def test_what_stands_on_the_screen() -> None:
     }
     fleet.more["concerns"] = [{"kind": "host", "text": "host h2 [red]is[/red] missing", "remedy": "start it"}]
     lines = shown(await FleetWatch(fleet).now())
-    assert lines[0] == "bank  running  chandy-lamport  plan 1"
+    assert lines[0] == "bank  running  chandy-lamport  plan 1  led by c1"
     assert "6 agents on 2 of 3 hosts" in lines
     (concern,) = [line for line in lines if line.startswith("!")]
     assert concern.startswith("! host h2 [red]is[/red] missing, since ") and concern.endswith(". To do: start it")
