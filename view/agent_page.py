@@ -1,14 +1,21 @@
-"""One agent, as its host says that it stands."""
+"""One agent: its state, and how its host says that it stands."""
 
+import msgspec
+
+from snapline.conversation.views import AgentState
+from snapline.view.frame import section
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.tones import pill
-from snapline.view.tree import leaf, tree
+from snapline.view.tree import DEPTH_MAX, leaf, tree
 
 HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
 
+OPEN_BYTES_MAX = 2_000
+"""As JSON: a larger state stands there with its fields folded."""
 
-def agent_body(document: dict[str, object]) -> Markup:
-    """The page of what `Client.describe` tells."""
+
+def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
+    """The page of what `Client.describe` tells, and of its state; `problem`: why that is not the live one, or is not known."""
     facts = [(name, document.get(name)) for name in document if name not in HEAD]
     about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
     title = tag(
@@ -19,7 +26,33 @@ def agent_body(document: dict[str, object]) -> Markup:
         class_="title",
     )
     rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", _value(value))) for name, value in facts]
-    return join([title, tag("dl", *rows, class_="facts")])
+    listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
+    return join([title, _state(state, problem), listed])
+
+
+def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
+    """The page while no host can say how it stands; `problem`: why not."""
+    title = tag(
+        "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
+    )
+    return join([title, _state(state, problem)])
+
+
+def _state(state: AgentState | None, problem: str) -> Markup:
+    why = tag("p", f"{problem[:1].upper()}{problem[1:]}.", class_="strip warn") if problem else None
+    if state is None:
+        return section("state", "State", why)
+    about: Child = f"As it was at {state.time}, between two turns; a recovery may undo it."
+    if not state.is_live:
+        epoch = tag("a", f"epoch {state.epoch}", href=f"/epochs/{state.epoch}")
+        about = ["As of ", epoch, f", {state.time}."]
+    value = _opened(state.state) if not state.is_unborn else tag("p", "It is not born yet.", class_="quiet")
+    return section("state", "State", why, tag("p", about, class_="quiet"), value)
+
+
+def _opened(state: object) -> Markup:
+    is_small = len(msgspec.json.encode(state)) <= OPEN_BYTES_MAX
+    return tree(state, open_levels=DEPTH_MAX if is_small else 1)
 
 
 def _value(value: object) -> Child:

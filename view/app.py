@@ -27,10 +27,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.conversation.views import AgentState
+from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError
 from snapline.pictures.look import EVENT_RULES, RULES, style
 from snapline.view.acting import ActingPages, NotAllowedError, Operators
-from snapline.view.agent_page import agent_body
+from snapline.view.agent_page import agent_body, saved_body
 from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import CutSearch, cut_body, cut_found
@@ -62,6 +63,9 @@ WRONG_S = 0.5
 
 DESCRIBE_S = 5.0
 """For a host to say how an agent stands: somebody waits for the page."""
+
+LIVE_S, SAVED_S = 1.0, 3.0
+"""For an agent's live state, which waits for the end of a turn, and for that of the newest snapshot."""
 
 CUTS_KEPT = 2
 
@@ -220,7 +224,26 @@ class View:
 
     async def _show_agent(self, request: Request) -> Response:
         agent = request.path_params["agent"]
-        return self._page("fleet", agent, agent_body(await self._calls.describe(agent, DESCRIBE_S)))
+        try:
+            described = await self._calls.describe(agent, DESCRIBE_S)
+        except UnknownOutcomeError as error:  # its host is lost, or the fleet recovers
+            try:
+                saved = await self._calls.state(agent, timeout_s=SAVED_S)
+            except SnaplineError:
+                raise error from None
+            return self._page("fleet", agent, saved_body(agent, saved, str(error)))
+        return self._page("fleet", agent, agent_body(described, *await self._state_of(agent)))
+
+    async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
+        """Its live state, else that of the newest snapshot; and why it is not the live one, or neither."""
+        try:
+            return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""
+        except SnaplineError as error:
+            problem = str(error)
+        try:
+            return await self._calls.state(agent, timeout_s=SAVED_S), problem
+        except SnaplineError as error:
+            return None, str(error)
 
     async def _show_epochs(self, request: Request) -> Response:
         history = await self._calls.epoch_history()

@@ -14,7 +14,7 @@ from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.messages import OpenTurn
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import AskedReplica
-from snapline.conversation.views import RecentTrace
+from snapline.conversation.views import AgentState, RecentTrace
 
 COURSE_MAX = 120
 """Samples of the course that is drawn: two minutes, one a second."""
@@ -176,6 +176,7 @@ class FleetCalls(Protocol):
 class ViewCalls(FleetCalls, Protocol):
     """And what its other screens ask."""
 
+    async def state(self, agent: str, *, live: bool = ..., timeout_s: float = ...) -> AgentState: ...
     async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
     async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]: ...
     async def lines_of_each(self) -> dict[str, object]: ...

@@ -15,7 +15,7 @@ from snapline.conversation.coordinator_client import CoordinatorClient, patientl
 from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import AskedReplica, ReplicaStatus
-from snapline.conversation.views import RecentTrace
+from snapline.conversation.views import AgentState, RecentTrace
 from snapline.errors import MisuseError, SnaplineError
 
 REPLICA_S = 2.0
@@ -44,6 +44,10 @@ class FleetQuestions:
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """As `snapline agent describe`."""
         return await self._client.describe(agent, timeout_s)
+
+    async def state(self, agent: str, *, live: bool = False, timeout_s: float = TIMEOUT_S) -> AgentState:
+        """As `snapline agent state`."""
+        return await self._client.state(agent, live=live, timeout_s=timeout_s)
 
     async def snapshot_at(self, snapshot: str) -> dict[str, object]:
         """As `snapline snapshot show`."""

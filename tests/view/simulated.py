@@ -13,7 +13,7 @@ from snapline.conversation.outputs import (
     ReleasedOutputs,
 )
 from snapline.conversation.status import AskedReplica, ReplicaStatus, Standing
-from snapline.conversation.views import RecentTrace
+from snapline.conversation.views import AgentState, RecentTrace
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
 from snapline.storage.outputs.names import Cursor, parse_cursor
 
@@ -30,6 +30,9 @@ class SimulatedFleet:
         self.turns = 0
         self.note = "as usual"
         self.error: SnaplineError | None = None
+        self.state_errors: dict[bool, SnaplineError] = {}
+        self.describe_error: SnaplineError | None = None
+        self.held: dict[str, Any] = {}
         self.asked: list[str] = []
         self.waiting_agents: list[dict[str, Any]] = []
         self.standing: list[dict[str, Any]] = []
@@ -69,10 +72,21 @@ class SimulatedFleet:
 
     async def describe(self, agent: str, timeout_s: float = 1.0) -> dict[str, object]:
         self._answer("describe")
+        if self.describe_error is not None:
+            raise self.describe_error
         if agent not in self.owners:
             raise AgentMissingError(f"agent {agent!r} is not in this fleet")
         about = {"agent": agent, "agent_kind": "bank:Teller", "host": self.owners[agent], "incarnation": 1}
         return {"apiVersion": "snapline/v1", "kind": "Agent", **about, "life": "running", **self.more}
+
+    async def state(self, agent: str, *, live: bool = False, timeout_s: float = 1.0) -> AgentState:
+        """Live it has changed since epoch 7; `state_errors`: what is raised instead, for each of the two."""
+        self._answer("state")
+        if live in self.state_errors:
+            raise self.state_errors[live]
+        held = {"balance": 90 if live else 70, "note": self.note, **self.held}
+        epoch, time = (None, "2026-01-01T00:00:09.000Z") if live else (7, "2026-01-01T00:00:00.000Z")
+        return AgentState(agent, "bank:Teller", self.owners[agent], 1, epoch, time, live, False, "", held)
 
     async def snapshot_at(self, snapshot: str) -> dict[str, object]:
         """Two epochs that are alike but for a balance and what is in transit: 6 and 7, which is also "latest"."""

@@ -99,7 +99,14 @@ async def test_its_screens_are_reached_within_it() -> None:
     targets = {each.attributes["href"] for each in page.find("a")}
     assert {"#snapshot-agent-teller-4", "#fleet-agents"} <= targets
     assert not [each for each in page.find("a") if each.text == "6"], "an epoch that is not in the file is no link"
-    assert [each.text for each in page.find("h1")] == ["bank", "Coordinators", "Epochs", "Epoch 7", "Recovery", "Waiting"]
+    assert [each.text for each in page.find("h1")] == [
+        "bank",
+        "Coordinators",
+        "Epochs",
+        "Epoch 7",
+        "Recovery",
+        "Waiting",
+    ]
 
 
 async def test_hostile_content_is_text() -> None:
