@@ -22,7 +22,7 @@ from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundEr
 from snapline.view.deed_pages import confirmation_body, deeds_body, links_of_epoch, outcome_body
 from snapline.view.deeds import Deeds, Fields, ProposedDeed
 from snapline.view.doors import HEADERS, Sessions, form_of
-from snapline.view.facts import FleetFacts
+from snapline.view.facts import ENDED, FleetFacts
 from snapline.view.fleet_deeds import FleetDeeds
 from snapline.view.markup import Markup
 from snapline.view.store_deeds import StoreDeeds
@@ -37,8 +37,6 @@ ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
 AGAIN_S = 2
 """A page of a deed that is under way is loaded again so often."""
 
-ENDED = ("finished", "failed")
-
 Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedDeed]]
 
 
@@ -51,7 +49,8 @@ class Operators:
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
         """`folder`: the fleet's own, if it is on this machine. `has_certificates`: without them everybody may do everything."""
-        fleet, self.store = FleetDeeds(coordinator), StoreDeeds(coordinator, folder)
+        self.fleet = fleet = FleetDeeds(coordinator)
+        self.store = StoreDeeds(coordinator, folder)
         self._has_certificates = has_certificates
         self.verbs: dict[str, Propose] = {
             "snapshot": fleet.snapshot,
@@ -73,9 +72,15 @@ class Operators:
         """Does the fleet let the view act?"""
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
-    def links(self, facts: FleetFacts | None, epoch: int) -> Markup | None:
+    def offers(self, facts: FleetFacts | None) -> bool:
+        """And is there a fleet to which something can be done?"""
+        return self.may(facts) and facts is not None and facts.phase not in ENDED
+
+    async def links(self, facts: FleetFacts | None, epoch: int) -> Markup | None:
         """What can be done with a snapshot, for its page."""
-        return links_of_epoch(epoch, is_here=self.store.is_here) if self.may(facts) else None
+        if not self.offers(facts):
+            return None
+        return links_of_epoch(epoch, can_restore=epoch in await self.fleet.restorable(), is_here=self.store.is_here)
 
 
 Page = Callable[[str, str, Markup], Response]
@@ -98,7 +103,8 @@ class ActingPages:
     async def show(self, request: Request) -> Response:
         """What can be done."""
         facts, store = await self._facts(), self._operators.store
-        return self._page("act", "Actions", deeds_body(facts, await store.kept(), is_here=store.is_here))
+        kept, restorable = await store.kept(), await self._operators.fleet.restorable()
+        return self._page("act", "Actions", deeds_body(facts, kept, restorable, is_here=store.is_here))
 
     async def propose(self, request: Request) -> Response:
         """What will happen."""

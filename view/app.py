@@ -40,6 +40,7 @@ from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.frame import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, page
+from snapline.view.links import Targets, shown_epochs
 from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
 from snapline.view.pieces import Piece, ViewerCopy
@@ -89,7 +90,9 @@ class View:
         reports: Sequence[Path] = (),
     ) -> None:
         self._has_fleet, self._has_trace = calls is not None, trace is not None
-        self._space = SpaceTimePages(self._show_space, None if calls is None else LiveEvents(calls), trace, self._cut)
+        self._space = SpaceTimePages(
+            self._show_space, None if calls is None else LiveEvents(calls), trace, self._cut, self._shown_epochs
+        )
         calls = cast("ViewCalls", calls)  # without a fleet there are no routes that ask it
         self._calls = calls
         self._sessions = Sessions(token)
@@ -146,7 +149,7 @@ class View:
     def _screens(self) -> tuple[tuple[str, str, str], ...]:
         """Those that there are for who looks now."""
         screens = [*SCREENS, SPACE_TIME] if self._has_fleet else [SPACE_TIME] if self._has_trace else []
-        if self._operators is not None and self._operators.may(self._watch.last.facts):
+        if self._operators is not None and self._operators.offers(self._watch.last.facts):
             screens.append(ACT)
         if self._simulation is not None:
             screens.append(SIMULATION)
@@ -256,7 +259,8 @@ class View:
         other = await self._cut(search.to) if search.to else None
         if query.get("part") == "found":
             return _html(cut_found(cut, search, other))
-        links = None if self._operators is None else self._operators.links(self._watch.last.facts, cut.epoch)
+        facts = self._watch.last.facts
+        links = None if self._operators is None else await self._operators.links(facts, cut.epoch)
         return self._page("epochs", f"Epoch {cut.epoch}", join([cut_body(cut, search, other), links]))
 
     async def _show_recovery(self, request: Request) -> Response:
@@ -272,7 +276,9 @@ class View:
         hosts = [host.host for host in (() if standing.facts is None else standing.facts.hosts)]
         told = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
         effects = await self._waiting.open_at(told) if told else {}
-        body = recovery_body(line, lines, past, hosts, [each.agent for each in standing.agents], effects)
+        agents = [each.agent for each in standing.agents]
+        targets = Targets(frozenset(agents), await self._shown_epochs())
+        body = recovery_body(line, lines, past, hosts, agents, effects, targets)
         return self._page("recovery", "Recovery", body)
 
     async def _show_coordinators(self, request: Request) -> Response:
@@ -293,6 +299,15 @@ class View:
 
     async def _to_first_screen(self, request: Request) -> Response:
         return RedirectResponse(self._screens()[0][1], 303, HEADERS)
+
+    async def _shown_epochs(self) -> frozenset[int]:
+        """Those that can be looked at; none if nobody says."""
+        if not self._has_fleet:
+            return frozenset()
+        try:
+            return shown_epochs(await self._calls.epoch_history())
+        except SnaplineError:
+            return frozenset()
 
     async def _cut(self, snapshot: str) -> CutFacts:
         """Who types into a search asks for the same ones again and again."""

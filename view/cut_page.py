@@ -1,7 +1,7 @@
 """The screen *Cut*: one snapshot: what every agent held, what was in transit between them, and how it differs from another one."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -48,7 +48,13 @@ def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) ->
 def cut_found(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
     """What is searched for."""
     difference = _difference(other, cut, search) if other is not None else None
-    return tag("div", difference, _in_transit(cut, search), _agents(cut, search), id="found")
+    found = [
+        each
+        for each in cut.agents
+        if search.finds(each.agent, each.kind, each.host, each.state, *dict(each.rest()).values())
+    ]
+    shown = frozenset([each.agent for each in found[:ROWS_MAX]])
+    return tag("div", difference, _in_transit(cut, search, shown), _agents(cut, found), id="found")
 
 
 def _said(value: object) -> str:
@@ -103,7 +109,8 @@ def _form(cut: CutFacts, search: CutSearch) -> Markup:
 # -- what was in transit ---------------------------------------------------------------------------------------------------
 
 
-def _in_transit(cut: CutFacts, search: CutSearch) -> Markup:
+def _in_transit(cut: CutFacts, search: CutSearch, shown: Container[str]) -> Markup:
+    """`shown`: agents that have a card below."""
     found = [
         (channel, message)
         for channel, message in cut.messages()
@@ -112,25 +119,25 @@ def _in_transit(cut: CutFacts, search: CutSearch) -> Markup:
     if not found:
         told = "Nothing was in transit." if not search.text else "No message is found."
         return section("transit", "In transit", tag("p", told, class_="quiet"))
-    rows = [_message(channel, message) for channel, message in found[:ROWS_MAX]]
+    rows = [_message(channel, message, shown) for channel, message in found[:ROWS_MAX]]
     counts = Counter((channel.sender, channel.receiver) for channel, _ in found)
     body = table(MESSAGE_COLUMNS, rows, label="Messages in transit")
     aside = tag("span", _told(len(found), cut.channel_state_messages, "message"), class_="quiet", role="status")
     return section("transit", "In transit", cut_picture(counts), body, aside=aside)
 
 
-def _message(channel: CutChannel, message: CutMessage) -> Markup:
+def _message(channel: CutChannel, message: CutMessage, shown: Container[str]) -> Markup:
     return tag(
         "tr",
-        tag("th", _agent_link(channel.sender), scope="row"),
-        tag("td", _agent_link(channel.receiver)),
+        tag("th", _agent_link(channel.sender, shown), scope="row"),
+        tag("td", _agent_link(channel.receiver, shown)),
         tag("td", count(message.number), class_="number"),
         tag("td", _value(_in_words(message.message)), class_="wide"),
     )
 
 
-def _agent_link(agent: str) -> Markup:
-    return tag("a", agent, href=f"#agent-{quote(agent)}")
+def _agent_link(agent: str, shown: Container[str]) -> Child:
+    return tag("a", agent, href=f"#agent-{quote(agent)}") if agent in shown else agent
 
 
 def _in_words(message: object) -> object:
@@ -157,12 +164,7 @@ def _told(found: int, total: int, what: str) -> str:
 # -- agents --------------------------------------------------------------------------------------------------------------
 
 
-def _agents(cut: CutFacts, search: CutSearch) -> Markup:
-    found = [
-        each
-        for each in cut.agents
-        if search.finds(each.agent, each.kind, each.host, each.state, *dict(each.rest()).values())
-    ]
+def _agents(cut: CutFacts, found: Sequence[CutAgent]) -> Markup:
     aside = tag("span", _told(len(found), len(cut.agents), "agent"), class_="quiet", role="status")
     cards = [_card(each, is_open=len(found) <= 8) for each in found[:ROWS_MAX]]
     return section("agents", "Agents", cards or tag("p", "No agent is found.", class_="quiet"), aside=aside)

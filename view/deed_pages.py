@@ -1,12 +1,13 @@
 """The screens of actions: what can be done, what will happen, and what came of it. All of them work without scripts."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from urllib.parse import urlencode
 
 from snapline.storage.keeping.catalog import SnapshotSummary
 from snapline.view.deeds import DeedField, DeedOutcome, ProposedDeed
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import count, size
+from snapline.view.fleet_deeds import others_for_agents
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.store_deeds import KeptSnapshots
@@ -27,19 +28,23 @@ def deed_link(verb: str, words: str, **query: object) -> Markup:
     return tag("a", words, href=address, class_="deed")
 
 
-def links_of_epoch(epoch: int, *, is_here: bool) -> Markup:
+def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
     """What can be done with a snapshot."""
-    verbs = [("restore", "Restore"), *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
+    restore = (("restore", "Restore"),) if can_restore else ()
+    verbs = [*restore, *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
     return tag("p", [deed_link(verb, f"{words} epoch {epoch}", snapshot=epoch) for verb, words in verbs])
 
 
-def deeds_body(facts: FleetFacts, kept: KeptSnapshots, *, is_here: bool) -> Markup:
-    """What can be done."""
+def deeds_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
+    """What can be done; `restorable`: epochs to which the fleet can go back."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each is shown with what will happen, and done when that is confirmed.", class_="quiet")
     now = tag("p", deed_link("snapshot", "Take a snapshot"))
-    hosts = table(HOST_COLUMNS, [_host(host) for host in facts.hosts], label="Hosts")
-    rows = [_snapshot(each, kept, is_here=is_here) for each in reversed(kept.snapshots[-ROWS_MAX:])]
+    hosts = table(HOST_COLUMNS, [_host(host, facts) for host in facts.hosts], label="Hosts")
+    rows = [
+        _snapshot(each, kept, can_restore=each.epoch in restorable, is_here=is_here)
+        for each in reversed(kept.snapshots[-ROWS_MAX:])
+    ]
     held = table(SNAPSHOT_COLUMNS, rows, label="Snapshots") if rows else tag("p", "There is none yet.", class_="quiet")
     told = "Tags, pins and forks are made where the store is: start the view there, with --data-dir."
     away = None if is_here else tag("p", told, class_="quiet")
@@ -50,10 +55,13 @@ def deeds_body(facts: FleetFacts, kept: KeptSnapshots, *, is_here: bool) -> Mark
     )
 
 
-def _host(host: HostFacts) -> Markup:
+def _host(host: HostFacts, facts: FleetFacts) -> Markup:
     deeds: list[Child] = []
     if host.state == "alive":
-        deeds.append(_sole("resume" if host.is_drained else "drain", host))
+        if host.is_drained:
+            deeds.append(_sole("resume", host))
+        elif others_for_agents(facts, host):
+            deeds.append(_sole("drain", host))
         deeds.append(_sole("kill", host))
     state = tag("td", pill("host", host.state), " drained" if host.is_drained else None)
     return tag(
@@ -65,14 +73,14 @@ def _sole(verb: str, host: HostFacts) -> Markup:
     return deed_link(verb, f"{verb.capitalize()} {host.host}", host=host.host)
 
 
-def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, is_here: bool) -> Markup:
+def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, is_here: bool) -> Markup:
     epoch, names = each.epoch, kept.tags_of(each.epoch)
     is_pinned = epoch in kept.pins
     if each.damage:
         return tag(
             "tr", tag("th", epoch, scope="row", class_="number"), tag("td", f"damaged: {each.damage}", colspan=6)
         )
-    deeds = [deed_link("restore", f"Restore {epoch}", snapshot=epoch)]
+    deeds = [deed_link("restore", f"Restore {epoch}", snapshot=epoch)] if can_restore else []
     if is_here:
         pin = ("unpin", "Unpin") if is_pinned else ("pin", "Pin")
         verbs = (("tag", "Tag"), pin, ("fork", "Fork"))

@@ -7,6 +7,7 @@ import msgspec
 from snapline.pictures.look import px
 from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
+from snapline.view.links import Targets, shown_epochs
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.tones import pill
 
@@ -86,7 +87,8 @@ def epochs_body(document: dict[str, object]) -> Markup:
     title = tag("div", tag("h1", "Epochs"), class_="title")
     if not history.epochs:
         return join([title, tag("p", "No epoch has ended yet.", class_="quiet")])
-    rows = [_row(epoch) for epoch in reversed(history.epochs)]
+    targets = Targets(epochs=shown_epochs(document))
+    rows = [_row(epoch, targets) for epoch in reversed(history.epochs)]
     aborted = sum([epoch.is_aborted for epoch in history.epochs])
     told = f"{plural(len(history.epochs), 'epoch')}, {aborted:,} aborted"
     chart = section("course", "How long they took", _chart(history.epochs), _legend(history.epochs))
@@ -143,10 +145,7 @@ def _legend(epochs: Sequence[EpochFacts]) -> Markup:
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def _row(epoch: EpochFacts) -> Markup:
-    name: Child = str(epoch.epoch)
-    if epoch.status in ("complete", "condemned", "void"):
-        name = tag("a", name, href=f"/epochs/{epoch.epoch}")
+def _row(epoch: EpochFacts, targets: Targets) -> Markup:
     figures = (
         seconds(epoch.took_s),
         size(epoch.new_bytes),
@@ -154,7 +153,7 @@ def _row(epoch: EpochFacts) -> Markup:
         count(epoch.channel_state_messages),
     )
     cells = [
-        tag("td", name),
+        tag("td", targets.epoch(epoch.epoch)),
         tag("td", age(epoch.begun_s)),
         tag("td", epoch.trigger),
         tag("td", pill("epoch", epoch.status)),

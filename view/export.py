@@ -19,6 +19,7 @@ from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.figures import plural, size
 from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.links import Targets
 from snapline.view.markup import Markup, join, tag
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
 from snapline.view.store_at_rest import StoreAtRest
@@ -109,13 +110,13 @@ class FleetExport:
         if self._withheld is not None:
             effects = {epoch: self._withheld.effects(found) for epoch, found in effects.items()}
         agents = [each.agent for each in self._watch.last.agents]
-        body = recovery_body(line, lines, past, [host.host for host in facts.hosts], agents, effects)
+        body = recovery_body(line, lines, past, [host.host for host in facts.hosts], agents, effects, Targets())
         return ExportedScreen("recovery", "Recovery", body)
 
     async def _what_waits(self) -> ExportedScreen:
         for _ in range(LEDGER_LOOKS):
             await self._waiting.open_at(())
-        facts = await self._waiting.facts()
+        facts = msgspec.structs.replace(await self._waiting.facts(), targets=Targets())
         return ExportedScreen(
             "waiting", "Waiting", waiting_body(facts if self._withheld is None else self._withheld.waiting(facts))
         )

@@ -25,6 +25,9 @@ WINDOW_S = 5.0
 
 DAY_S = 86_400.0
 
+ENDED = ("finished", "failed")
+"""Phases in which a fleet does nothing any more."""
+
 
 class HostFacts(msgspec.Struct, frozen=True):
     """One host, as `conversation/status.py` describes it."""

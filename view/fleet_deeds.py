@@ -13,6 +13,7 @@ from snapline.view import loss
 from snapline.view.deeds import DeedField, DeedOutcome, Fields, ProposedDeed
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import plural, seconds
+from snapline.view.links import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_found
 from snapline.view.undoing import named, undone_here, undone_outside
 
@@ -22,11 +23,20 @@ RECOVERY = ("/recovery", "Recoveries")
 FLEET = ("/", "The fleet")
 
 
+def others_for_agents(facts: FleetFacts, host: HostFacts) -> list[str]:
+    """Where the agents of a host could live instead."""
+    return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
+
+
 class FleetDeeds:
     """Proposes deeds; `facts` is the fleet as it was heard last. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
+
+    async def restorable(self) -> frozenset[int]:
+        """Epochs to which the fleet can go back; others may still be in the store."""
+        return restorable_epochs(await patiently(lambda: self._coordinator.read_snapshots("history")))
 
     async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
         """One more snapshot, now."""
@@ -79,7 +89,7 @@ class FleetDeeds:
     async def drain(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
         """Agents away from a host."""
         host = _host_of(facts, query)
-        others = [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
+        others = others_for_agents(facts, host)
         if not others:
             raise MisuseError("no other host would be left for the agents: start one first")
         told = (

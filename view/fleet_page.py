@@ -7,9 +7,10 @@ import msgspec
 
 from snapline.conversation.answers import LocatedAgent
 from snapline.view import loss
-from snapline.view.facts import FleetFacts, Heard, HostFacts
+from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
 from snapline.view.figures import count, plural, rate, seconds, size
 from snapline.view.frame import section, table, trouble
+from snapline.view.links import agent_link
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.pieces import Piece
 from snapline.view.sparkline import sparkline
@@ -23,7 +24,6 @@ NOTICES_OPEN, NOTICES_MAX = 4, 100
 """Below the headline so many concerns are open, and the next ones folded: after an upgrade hundreds of agents may stand."""
 
 HOSTS_NAMED = 5
-ENDED = ("finished", "failed")
 TILES_MIN = 13
 """From so many hosts on they are also drawn as tiles: a table of a hundred does not fit a screen."""
 
@@ -328,11 +328,6 @@ def _busy(standing: Heard) -> Markup:
     more = tag("p", f"and {len(turns) - BUSY_MAX:,} more", class_="quiet") if len(turns) > BUSY_MAX else None
     columns = (("Agent", ""), ("Host", ""), ("In one turn for", "number"))
     return section("busy", "Long turns", table(columns, rows, label="Long turns"), more)
-
-
-def agent_link(agent: str) -> Markup:
-    """The way to one agent; ids are made of letters, digits, dots, dashes and underscores."""
-    return tag("a", agent, href=f"/agents/{quote(agent)}")
 
 
 def _found(standing: Heard, search: AgentSearch) -> Markup:

@@ -1,13 +1,13 @@
 """The screen *Recovery*: what a failure would cost now, whoever fails; and the recoveries that there were."""
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
 
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.view.figures import NOTHING, count, plural, seconds
 from snapline.view.frame import section, table
+from snapline.view.links import Targets, agent_link
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.waiting_page import EFFECT_COLUMNS, effect_row
 
@@ -93,13 +93,20 @@ def recovery_body(
     hosts: Sequence[str],
     agents: Sequence[str],
     effects: Mapping[int, Sequence[Effect]],
+    targets: Targets,
 ) -> Markup:
-    """The whole screen. `effects`: epoch → those that were open in its cut."""
+    """The whole screen. `effects`: epoch → those that were open in its cut; `targets`: what can be looked at."""
     form = _form(line, hosts, agents)
     what = section("failure", "What a failure would cost now", form, line_found(line))
     each = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
     return join(
-        [tag("div", tag("h1", "Recovery"), class_="title"), what, each, _history(past), _effects(past, effects)]
+        [
+            tag("div", tag("h1", "Recovery"), class_="title"),
+            what,
+            each,
+            _history(past, targets),
+            _effects(past, effects, targets),
+        ]
     )
 
 
@@ -169,7 +176,7 @@ def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
     for agent, cost in sorted(costs.items(), key=lambda each: -each[1].turns)[:ROWS_MAX]:
         numbers = (line.recovery_line[agent], cost.checkpoints, cost.turns)
         cells = [tag("td", count(number), class_="number") for number in numbers]
-        rows.append(tag("tr", tag("th", tag("a", agent, href=f"/agents/{quote(agent)}"), scope="row"), cells))
+        rows.append(tag("tr", tag("th", agent_link(agent), scope="row"), cells))
     columns = (("Agent", ""), ("To checkpoint", "number"), ("Passed over", "number"), ("Turns undone", "number"))
     more = f"and {len(back) - ROWS_MAX:,} more" if len(back) > ROWS_MAX else None
     return join([table(columns, rows, label="Who goes back"), tag("p", more, class_="quiet") if more else None])
@@ -234,16 +241,16 @@ def _map(lines: Sequence[FailureFacts], agents: Sequence[str]) -> Markup:
 # -- those that were -------------------------------------------------------------------------------------------------------
 
 
-def _history(past: HistoryFacts) -> Markup:
-    rows = [_recovery(each) for each in reversed(past.recoveries[-ROWS_MAX:])]
+def _history(past: HistoryFacts, targets: Targets) -> Markup:
+    rows = [_recovery(each, targets) for each in reversed(past.recoveries[-ROWS_MAX:])]
     body = table(HISTORY_COLUMNS, rows, label="Recoveries") if rows else tag("p", "There was none yet.", class_="quiet")
     return section("history", "Recoveries", body)
 
 
-def _recovery(each: PastFacts) -> Markup:
+def _recovery(each: PastFacts, targets: Targets) -> Markup:
     void = f"{plural(len(each.void_epochs), 'epoch')} void" if each.void_epochs else ""
     lost = f"lost {', '.join(each.lost_hosts)}" if each.lost_hosts else ""
-    back = tag("a", each.line_epoch, href=f"/epochs/{each.line_epoch}") if each.line_epoch else NOTHING
+    back = targets.epoch(each.line_epoch) if each.line_epoch else NOTHING
     return tag(
         "tr",
         tag("th", each.plan, scope="row", class_="number"),
@@ -257,7 +264,7 @@ def _recovery(each: PastFacts) -> Markup:
     )
 
 
-def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]]) -> Markup:
+def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], targets: Targets) -> Markup:
     """Of the newest recoveries what became of the effects that were open where the fleet went back to."""
     told = [(each, effects.get(each.line_epoch, ())) for each in reversed(past.recoveries[-FATES_MAX:])]
     parts = [
@@ -266,7 +273,7 @@ def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]]) -> Mar
             tag("summary", f"Plan {each.plan}: {plural(len(found), 'effect')} open in {_line_words(each)}"),
             table(
                 EFFECT_COLUMNS,
-                [effect_row(effect) for effect in found[:ROWS_MAX]],
+                [effect_row(effect, targets) for effect in found[:ROWS_MAX]],
                 label=f"Effects of plan {each.plan}",
             ),
             tag("p", f"and {len(found) - ROWS_MAX:,} more", class_="quiet") if len(found) > ROWS_MAX else None,

@@ -12,6 +12,7 @@ from snapline.recovery.gathered import MarkerCame, MarkerLeft
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.view.figures import count, plural
 from snapline.view.frame import section
+from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.pieces import Piece
 from snapline.view.space_query import COUNTS, PAGE, SHOWN_MAX, Source, SpaceQuery
@@ -36,7 +37,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
         chosen: the event that is told about. epochs: cuts in which its message was in transit, `content`: and what it was, if that is known.
         sampled: of each channel, every so manieth message is there.
         silent: hosts that do not tell. is_missing: hosts have done more than they told. left_out: of a long trace the first events.
-        trace: what the trace is called. held: number of the look at the fleet.
+        trace: what the trace is called. held: number of the look at the fleet. targets: epochs that can be looked at.
     """
 
     query: SpaceQuery
@@ -52,6 +53,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
     left_out: int = 0
     trace: str = ""
     held: int = 0
+    targets: Targets = Targets()
 
 
 def space_body(facts: SpaceFacts) -> Markup:
@@ -196,8 +198,9 @@ def _moves(facts: SpaceFacts) -> Child:
         made.append(tag("a", words, href=address, data_key=key or None) if can else tag("span", words, class_="quiet"))
     if facts.query.first is not None:
         made.append(tag("a", tag("span", "⇥", aria_hidden="true"), " Last", href=_last(facts.query).address()))
-    made.append(tag("a", "SVG", href=query.address(f"{PAGE}.svg"), download=True))
-    made.append(tag("a", "ShiViz", href=query.address(f"{PAGE}.shiviz"), download=True))
+    if shown:
+        made.append(tag("a", "SVG", href=query.address(f"{PAGE}.svg"), download=True))
+        made.append(tag("a", "ShiViz", href=query.address(f"{PAGE}.shiviz"), download=True))
     return made
 
 
@@ -313,8 +316,7 @@ def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
 
 
 def _epoch(epoch: int, facts: SpaceFacts) -> Child:
-    has_page = "live" in facts.sources
-    return tag("a", f"epoch {epoch}", href=f"/epochs/{epoch}") if has_page else f"epoch {epoch}"
+    return facts.targets.epoch(epoch, f"epoch {epoch}")
 
 
 def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:

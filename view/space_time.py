@@ -22,6 +22,7 @@ from snapline.pictures.space_time import draw_window
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.view.cut_facts import CutFacts
 from snapline.view.doors import HEADERS
+from snapline.view.links import Targets
 from snapline.view.live_events import LiveEvents, LiveLook
 from snapline.view.markup import Markup
 from snapline.view.pieces import Piece
@@ -78,16 +79,18 @@ Show = Callable[[str, Markup, str], Response]
 """Puts a screen's frame around a body: title, body, address of its stream."""
 
 CutAt = Callable[[str], Awaitable[CutFacts]]
+Epochs = Callable[[], Awaitable[frozenset[int]]]
 
 
 class SpaceTimePages:
-    """Answers requests for the screen. `live`: None: there is no fleet; `trace`: None: there is no trace."""
+    """Answers requests for the screen. `live`: None: there is no fleet; `trace`: None: there is no trace; `epochs`: those that can be looked at."""
 
-    def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt) -> None:
+    def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
         self._show = show
         self._live = live
         self._trace = None if trace is None else ShownTrace(trace)
         self._cut_at = cut_at
+        self._epochs = epochs
         self._streams = Streams()
         named: Mapping[Source, bool] = {"live": live is not None, "trace": trace is not None}
         self._sources = tuple([source for source, is_there in named.items() if is_there])
@@ -140,7 +143,9 @@ class SpaceTimePages:
             look = await self._look(query)
             facts = await asyncio.to_thread(_facts_of, query, self._sources, look.happened)
             facts = replace(facts, held=look.number, sampled=look.every, silent=look.silent, is_missing=look.is_missing)
-        return await self._with_content(facts)
+        if facts.chosen is None:
+            return facts
+        return await self._with_content(replace(facts, targets=Targets(epochs=await self._epochs())))
 
     async def _look(self, query: SpaceQuery) -> LiveLook:
         assert self._live is not None

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from urllib.parse import quote
 
 import msgspec
 
@@ -15,6 +14,7 @@ from snapline.view.facts import FleetFacts
 from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
 from snapline.view.ledger import NEWEST_MAX, WORDS_MAX, NewestOutputs
+from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.pieces import Piece
 from snapline.view.streams import notices
@@ -47,6 +47,7 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     Attributes:
         fleet: None: it has not been heard.
         is_ledger_whole: `effects` are all that there are.
+        targets: agents that can be looked at.
     """
 
     fleet: FleetFacts | None = None
@@ -55,6 +56,7 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     consumers: tuple[Consumer, ...] = ()
     effects: Sequence[Effect] = ()
     is_ledger_whole: bool = True
+    targets: Targets = Targets()
 
 
 def waiting_body(facts: WaitingFacts) -> Markup:
@@ -66,11 +68,11 @@ def waiting_pieces(facts: WaitingFacts) -> list[Piece]:
     """What may change."""
     return [
         Piece("figures", _figures(facts)),
-        Piece("turns", _turns(facts.agents)),
-        Piece("inputs", _inputs(facts.agents.agents)),
+        Piece("turns", _turns(facts.agents, facts.targets)),
+        Piece("inputs", _inputs(facts.agents.agents, facts.targets)),
         Piece("effects", _effects(facts)),
         Piece("outputs", _outputs(facts)),
-        Piece("letters", _letters(facts.agents.agents)),
+        Piece("letters", _letters(facts.agents.agents, facts.targets)),
     ]
 
 
@@ -112,8 +114,8 @@ def _figure(name: str, value: str, more: str, tone: Tone) -> Markup:
     return tag("div", tag("dt", name), tag("dd", value, class_=tone), tag("dd", more, class_="more"))
 
 
-def _agent(agent: str) -> Markup:
-    return tag("th", tag("a", agent, href=f"/agents/{quote(agent)}"), scope="row")
+def _agent(agent: str, targets: Targets) -> Markup:
+    return tag("th", targets.agent(agent), scope="row")
 
 
 def _number(value: int) -> Markup:
@@ -131,9 +133,9 @@ def _nothing(told: str) -> Markup:
 # -- agents --------------------------------------------------------------------------------------------------------------
 
 
-def _turns(told: WaitingAgents) -> Markup:
+def _turns(told: WaitingAgents, targets: Targets) -> Markup:
     found = sorted([x for x in told.agents if x.turn], key=lambda each: (not each.problem, -each.waits_s))
-    rows = [_turn(each) for each in found[:ROWS_MAX]]
+    rows = [_turn(each, targets) for each in found[:ROWS_MAX]]
     body = table(TURN_COLUMNS, rows, label="Durable turns") if rows else _nothing("No durable turn is in its middle.")
     silent = f"Not heard in time: {', '.join(told.silent_hosts)}." if told.silent_hosts else ""
     left_out = f"Hosts have left out {plural(told.more, 'agent')} with which something waits." if told.more else ""
@@ -141,27 +143,27 @@ def _turns(told: WaitingAgents) -> Markup:
     return section("turns", "Durable turns", strips, body, _more(len(found)))
 
 
-def _turn(each: WaitingAgent) -> Markup:
+def _turn(each: WaitingAgent, targets: Targets) -> Markup:
     waits: Child = each.waits_for or "goes on"
     if each.problem:
         waits = [tag("span", "stands", class_=f"pill {tone_of('concern', 'turn')}"), " ", each.problem]
     since = seconds(each.waits_s) if each.waits_for else NOTHING
     cells = [tag("td", each.host), tag("td", f"{each.turn} from {each.sender}"), tag("td", waits, class_="wide")]
     numbers = [_number(each.steps), _number(each.put_off)]
-    return tag("tr", _agent(each.agent), cells, tag("td", since, class_="number"), numbers)
+    return tag("tr", _agent(each.agent, targets), cells, tag("td", since, class_="number"), numbers)
 
 
-def _inputs(agents: Sequence[WaitingAgent]) -> Markup:
+def _inputs(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
     found = sorted([x for x in agents if x.inputs], key=lambda each: -each.inputs)
-    rows = [tag("tr", _agent(x.agent), tag("td", x.host), _number(x.inputs)) for x in found[:ROWS_MAX]]
+    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.inputs)) for x in found[:ROWS_MAX]]
     columns = (("Agent", ""), ("Host", ""), ("Inputs", "number"))
     body = table(columns, rows, label="Inputs that wait") if rows else _nothing("No input waits.")
     return section("inputs", "Inputs", body, _more(len(found)))
 
 
-def _letters(agents: Sequence[WaitingAgent]) -> Markup:
+def _letters(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
     found = sorted([x for x in agents if x.dead_letters], key=lambda each: -each.dead_letters)
-    rows = [tag("tr", _agent(x.agent), tag("td", x.host), _number(x.dead_letters)) for x in found[:ROWS_MAX]]
+    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.dead_letters)) for x in found[:ROWS_MAX]]
     columns = (("Agent", ""), ("Host", ""), ("Dead letters", "number"))
     body = table(columns, rows, label="Dead letters") if rows else _nothing("There are none.")
     return section("letters", "Dead letters", body, _more(len(found)))
@@ -175,7 +177,7 @@ def _effects(facts: WaitingFacts) -> Markup:
     pills = [pill("effect", fate, f": {many:,}") for fate, many in fates.most_common()]
     order = {fate: place for place, fate in enumerate(UNSETTLED)}
     found = sorted(facts.effects, key=lambda each: (order.get(each.fate, len(order)), -each.asked_ns))
-    rows = [effect_row(each) for each in found[:ROWS_MAX]]
+    rows = [effect_row(each, facts.targets) for each in found[:ROWS_MAX]]
     body = table(EFFECT_COLUMNS, rows, label="Effects") if rows else _nothing("Agents have done nothing outside.")
     part = f"The ledger is long: only a part of it has been read so far, and of it the newest {WORDS_MAX:,} words."
     strip = None if facts.is_ledger_whole else tag("p", part, class_="strip warn")
@@ -187,7 +189,7 @@ def join_with_space(parts: Sequence[Markup]) -> list[Child]:
     return [each for part in parts for each in (part, " ")]
 
 
-def effect_row(each: Effect) -> Markup:
+def effect_row(each: Effect, targets: Targets) -> Markup:
     """One effect, for `EFFECT_COLUMNS`."""
     key = each.key if each.generation == 1 else f"{each.key}#{each.generation}"
     about = [
@@ -197,12 +199,12 @@ def effect_row(each: Effect) -> Markup:
         tag("td", age(each.asked_ns / 1e9)),
     ]
     words = [tag("td", shown(text, WORDS_SHOWN), class_="wide") for text in (each.arguments, each.result)]
-    return tag("tr", _agent(each.agent), about, words)
+    return tag("tr", _agent(each.agent, targets), about, words)
 
 
 def _outputs(facts: WaitingFacts) -> Markup:
     newest = facts.outputs
-    rows = [_output(each) for _, outputs in sorted(newest.topics.items()) for each in reversed(outputs)]
+    rows = [_output(each, facts.targets) for _, outputs in sorted(newest.topics.items()) for each in reversed(outputs)]
     since = f"epoch {newest.since} on" if newest.since else "the oldest that are kept on"
     told = ", ".join([f"{topic}: {many:,}" for topic, many in sorted(newest.counts.items())])
     about = f"From {since} ({told}); of each topic the newest {NEWEST_MAX} of them." if told else ""
@@ -216,14 +218,14 @@ def _outputs(facts: WaitingFacts) -> Markup:
     )
 
 
-def _output(each: Output) -> Markup:
+def _output(each: Output, targets: Targets) -> Markup:
     match each.message:
         case {"type": str() as name, "fields": dict() as fields}:
             value: Child = [tag("b", name), tree(fields, nodes_max=NODES_MAX)]
         case other:
             value = leaf(other)
     about = [
-        tag("td", tag("a", each.agent, href=f"/agents/{quote(each.agent)}")),
+        tag("td", targets.agent(each.agent)),
         tag("td", age(each.emitted_ns / 1e9)),
     ]
     where = [_number(each.epoch), tag("td", tag("code", each.cursor))]

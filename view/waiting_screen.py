@@ -11,6 +11,7 @@ from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.views import WaitingAgents
 from snapline.view.facts import ViewCalls
 from snapline.view.ledger import EffectLedger, newest_outputs
+from snapline.view.links import Targets
 from snapline.view.streams import PERIOD_S
 from snapline.view.waiting_page import WaitingFacts
 from snapline.view.watch import FleetWatch
@@ -42,15 +43,18 @@ class WaitingScreen:
             return await asyncio.to_thread(self._ledger.open_at, epochs)
 
     async def _ask(self) -> WaitingFacts:
-        fleet = (await self._watch.now()).facts
-        told = await self._calls.waiting()
+        heard = await self._watch.now()
+        fleet, told = heard.facts, await self._calls.waiting()
         await self._ledger.catch_up(self._calls)
         standing = msgspec.convert(told.get("effects", []), list[StandingEffect])
+        agents = msgspec.convert(told, WaitingAgents)
+        there = [*[each.agent for each in heard.agents], *[each.agent for each in agents.agents]]
         return WaitingFacts(
             fleet=fleet,
-            agents=msgspec.convert(told, WaitingAgents),
+            agents=agents,
             outputs=await newest_outputs(self._calls, 0 if fleet is None else fleet.last_complete_epoch),
             consumers=(await self._calls.consumers()).consumers,
             effects=with_standing(await asyncio.to_thread(self._ledger.effects), standing),
             is_ledger_whole=self._ledger.is_whole,
+            targets=Targets(agents=frozenset(there)),
         )

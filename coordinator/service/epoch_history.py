@@ -1,5 +1,7 @@
 """How epochs ended, as `snapline snapshot history` tells it: from the replicated state, so that it outlives every coordinator."""
 
+from collections.abc import Sequence
+
 from snapline.conversation.documents import Rows, document
 from snapline.coordinator.state.epoch_records import EpochEnd, PartTimes
 from snapline.coordinator.state.fleet_view import FleetView
@@ -7,11 +9,11 @@ from snapline.coordinator.state.fleet_view import FleetView
 NS, DIGITS = 1e9, 6
 
 
-def epoch_history(state: FleetView) -> Rows:
-    """The newest epochs that have ended, oldest first. A figure that nobody has told is null."""
+def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
+    """The newest epochs that have ended, oldest first. A figure that nobody has told is null; `stored`: all epochs that the store has now."""
     image = state.image
     rows = [_row(end, state) for end in image.ends]
-    return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows)
+    return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
 
 
 def _row(end: EpochEnd, state: FleetView) -> Rows:

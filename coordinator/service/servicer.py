@@ -69,6 +69,7 @@ from snapline.errors import (
     MisuseError,
     NotFoundError,
     ProtocolError,
+    SnaplineError,
 )
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -84,6 +85,9 @@ FIGURES = (
 
 CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """Of a snapshot's states and messages in one answer; the other half is for names and counters: ten thousand agents' take 4 MiB."""
+
+LISTING_S = 2.0
+"""For the store to list its epochs: the rest of the history does not wait for it longer."""
 
 ANSWER_S = 0.1
 """For the answer to go out before the process that gives it ends."""
@@ -279,8 +283,16 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """List, show or verify; or tell how epochs ended."""
         if request.verb == "history":
             await self._be_current()
-            return snapshots_replies.wrap(Document(msgspec.json.encode(epoch_history(self._state))))
+            told = epoch_history(self._state, await self._stored_epochs())
+            return snapshots_replies.wrap(Document(msgspec.json.encode(told)))
         return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
+
+    async def _stored_epochs(self) -> list[int] | None:
+        """None: the store does not say in time; the history is told all the same."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._store.epochs), LISTING_S)
+        except (SnaplineError, OSError, TimeoutError):
+            return None
 
     def _read_snapshots(self, request: pb.ReadSnapshotsRequest) -> SnapshotsReply:
         match request.verb:

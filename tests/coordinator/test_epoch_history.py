@@ -50,7 +50,9 @@ def test_the_history_says_what_became_of_an_epoch_and_leaves_out_what_nobody_kno
     note_complete(state.image, complete, EpochRecord(1, "period", 5, ended_ns=9))
     note_complete(state.image, op.CompleteEpoch(2, "cd"), record)
     note_aborted(state.image, 3, EpochRecord(1, "hand", 5), "host h2 is lost")
-    rows = epoch_history(state)["epochs"]
+    told = epoch_history(state, [2])
+    assert told["stored"] == [2] and epoch_history(state)["stored"] is None
+    rows = told["epochs"]
     assert isinstance(rows, list)
     assert [row["status"] for row in rows] == ["forgotten", "condemned", "aborted"]
     assert rows[0]["last"]["after_s"] == 0.002 and rows[0]["last"]["store_s"] is None

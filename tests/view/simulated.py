@@ -33,12 +33,18 @@ class SimulatedFleet:
         self.state_errors: dict[bool, SnaplineError] = {}
         self.describe_error: SnaplineError | None = None
         self.held: dict[str, Any] = {}
+        self.line_epoch = 6
         self.asked: list[str] = []
         self.waiting_agents: list[dict[str, Any]] = []
         self.standing: list[dict[str, Any]] = []
         self.outputs: list[tuple[int, str, Any]] = []
         self.page = 2
-        self.history: dict[str, Any] | None = {"kind": "EpochHistory", "protocol": "chandy-lamport", "epochs": []}
+        self.history: dict[str, Any] | None = {
+            "kind": "EpochHistory",
+            "protocol": "chandy-lamport",
+            "epochs": [],
+            "stored": [6, 7],
+        }
 
     async def status(self) -> dict[str, object]:
         self._answer("status")
@@ -160,7 +166,7 @@ class SimulatedFleet:
         self._answer("recoveries")
         about = {
             "plan": 2,
-            "line_epoch": 6,
+            "line_epoch": self.line_epoch,
             "reason": f"h1 is lost: {self.note}",
             "lost_hosts": ["h1"],
             "rolled_back": 3,
