@@ -339,8 +339,11 @@ class CoordinatorClient:
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
         is_transport_checked = False
+        failure: SnaplineError | None = None
         while True:
             address, left_s = self._turns.current, deadline_s - loop.time()
+            if failure is not None and left_s < AGAIN_S:
+                raise await self._distrust() or failure
             try:
                 ask: _Ask = self._channel(address).unary_unary(path_of(call))
                 return decode_reply(call, await ask(request, timeout=max(left_s, 0.001)))
@@ -351,13 +354,14 @@ class CoordinatorClient:
                     )  # not by us: gRPC's server had too many calls waiting, and has not begun this one
                     continue
                 failure = self._failure(error, address, silent)
+                failure.__cause__ = error
                 if not is_transport_checked and all(each in silent for each in self._turns.given):
                     is_transport_checked = True
                     await self._check_transport()
                 is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise failure from error
-                if deadline_s - loop.time() < AGAIN_S or is_alone:
+                if is_alone:
                     raise await self._distrust() or failure from error
                 if loop.time() >= trouble_s:
                     trouble_s = math.inf

@@ -1,15 +1,14 @@
 """The tools' client among several replicas: whom it asks next, and what it says while nobody answers for the fleet."""
 
-import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import grpc.aio
 import pytest
 
 from snapline.conversation import coordinator_client
-from snapline.conversation.coordinator_client import LEADER_KEY, CoordinatorClient
+from snapline.conversation.coordinator_client import AGAIN_S, LEADER_KEY, CoordinatorClient
 from snapline.errors import CoordinatorUnavailableError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
@@ -91,21 +90,32 @@ async def test_with_one_of_three_dead_the_others_are_about_to_elect(
     ]
 
 
-class Slow(Follower):
-    """One that takes its time to say so."""
+class Follows:
+    """A channel to a replica that does not lead; `timeouts_s`: what it was asked with."""
 
-    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.FleetStatus:  # type: ignore[type-arg]
-        await asyncio.sleep(0.03)
-        return await super().Status(request, context)
+    def __init__(self) -> None:
+        self.timeouts_s: list[float] = []
+
+    def unary_unary(self, path: str) -> Callable[..., Awaitable[bytes]]:
+        return self._ask
+
+    async def _ask(self, request: bytes, *, timeout: float) -> bytes:
+        self.timeouts_s.append(timeout)
+        trailing = grpc.aio.Metadata((LEADER_KEY, ""))
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing, "nobody leads")
 
 
-async def test_nobody_is_asked_again_without_the_time_to_answer() -> None:
-    async with serving(Slow()) as slow:
-        client = CoordinatorClient(f"{dead()},{slow},{dead()}")
-        asked = [client.status(timeout_s=0.5 + number / 200) for number in range(20)]
-        ended = await asyncio.gather(*asked, return_exceptions=True)
-        await client.close()
-    assert {type(each) for each in ended} == {CoordinatorUnavailableError}
+async def test_nobody_is_asked_again_without_the_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = Follows()
+    client = CoordinatorClient(f"{dead()},{dead()}")
+    monkeypatch.setattr(client, "_channel", lambda address: channel)
+    with pytest.raises(CoordinatorUnavailableError):
+        await client.status(timeout_s=AGAIN_S + 0.3)
+    first, *again = channel.timeouts_s
+    assert first > AGAIN_S and again and min(again) >= AGAIN_S
+    with pytest.raises(CoordinatorUnavailableError):
+        await client.status(timeout_s=AGAIN_S / 2)
+    await client.close()
 
 
 async def test_one_that_is_alone_and_dead_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
