@@ -65,7 +65,7 @@ def test_the_status_says_what_waits_where_something_does(run: Run, threaded: Thr
     assert "OUTPUTS WAITING" not in run(*where, "-o", "table").out
     threaded.fleet.inputs_waiting = 7
     (line,) = [
-        line for line in run(*where, "-o", "table").out.splitlines() if line.split() == ["h2", "7", "0", "0", "0"]
+        line for line in run(*where, "-o", "table").out.splitlines() if line.split() == ["h2", "7", "0", "0", "0", "0"]
     ]
     found = run(*where).json["hosts"][1]
     assert line and (found["inputs_waiting"], found["outputs_waiting"], found["agents_full"]) == (7, 0, 0)

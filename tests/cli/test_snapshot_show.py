@@ -109,7 +109,7 @@ def test_an_encrypted_store_is_shown_to_who_has_its_key(
     assert run(*field).json["value"] == 0
     monkeypatch.delenv("SNAPLINE_STORE_KEY")
     done = run(*field)
-    assert done.code == 1 and "SNAPLINE_STORE_KEY" in done.err
+    assert done.code == 2 and "SNAPLINE_STORE_KEY" in done.err
 
 
 def test_a_damaged_chunk_is_not_shown(run: Run, host: Host) -> None:
