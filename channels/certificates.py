@@ -22,6 +22,7 @@ from snapline.ids import check_id
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
@@ -41,6 +42,9 @@ DAYS = 365
 """How long the authority, and what it signs, is valid: a certificate is renewed well before, an authority seldom."""
 
 DAYS_MAX = 3650
+
+CHAIN_MAX = 8
+"""Certificates of one chain that are looked at; most have one or two."""
 
 BACKDATED = datetime.timedelta(hours=1)
 """Clocks of a fleet's machines may differ."""
@@ -152,6 +156,44 @@ class Authority:
             served.append(server_name(COORDINATOR, COORDINATOR, self.domain))
         uri = x509.UniformResourceIdentifier(spiffe_uri(role, name, self.domain))
         return x509.SubjectAlternativeName([uri, *[x509.DNSName(served_as) for served_as in served]])
+
+
+def proved_names(shown: bytes, authority: bytes) -> list[str]:
+    """The URIs of a certificate that somebody else has been shown: the first in `shown`, before those between it and an authority. All are PEM.
+
+    Raises:
+        MisuseError: no authority has signed it, it has expired, or it is none.
+    """
+    try:
+        leaf, *between = x509.load_pem_x509_certificates(shown)[:CHAIN_MAX]
+        roots = x509.load_pem_x509_certificates(authority)
+        _check_signed(leaf, between, roots, _now())
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise MisuseError(f"that certificate proves nobody: {error}") from error
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _check_signed(
+    one: x509.Certificate, between: list[x509.Certificate], roots: list[x509.Certificate], now: datetime.datetime
+) -> None:
+    """ValueError: no chain leads from it to a root. Each certificate between is used once, so this ends."""
+    if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
+        raise ValueError("it has expired, or is not valid yet")
+    if any(_has_signed(root, one) for root in roots):
+        return
+    signer = next((each for each in between if _has_signed(each, one)), None)
+    if signer is None:
+        raise ValueError("no authority of this fleet has signed it")
+    _check_signed(signer, [each for each in between if each != signer], roots, now)
+
+
+def _has_signed(signer: x509.Certificate, one: x509.Certificate) -> bool:
+    try:
+        one.verify_directly_issued_by(signer)
+        return signer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
 
 
 def _domain_of(certificate: x509.Certificate, folder: Path) -> str:

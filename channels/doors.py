@@ -63,6 +63,9 @@ _ALL = tuple(ROLES)
 REQUEST_BYTES_MAX = 256 * 1024
 """Of a request that names things: 2,000 agents with the longest names."""
 
+RECORD_BYTES_MAX = 32 * 1024
+"""Of a call that a host has written down: the person's certificate, with those between it and the authority."""
+
 FIRST_BYTES_MAX = 64 * 1024
 """Of the first message of a stream, which says who calls: texts of some hundred bytes."""
 
@@ -126,7 +129,7 @@ DOORS = {
     "/snapline.protos.v1.People/RevokeToken": Door((ADMIN,), 1024, acts=True),
     "/snapline.protos.v1.People/ReadTokens": Door((ADMIN,), 1024),
     "/snapline.protos.v1.People/CheckToken": Door((HOST,), 1024, "a person has called the host"),
-    "/snapline.protos.v1.People/RecordCall": Door((HOST,), 4096, "a person has called the host"),
+    "/snapline.protos.v1.People/RecordCall": Door((HOST,), RECORD_BYTES_MAX, "a person has called the host"),
     "/snapline.protos.v1.People/ReadAudit": Door((ADMIN,), 1024),
     "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
     "/snapline.protos.v1.Inputs/Settle": Door(_ACTING, 0, acts=True),
@@ -144,10 +147,16 @@ DOORS = {
 
 
 class Caller(NamedTuple):
-    """Who makes a call, and the digest of the token that says so, if one does. None: nobody of this fleet, or nobody knows (no TLS)."""
+    """Who makes a call. None: nobody of this fleet, or nobody knows (no TLS).
+
+    Attributes:
+        digest: of the token that says so, if one does.
+        certificate: that says so, if no token does: PEM, with those between it and the authority. Only where a call is written down.
+    """
 
     identity: Identity | None
     digest: bytes = b""
+    certificate: bytes = b""
 
 
 CALLER: ContextVar[Caller] = ContextVar("CALLER")
@@ -259,10 +268,12 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
         caller = CALLER.get(Caller(None))
         if self._people is None or caller.identity is None or caller.identity.role not in PEOPLE:
             return
+        if not caller.digest:
+            caller = caller._replace(certificate=self._security.certificate_of(context))
         try:
             await self._people.record(caller, method.rpartition("/")[2], clipped(about), outcome)
         except MisuseError as error:
-            await refuse(context, str(error), "token")
+            await refuse(context, str(error), "token" if caller.digest else "certificate")
         except SnaplineError as error:
             await self._send_elsewhere(context, error)
 

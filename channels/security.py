@@ -232,6 +232,11 @@ class Security:
         names = context.auth_context().get("x509_subject_alternative_name", ())
         return self.identity_in([name.decode(errors="replace") for name in names])
 
+    def certificate_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        """The certificate that a caller has shown, with those between it and the authority: PEM."""
+        told = context.auth_context()
+        return next(iter(told.get("x509_pem_cert_chain") or told.get("x509_pem_cert") or ()), b"")
+
     def identity_in(self, names: Iterable[str]) -> Identity | None:
         """Who has a certificate with these names; None where they name nobody of this domain."""
         prefix = f"spiffe://{self.domain}/"
@@ -291,6 +296,10 @@ class Security:
             return False
         self._use(pems)
         return True
+
+    def authority(self) -> bytes:
+        """The certificates of the authorities that are trusted here: PEM."""
+        return self._load().authority
 
     def certificate_left_ns(self) -> int | None:
         """How long our certificate is valid, if it should be renewed; not above 0: it has expired."""

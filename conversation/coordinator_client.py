@@ -325,7 +325,7 @@ class CoordinatorClient:
         return found
 
     async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
-        """Have a person's call to a host written down, before it is made; MisuseError: their token is not good any more."""
+        """Have a person's call to a host written down, before it is made; MisuseError: their token or certificate is not good (any more)."""
         await self._call("RecordCall", timeout_s, **fields)
 
     async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:

@@ -53,10 +53,8 @@ class AskedPeople:
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
         """Have a call written down; see `doors.People`."""
-        assert caller.identity is not None, "nobody is not written down"
-        role, name = caller.identity
-        words = {"name": name, "role": role, "digest": caller.digest, "call": call, "about": about, "outcome": outcome}
-        await self._connected().record_call(ASK_S, **words)
+        proof = {"digest": caller.digest, "certificate": caller.certificate}
+        await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
 
     def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
         return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)

@@ -9,8 +9,9 @@ import asyncio
 import secrets
 import time
 
-from snapline.channels.doors import Caller
-from snapline.channels.security import Identity
+from snapline.channels.doors import DOORS, Caller
+from snapline.channels.security import Identity, Security
+from snapline.channels.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
 from snapline.conversation.people import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
 from snapline.coordinator.leader.desk import SECOND_NS
 from snapline.coordinator.raft.driver import RaftDriver
@@ -18,7 +19,7 @@ from snapline.coordinator.service.calls import WhoLeads
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import UNCHANGED, Committed, OperationResult, Rejected
+from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.people import CALLS_KEPT, REFUSALS_KEPT, bearer_of
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError
@@ -31,6 +32,9 @@ PROPOSE_S, AGAIN_S = 10.0, 0.1
 """For one entry to be committed: an election takes a second or two. And between two attempts, under the same request id."""
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
+
+AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in DOORS.items() if door.acts and "v1.Inputs/" in rpc}
+"""Calls of people to hosts that change something."""
 
 
 class FleetPeople:
@@ -45,12 +49,14 @@ class FleetPeople:
         who_leads: WhoLeads,
         *,
         node: str,
+        security: Security,
     ) -> None:
         self._state = state
         self._raft = raft
         self._log = log
         self._leadership = leadership
         self._who_leads = who_leads
+        self._security = security
         self._client = f"{node}.people.{secrets.token_hex(8)}"
         self._sequence = 0
 
@@ -72,6 +78,55 @@ class FleetPeople:
         result = await self._propose(op.RecordCall(name, role, caller.digest, at, call, about, outcome))
         if result.is_refused:
             raise MisuseError(result.reason)
+
+    def check_member(self, host: str) -> None:
+        """Hosts that the fleet has now may ask for people, and nobody else who has a host's certificate.
+
+        Raises:
+            MisuseError: there is no such host.
+            CoordinatorUnavailableError: it is lost or has left, or this replica does not know.
+        """
+        record = self._state.image.hosts.get(host)
+        if record is not None and record.state == ALIVE:
+            return
+        self._check_leading()
+        if record is None:
+            raise MisuseError(f"host {host} is no member of this fleet: people are not written down for it")
+        raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
+
+    async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
+        """Write down a call that a person has made to a host. Nothing is believed of a host but its own name.
+
+        Raises:
+            MisuseError: `proof` proves nobody who could have made this call, or the host is no member.
+        """
+        self._check_leading()
+        self.check_member(host)
+        door = AT_HOSTS.get(call)
+        identity = self._identity_by(proof)
+        if door is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in PEOPLE:
+            raise MisuseError(f"{call!r} to a host, {outcome!r}, by a {identity.role!r} is not written down")
+        if (outcome == REFUSED) == (identity.role in door.roles):
+            raise MisuseError(f"{call} by {identity.role} {identity.name} cannot have been {outcome}")
+        await self.record(Caller(identity, proof.digest), call, about, outcome, host)
+
+    def _identity_by(self, proof: Caller) -> Identity:
+        """Whom a token's digest or a certificate proves."""
+        if proof.digest:
+            found = bearer_of(self._state.image, proof.digest, time.time_ns())
+            if found is None:
+                raise MisuseError("the token is not good, or not any more")
+            return Identity(found[1], found[0])
+        try:
+            from snapline.channels.certificates import proved_names
+        except MisuseError as error:
+            raise MisuseError(
+                "the coordinator has no library to check certificates: install snapline[crypto] where it runs, or use a token"
+            ) from error
+        identity = self._security.identity_in(proved_names(proof.certificate, self._security.authority()))
+        if identity is None:
+            raise MisuseError("the certificate names nobody of this fleet")
+        return identity
 
     def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
         return self._who_leads.metadata()

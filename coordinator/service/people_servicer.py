@@ -3,8 +3,7 @@
 from google.protobuf.message import Message
 
 from snapline.channels.doors import Caller, Context, DoorKeeper
-from snapline.channels.security import Identity
-from snapline.channels.tokens import ALLOWED, FAILED, PEOPLE, REFUSED, clipped
+from snapline.channels.tokens import clipped
 from snapline.conversation.codec import writer_of
 from snapline.conversation.people import ReadAuditReply, ReadTokensReply
 from snapline.coordinator.service.calls import WhoLeads, translated
@@ -42,19 +41,23 @@ class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):
     @translated
     async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
         """For a host: who has called it."""
+        self._people.check_member(self._host(context))
         found = await self._people.holder(request.digest)
         return pb.CheckTokenReply() if found is None else pb.CheckTokenReply(name=found.name, role=found.role)
 
     @translated
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
-        """For a host: write down who has asked it for what. It speaks for itself: its own name stands beside it."""
-        if request.role not in PEOPLE or request.outcome not in (ALLOWED, REFUSED, FAILED):
-            raise MisuseError(f"{request.outcome!r} by a {request.role!r} is not written down")
-        host = self._guard.identity(context)
-        caller = Caller(Identity(request.role, request.name), request.digest)
-        at = "" if host is None else host.name
-        await self._people.record(caller, clipped(request.call), clipped(request.about), request.outcome, at)
+        """For a host: write down who has asked it for what. Who that was is what the proof says, and the host's name stands beside it."""
+        proof = Caller(None, request.digest, request.certificate)
+        await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
         return pb.RecordCallReply()
+
+    def _host(self, context: Context) -> str:
+        """The host that calls."""
+        host = self._guard.identity(context)
+        if host is None:
+            raise MisuseError("without certificates nobody is known, and nothing is written down")
+        return host.name
 
     @translated
     async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> Message:

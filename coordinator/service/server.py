@@ -253,7 +253,13 @@ class _Process:
     async def run(self, healthy: health.aio.HealthServicer) -> int:
         who_leads = WhoLeads(self._leadership, self._replica, self._members)
         people = FleetPeople(
-            self._machine.state, self._replica.driver, self._log, self._leadership, who_leads, node=self._options.node
+            self._machine.state,
+            self._replica.driver,
+            self._log,
+            self._leadership,
+            who_leads,
+            node=self._options.node,
+            security=self._options.security,
         )
         guard = DoorKeeper(self._options.security, people)
         servicer = CoordinatorServicer(

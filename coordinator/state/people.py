@@ -3,7 +3,7 @@
 A token is known by its digest alone (`channels/tokens.py`). What changes the fleet in the name of a token is written down with that digest,
 and is refused here if the token is no longer good: from the entry on that revokes it, nobody acts by it, whichever replica was asked.
 
-Both tables are bounded. Of calls that were allowed and of those that were refused the last ones are kept, apart: who may do nothing cannot
+Both tables are bounded, and so is the part of each that one host may fill: it pushes out its own entries then, and nobody else's. Of calls that were allowed and of those that were refused the last ones are kept, apart: who may do nothing cannot
 push out of the book what others did. Calls are numbered without a gap, so what was dropped can be counted.
 """
 
@@ -29,6 +29,9 @@ TOKENS_MAX = 256
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
 """At most some 500 bytes each, and they are frozen with the state: below 2 MiB of the 16 that it may have. `snapline audit` of every
 night, kept elsewhere, holds more."""
+
+HOST_SHARE = 8
+"""One host's calls are an eighth of a table at most: 250 and 62."""
 
 DIGEST_BYTES = 32
 
@@ -87,6 +90,10 @@ def _record_call(image: FleetImage, kind: op.RecordCall, now_ns: int) -> Operati
         image.calls_made, now_ns, kind.name, kind.role, is_borne, kind.at, kind.call, kind.about, kind.outcome
     )
     table, kept = (image.refusals, REFUSALS_KEPT) if kind.outcome == REFUSED_CALL else (image.calls, CALLS_KEPT)
+    if kind.at:
+        own = [place for place, each in enumerate(table) if each.at == kind.at]
+        if len(own) >= kept // HOST_SHARE:
+            del table[own[0]]
     table.append(made)
     del table[:-kept]
     return OperationResult(APPLIED, number=made.number)

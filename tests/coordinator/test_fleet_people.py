@@ -1,11 +1,14 @@
 """A replica's door for people: what it says when it does not lead, and when nobody knows what became of an entry."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.channels.certificates import Authority, Leaf
 
 from snapline.channels.doors import Caller
-from snapline.channels.security import Identity
+from snapline.channels.security import Identity, Security
 from snapline.channels.tokens import digest_of
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.replica import Replica
@@ -14,12 +17,21 @@ from snapline.coordinator.service.calls import WhoLeads
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.people import FleetPeople
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Unknown
+from snapline.coordinator.state.fleet_records import (
+    ALIVE,
+    LOST,
+    Committed,
+    HostRecord,
+    ProposalOutcome,
+    Rejected,
+    Unknown,
+)
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import CoordinatorUnavailableError, MisuseError
 
 DIGEST = digest_of("the token of ada")
 ADA = Caller(Identity("operator", "ada"), DIGEST)
+SECURITY = Security.loopback()
 
 
 class Elsewhere(WhoLeads):
@@ -50,12 +62,15 @@ class Log:
         pass
 
 
-def people(*answers: str, leads: bool = True) -> tuple[FleetPeople, Log]:
+def people(
+    *answers: str, leads: bool = True, security: Security = SECURITY, hosts: Mapping[str, str] = {"h1": ALIVE}
+) -> tuple[FleetPeople, Log]:
     state, leadership = FleetState(), Leadership(lambda: cast(Driver, None))
     state.apply(op.Operation(1, "test", 1, op.MakeToken("ada", "operator", DIGEST, 1 << 62)))
+    state.image.hosts.update({host: HostRecord(1, "", "", standing) for host, standing in hosts.items()})
     leadership.driver = cast(Driver, object()) if leads else None
     log = Log(state, *(answers or ("committed",)))
-    return FleetPeople(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1"), log
+    return FleetPeople(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1", security=security), log
 
 
 async def test_a_replica_that_does_not_lead_knows_the_tokens_that_it_knows_and_sends_others_to_the_leader() -> None:
@@ -97,3 +112,72 @@ async def test_a_token_is_good_for_a_year_at_most() -> None:
             await door.make_token("bob", "viewer", digest_of("x"), valid_s)
     with pytest.raises(MisuseError, match="bob/2"):
         await door.make_token("bob/2", "viewer", digest_of("x"), 60)
+
+
+# ---- what hosts have written down -------------------------------------------------------------------------------------
+
+
+def proof_of(leaf: Leaf) -> Caller:
+    return Caller(None, b"", leaf.certificate.read_bytes())
+
+
+async def test_a_host_has_written_down_whom_a_token_names() -> None:
+    door, log = people()
+    await door.record_at("h1", Caller(None, DIGEST), "Settle", "w 1", "allowed")
+    (made,) = log.state.image.calls
+    assert (made.name, made.role, made.is_borne, made.at) == ("ada", "operator", True, "h1")
+
+
+@pytest.mark.parametrize(
+    ("proof", "call", "outcome", "reason"),
+    [
+        (Caller(Identity("admin", "eve")), "Settle", "allowed", "proves nobody"),
+        (Caller(Identity("admin", "eve"), digest_of("a guess")), "Settle", "allowed", "the token is not good"),
+        (Caller(None, DIGEST), "ForgetHost", "allowed", "'ForgetHost' to a host"),
+        (Caller(None, DIGEST), "Settle", "done", "is not written down"),
+        (Caller(None, DIGEST), "Settle", "refused", "cannot have been refused"),
+    ],
+)
+async def test_a_name_is_not_believed_from_a_host(
+    proof: Caller, call: str, outcome: str, reason: str, tmp_path: Path
+) -> None:
+    door, log = people(security=Authority(tmp_path).issue("c1", role="coordinator").security())
+    with pytest.raises(MisuseError, match=reason):
+        await door.record_at("h1", proof, call, "", outcome)
+    assert log.entries == []
+
+
+async def test_hosts_that_are_not_members_have_nothing_written_down() -> None:
+    door, log = people(hosts={"h1": ALIVE, "h2": LOST})
+    with pytest.raises(MisuseError, match="h9 is no member"):
+        await door.record_at("h9", Caller(None, DIGEST), "Settle", "", "allowed")
+    with pytest.raises(CoordinatorUnavailableError, match="h2 is lost"):
+        await door.record_at("h2", Caller(None, DIGEST), "Settle", "", "allowed")
+    assert log.entries == []
+
+
+async def test_a_host_has_written_down_whom_a_certificate_of_the_authority_names(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    door, log = people(security=authority.issue("c1", role="coordinator").security())
+    await door.record_at("h1", proof_of(authority.issue("ada", role="operator")), "Settle", "", "allowed")
+    await door.record_at("h1", proof_of(authority.issue("bob", role="viewer")), "Settle", "", "refused")
+    assert [(each.name, each.role) for each in log.state.image.calls] == [("ada", "operator")]
+    assert [(each.name, each.role) for each in log.state.image.refusals] == [("bob", "viewer")]
+
+
+async def test_certificates_of_others_prove_nobody(tmp_path: Path) -> None:
+    ours, other = Authority(tmp_path), Authority(tmp_path, "other")
+    door, log = people(security=ours.issue("c1", role="coordinator").security())
+    host = ours.issue("h1")
+    for leaf, reason in (
+        (other.issue("eve", role="admin"), "no authority of this fleet has signed it"),
+        (host, "by a 'host' is not written down"),
+        (ours.issue("bob", role="viewer"), "cannot have been allowed"),
+        (ours.issue("ada", role="operator", uri="spiffe://elsewhere/operator/ada"), "names nobody of this fleet"),
+    ):
+        with pytest.raises(MisuseError, match=reason):
+            await door.record_at("h1", proof_of(leaf), "Settle", "", "allowed")
+    chained = Caller(None, b"", other.issue("eve", role="admin").certificate.read_bytes() + other.path.read_bytes())
+    with pytest.raises(MisuseError, match="no authority of this fleet"):
+        await door.record_at("h1", chained, "Settle", "", "allowed")
+    assert log.entries == []

@@ -86,6 +86,17 @@ def test_refusals_do_not_push_out_what_was_done(monkeypatch: pytest.MonkeyPatch)
     assert [each.number for each in image.calls] == [9, 10, 11] and image.calls_made == 11
 
 
+def test_a_host_pushes_out_its_own_entries_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(people, "CALLS_KEPT", 16)
+    agreed = Agreed()
+    for at in ("", "h1", "h2"):
+        agreed.do(msgspec.structs.replace(call("ada"), at=at))
+    for _ in range(50):
+        agreed.do(msgspec.structs.replace(call("eve"), at="h2"))
+    assert [(each.number, each.at) for each in agreed.state.image.calls] == [(1, ""), (2, "h1"), (52, "h2"), (53, "h2")]
+    assert agreed.state.image.calls_made == 53
+
+
 def test_the_fullest_books_are_a_small_part_of_an_image(agreed: Agreed) -> None:
     """Names of 128 bytes, and all that a call may be about: an image of 16 MiB has room for it."""
     long = msgspec.structs.replace(

@@ -187,7 +187,7 @@ REQUESTS: dict[str, bytes] = {
     "ForgetConsumer": pb.ForgetConsumerRequest(name="nobody").SerializeToString(),
     "MakeToken": pb.MakeTokenRequest(name="", role="king").SerializeToString(),
     "RevokeToken": pb.RevokeTokenRequest(name="nobody").SerializeToString(),
-    "RecordCall": pb.RecordCallRequest(role="king").SerializeToString(),
+    "RecordCall": pb.RecordCallRequest(call="Settle", outcome="allowed").SerializeToString(),
     "Attend": pb.HostMessage(
         join=pb.Join(host="h1", instance="none", address="127.0.0.1:1", fleet="f", definition_digest=b"d")
     ).SerializeToString(),

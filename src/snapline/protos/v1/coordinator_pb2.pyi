@@ -1815,20 +1815,18 @@ class CheckTokenReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class RecordCallRequest(_message.Message):
-    __slots__ = ("name", "role", "digest", "call", "about", "outcome")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("digest", "call", "about", "outcome", "certificate")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    role: str
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     call: str
     about: str
     outcome: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., digest: _Optional[bytes] = ..., call: _Optional[str] = ..., about: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+    certificate: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., call: _Optional[str] = ..., about: _Optional[str] = ..., outcome: _Optional[str] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class RecordCallReply(_message.Message):
     __slots__ = ()
