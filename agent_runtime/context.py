@@ -494,7 +494,7 @@ class Context:
             EffectFailedError: it raised each time.
         """
         name = f"{made.name}/undo"
-        function = load_undo(made.name, made.undo, made.undo_arguments)
+        function = load_undo(made.name, made.undo, made.undo_arguments, self._durable("undo_effect").own_modules)
         work = undo_work(made, function, self._world.now_ns(), saga)
         found = await self._wait("effect", name, work.digest, work=work)
         read_outcome(name, made.key, found, lambda: None)

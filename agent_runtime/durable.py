@@ -13,7 +13,7 @@ The runtime drives a handler by hand: it yields a `Stand`, and is sent the finis
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -144,6 +144,7 @@ class TurnJournal:
         divergence: the handler has asked for something else than the journal says. It may have caught that, and gone on.
         has_left: what was asked for before the last wait has left: the turn has stood there, now or before.
         takes_effects: intents can be released here.
+        own_modules: where compensations are looked up (`undoing.py`).
     """
 
     def __init__(
@@ -153,9 +154,11 @@ class TurnJournal:
         logged: Iterable[LoggedEntry] = (),
         *,
         takes_effects: bool = True,
+        own_modules: Sequence[str] = (),
     ) -> None:
         """`begun`: the turn as it was saved, to be run again; `logged`: of turns of its number."""
         self.takes_effects = takes_effects
+        self.own_modules = own_modules
         self.seed = begun.seed if begun is not None else seed
         self.received_from = ""
         self.divergence: DivergenceError | None = None

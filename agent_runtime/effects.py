@@ -61,7 +61,8 @@ def effect_work(
         EncodingError: its arguments cannot be encoded.
     """
     _check(journal, name, options)
-    undo, undo_arguments = reference_of(name, options.compensate) if options.compensate is not None else ("", [])
+    compensate, own = options.compensate, journal.own_modules
+    undo, undo_arguments = reference_of(name, compensate, own) if compensate is not None else ("", [])
     intent = EffectIntent(
         options.key or f"@{journal.call_id().hex()}",
         readable(args),

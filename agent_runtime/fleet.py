@@ -87,6 +87,8 @@ class Fleet:
         simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
             step's function; nobody else does. An effect has its stub under its name, its probe under `NAME/probe`, its compensation under
             `NAME/undo`. Or a function without arguments that makes these for each run, so that runs share nothing.
+        compensation_modules: modules or packages whose functions may be compensations of effects, besides the packages of the agents' classes.
+            Nothing else is called, whatever name stands in the store.
 
     Raises:
         FleetDefinitionError: the fleet cannot be run as it is written.
@@ -107,6 +109,7 @@ class Fleet:
         rpo_s: float | None = None,
         rto_s: float | None = None,
         busy_limit_s: float | None = BUSY_LIMIT_S,
+        compensation_modules: Iterable[str] = (),
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
@@ -122,6 +125,7 @@ class Fleet:
         self.rpo_s = rpo_s
         self.rto_s = rto_s
         self.busy_limit_s = busy_limit_s
+        self.compensation_modules = _modules_of(compensation_modules)
         self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
         self._check()
 
@@ -280,6 +284,16 @@ class Fleet:
 
 AGENTS_CHARACTERS_MAX = 400
 """Of the agents in a refusal; of more their number is named."""
+
+
+def _modules_of(given: object) -> tuple[str, ...]:
+    modules = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    for each in modules:
+        if isinstance(given, str) or not isinstance(each, str) or not all(map(str.isidentifier, each.split("."))):
+            raise FleetDefinitionError(
+                f"compensation_modules names modules, such as ['shop.refunds'], and not {given!r}"
+            )
+    return modules
 
 
 def places_of(place: object) -> dict[str, tuple[str, ...]]:

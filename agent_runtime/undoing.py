@@ -2,6 +2,9 @@
 
 A compensation may have to run in another process, after a recovery, when the handler that named it is long over. So it is kept as `module:function`, and its
 arguments encoded; they are decoded as the function declares them.
+
+Names come back from the store, and whoever can write there must not be able to have any function of Python called. So they are looked up among the fleet's own
+modules only: the packages of its agents' classes, and what `Fleet(compensation_modules=…)` lists.
 """
 
 import functools
@@ -9,11 +12,12 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from snapline.agent_runtime.agent import Agent
 from snapline.agent_runtime.encoding import message_decoder
 from snapline.agent_runtime.results import encode_argument
 from snapline.errors import MessageTooLargeError, MisuseError
@@ -40,19 +44,34 @@ def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
     return _decoder.decode(body)
 
 
-def reference_of(effect: str, compensate: Sequence[Any]) -> tuple[str, list[bytes]]:
-    """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments.
+def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
+    """The modules, each with those below it, whose functions may undo effects of agents of this class; `listed`: those that the fleet names.
+
+    Of snapline's own classes it is the package around the class alone, not all of snapline.
+    """
+    modules = [each.__module__ for each in agent_class.__mro__ if each not in Agent.__mro__]
+    packages = [each.rpartition(".")[0] if each.startswith("snapline.") else each.partition(".")[0] for each in modules]
+    return tuple(dict.fromkeys((*packages, *listed)))
+
+
+def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:
+    """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `own_modules`.
 
     Raises:
-        MisuseError: it is none that another process could find.
+        MisuseError: it is none that another process could find, or in none of these modules.
         EncodingError: an argument cannot be encoded.
         MessageTooLargeError: they are too large together.
     """
     if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
         raise MisuseError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
     function, *arguments = compensate
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    if _found(module, name) is not function:
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
+    if module and not _is_own(module, own):
+        raise MisuseError(
+            f"compensate of effect {effect!r} is a function of module {module}, which is in no package of this agent's class: name the module in "
+            "Fleet(compensation_modules=[…])"
+        )
+    if _found(module, name, own) is not function:
         raise MisuseError(
             f"compensate of effect {effect!r} is {function!r}, and must be a function at the top of a module: it may have to run after a "
             "recovery, in another process, which finds it by its name"
@@ -68,10 +87,12 @@ def reference_of(effect: str, compensate: Sequence[Any]) -> tuple[str, list[byte
     return f"{module}:{name}", encoded
 
 
-def load_undo(effect: str, reference: str, arguments: Sequence[bytes]) -> Callable[..., Any]:
-    """The compensation with its arguments, to be called with its key. One that is not there any more raises when it is called."""
+def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> Callable[..., Any]:
+    """The compensation with its arguments, to be called with its key. One that is not there any more, or not among `own`, raises when it is called."""
     module, _, name = reference.partition(":")
-    function = _found(module, name)
+    if module and not _is_own(module, own):
+        return functools.partial(_foreign, effect, reference)
+    function = _found(module, name, own)
     if function is None:
         return functools.partial(_gone, effect, reference)
     try:
@@ -80,14 +101,20 @@ def load_undo(effect: str, reference: str, arguments: Sequence[bytes]) -> Callab
         return functools.partial(_unreadable, effect, reference, str(error))
 
 
-def _found(module: str, name: str) -> Callable[..., Any] | None:
-    if not module or not name.isidentifier():
+def _is_own(module: str, own: Sequence[str]) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in own)
+
+
+def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
+    """The function that is defined there: what a module has imported from elsewhere is not its own."""
+    if not _is_own(module, own) or not name.isidentifier():
         return None
     try:
         found = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
     except Exception:  # whatever a module raises that is being imported
         return None
-    return found if callable(found) else None
+    is_its = (getattr(found, "__module__", ""), getattr(found, "__qualname__", "")) == (module, name)
+    return found if callable(found) and is_its else None
 
 
 def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> list[object]:
@@ -120,6 +147,13 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 def _gone(effect: str, reference: str, *, key: str) -> None:
     raise MisuseError(
         f"effect {effect!r} is undone by {reference}, and there is no such function any more: bring it back, and retry"
+    )
+
+
+def _foreign(effect: str, reference: str, *, key: str) -> None:
+    raise MisuseError(
+        f"effect {effect!r} is undone by {reference}, which is in no package of the agent's class, and nothing else is called: if it is yours, name "
+        "its module in Fleet(compensation_modules=[…]), and retry"
     )
 
 

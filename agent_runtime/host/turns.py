@@ -40,6 +40,7 @@ from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
 from snapline.agent_runtime.traceparents import without_tail
+from snapline.agent_runtime.undoing import own_modules
 from snapline.conversation.payloads import read_creation, split_message
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
@@ -449,14 +450,14 @@ class Turns:
         return self._world.function_of(handler), message, handler.awaits
 
     def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
-        takes_effects = self._takes_effects
+        own = own_modules(type(running.agent), self._fleet.compensation_modules)
         if begun is not None:
-            return TurnJournal(b"", begun, turn.logged, takes_effects=takes_effects)
+            return TurnJournal(b"", begun, turn.logged, takes_effects=self._takes_effects, own_modules=own)
         is_imaged = type(running.agent).allow_pickle or has_one_order(running.known.state_type)
         state = running.image if is_imaged else encode_ordered(running.agent.state)
         begun_for = without_tail(turn.payload)
         seed = turn_seed(self._cluster, turn.agent, turn.number, sender=turn.sender, payload=begun_for, state=state)
-        return TurnJournal(seed, None, turn.logged, takes_effects=takes_effects)
+        return TurnJournal(seed, None, turn.logged, takes_effects=self._takes_effects, own_modules=own)
 
     def _create(self, turn: ev.StartTurn) -> None:
         kind, state = read_creation(turn.payload)

@@ -1,6 +1,9 @@
 """What a handler may not ask of effects, each told in one sentence; and compensations that are not there any more."""
 
+import sys
 from collections.abc import Callable
+from os import system
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +15,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, StepEnded
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.undoing import load_undo, reference_of, undo_payload
+from snapline.agent_runtime.undoing import load_undo, own_modules, reference_of, undo_payload
 from snapline.errors import MisuseError
 from snapline.storage.packs.saved_effects import MadeEffect
 
@@ -40,6 +43,8 @@ def pay(*args: object, key: str) -> str:
 def take_back(order: Order, amount: int, *, key: str) -> str:
     return f"{order.number} {amount} {type(order).__name__}"
 
+
+OWN = ("tests",)
 
 Asking = Callable[[Context], Any]
 
@@ -137,22 +142,50 @@ async def test_the_function_gets_the_outside_key() -> None:
 
 
 def test_a_compensation_gets_what_it_declares() -> None:
-    kept = reference_of("pay", (take_back, Order(7), 5))
-    assert load_undo("pay", *kept)(key="k") == "7 5 Order"
+    kept = reference_of("pay", (take_back, Order(7), 5), OWN)
+    assert load_undo("pay", *kept, OWN)(key="k") == "7 5 Order"
 
 
 @pytest.mark.parametrize(
-    "reference", ["tests.no_such_module:f", f"{__name__}:no_such_function", ":", "x", f"{__name__}:Seat.start"]
+    "reference", ["tests.no_such_module:f", f"{__name__}:no_such_function", ":", f"{__name__}:Seat.start"]
 )
 def test_one_that_is_not_there_any_more_says_so_when_it_is_called(reference: str) -> None:
     with pytest.raises(MisuseError, match="there is no such function any more"):
-        load_undo("pay", reference, [])(key="k")
+        load_undo("pay", reference, [], OWN)(key="k")
+
+
+@pytest.mark.parametrize(
+    "reference", ["os:system", "antigravity:fly", "testsuite:f", "snapline.testing:f", "x", f"{__name__}:system"]
+)
+def test_functions_of_other_modules_are_not_called_whatever_stands_in_the_store(reference: str, tmp_path: Path) -> None:
+    before = set(sys.modules)
+    with pytest.raises(MisuseError, match=r"nothing else is called|no such function"):
+        load_undo("pay", reference, [msgspec.msgpack.encode(f"touch {tmp_path}/evil")], OWN)(key="k")
+    assert not list(tmp_path.iterdir()) and set(sys.modules) == before, "and nothing is imported"
+
+
+def test_a_fleet_names_the_other_modules_whose_functions_undo_effects() -> None:
+    with pytest.raises(MisuseError, match=r"is a function of module posix.* Fleet\(compensation_modules="):
+        reference_of("pay", (system, "true"), OWN)
+    assert reference_of("pay", (system, "true"), (*OWN, "posix"))[0] == "posix:system"
+    for wrong in ("os", ["os:system"], [1], 7):
+        with pytest.raises(snapline.FleetDefinitionError, match="compensation_modules names modules"):
+            snapline.Fleet("f", agents={"a": Payer(Notes())}, compensation_modules=wrong)  # type: ignore[arg-type]
+
+
+def test_an_agents_own_modules_are_the_packages_of_its_class_and_its_bases() -> None:
+    class Child(Payer):
+        __module__ = "shop.agents.payer"
+
+    assert own_modules(Child, ["billing.refunds"]) == ("shop", "tests", "billing.refunds")
+    Child.__module__ = "snapline.adapters.langgraph.graph_agent"
+    assert own_modules(Child, [])[0] == "snapline.adapters.langgraph", "not all of snapline"
 
 
 def test_arguments_that_it_does_not_take_any_more_are_told() -> None:
-    reference, _ = reference_of("pay", (take_back,))
+    reference, _ = reference_of("pay", (take_back,), OWN)
     with pytest.raises(MisuseError, match="does not take the arguments that were kept"):
-        load_undo("pay", reference, [b"\x01"])(key="k")
+        load_undo("pay", reference, [b"\x01"], OWN)(key="k")
 
 
 async def test_the_turn_that_undoes_goes_on_over_failures_and_names_them_and_is_not_tried_again() -> None:

@@ -102,9 +102,9 @@ def cancel(counts: dict[str, int], *, key: str) -> None: ...
 
 
 def test_arguments_of_compensations_are_compared_with_its_parameters() -> None:
-    assert reference_of("order", (cancel, {"a": 1}))[1]
+    assert reference_of("order", (cancel, {"a": 1}), ("tests",))[1]
     with pytest.raises(EncodingError, match=r"compensation of effect 'order' is declared as dict.* holds a Counter"):
-        reference_of("order", (cancel, collections.Counter("a")))
+        reference_of("order", (cancel, collections.Counter("a")), ("tests",))
 
 
 def test_times_in_json_come_to_utc() -> None:

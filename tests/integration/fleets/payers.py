@@ -75,5 +75,10 @@ def is_over(cut: snapline.Cut) -> bool:
 def fleet(service: str, protocol: str = "chandy-lamport", orders: str = "6", agents: str = "3") -> snapline.Fleet:
     made: dict[str, snapline.Agent] = {f"payer-{n}": Payer(Books(service, int(orders))) for n in range(int(agents))}
     return snapline.Fleet(
-        "payers", agents=made, protocol=protocol, triggers=[snapline.Every(seconds=0.2)], stop_when=is_over
+        "payers",
+        agents=made,
+        protocol=protocol,
+        triggers=[snapline.Every(seconds=0.2)],
+        stop_when=is_over,
+        compensation_modules=[undo.__module__],
     )
