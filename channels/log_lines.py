@@ -21,6 +21,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
+from snapline.channels.printable import printable
+
 TEXT, JSON = "text", "json"
 
 Ids = Mapping[str, object]
@@ -91,6 +93,9 @@ class TextLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # the name is logging's
         return _instant(record.created, "milliseconds")
 
@@ -115,9 +120,9 @@ class JsonLines(logging.Formatter):
             extra["traceback"] = traceback
         said = {**said, **self._bound.now(), **extra, **said}
         try:
-            return json.dumps(said, ensure_ascii=False, allow_nan=False, default=repr)
+            return printable(json.dumps(said, ensure_ascii=False, allow_nan=False, default=repr))
         except (TypeError, ValueError, RecursionError):  # a key that is no text, a circle, an infinity
-            return json.dumps({name: _plain(value) for name, value in said.items()}, ensure_ascii=False)
+            return printable(json.dumps({name: _plain(value) for name, value in said.items()}, ensure_ascii=False))
 
     def _traceback(self, record: logging.LogRecord) -> str:
         parts = [self.formatException(record.exc_info)] if record.exc_info else [record.exc_text or ""]

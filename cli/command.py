@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import typer
 
+from snapline.channels.printable import printable
 from snapline.errors import MisuseError, SnaplineError
 
 INTERRUPTED = 130
@@ -101,5 +102,5 @@ def _tell(sentence: str) -> None:
     if os.environ.get(TRACEBACK_VARIABLE):
         import traceback
 
-        traceback.print_exc()
-    print("snapline: " + " ".join(sentence.split()), file=sys.stderr)
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+    print(printable("snapline: " + " ".join(sentence.split())), file=sys.stderr)

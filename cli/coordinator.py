@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from snapline.channels.printable import printable
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, parse_peers
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
@@ -34,7 +35,7 @@ def status(
     verb = "metrics" if metrics else "status"
     result = connection.ask(lambda client: client.read_replica(verb, connection.timeout))
     if metrics and display.output is None:
-        print(metrics_text(result), end="")
+        print(printable(metrics_text(result)), end="")
         return
     display.printer().result(result, _show_metrics if metrics else _show_status)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snapline.channels.printable import printable
 from snapline.cli import moving, processes
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
@@ -177,4 +178,4 @@ def _print_end(file: Path, lines: int) -> None:
         size = opened.seek(0, 2)
         opened.seek(max(0, size - lines * 1000))
         for line in opened.read().decode(errors="replace").splitlines()[-lines:]:
-            print(line)
+            print(printable(line))

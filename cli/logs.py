@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from snapline.channels.printable import printable
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.log_entries import LogEntry, format_instant, is_as_serious, merge, parse_level, parse_since
@@ -21,9 +22,6 @@ from snapline.errors import NotFoundError
 
 LOOK_S = 0.25
 """Between two looks at the files, while they are followed."""
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)}
-"""What programs print must not move a terminal's cursor."""
 
 
 @command
@@ -118,12 +116,12 @@ class _Shown:
     def print(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
             said = _document_line(entry) if self._is_json else self._lines(entry)
-            print(said.encode(errors="replace").decode(), flush=True)
+            print(printable(said), flush=True)
 
     def _lines(self, entry: LogEntry) -> str:
         width = max(map(len, self._reading.logs))
         text = _readable(entry) if entry.text.startswith("{") and entry.at_ns is not None else entry.text
-        return "\n".join(f"{entry.process:<{width}} | {line}" for line in text.translate(_CONTROLS).split("\n"))
+        return "\n".join(f"{entry.process:<{width}} | {line}" for line in text.split("\n"))
 
 
 def _folder(name: str | None, data_dir: Path | None, context: str | None) -> Path:

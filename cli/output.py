@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from snapline.channels.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,7 +50,7 @@ class DocumentTables:
 
     def line(self, text: str = "") -> None:
         """Print one line of text as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def fields(self, rows: Iterable[tuple[str, object]]) -> None:
         """Print names and values; what has no value (None or "") is left out."""
@@ -81,7 +83,7 @@ class Printer:
     def result(self, result: Document, show: Callable[[Document, DocumentTables], None]) -> None:
         """Print the command's result to stdout."""
         if self.format is OutputFormat.JSON:
-            print(json.dumps(readable(result), indent=2, ensure_ascii=False, allow_nan=True))
+            print(printable(json.dumps(readable(result), indent=2, ensure_ascii=False, allow_nan=True)))
             return
         from rich.console import Console
 
@@ -91,11 +93,11 @@ class Printer:
     def progress(self, text: str) -> None:
         """Tell on stderr how things go."""
         if not self.is_quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     def warning(self, text: str) -> None:
         """Tell on stderr what the user should know."""
-        print(f"snapline: {text}", file=sys.stderr, flush=True)
+        print(printable(f"snapline: {text}"), file=sys.stderr, flush=True)
 
 
 def readable(value: object) -> object:
@@ -154,7 +156,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return escape(text(value))
+    return escape(printable(text(value)))
 
 
 def _bytes_text(value: bytes) -> str:

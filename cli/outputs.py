@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snapline.channels.printable import printable
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, readable, rows_of, text
@@ -149,7 +150,8 @@ class _Lines:
 
     def show(self, each: "Output | Undone") -> None:
         shown = _document(each)
-        print(json.dumps(readable(shown), ensure_ascii=False) if self._is_json else _line(shown), flush=True)
+        said = json.dumps(readable(shown), ensure_ascii=False) if self._is_json else _line(shown)
+        print(printable(said), flush=True)
         self._cursor = each.cursor
 
 

@@ -4,6 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from snapline.channels.printable import printable
 from snapline.cli.output import Printer, count
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class FleetProgress:
             return
         self._shown, self._text, self._shown_s = important, text, time.monotonic()
         if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.write(f"\r\x1b[K{printable(text)}")
             sys.stderr.flush()
             self._has_line = True
         else:

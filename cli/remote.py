@@ -5,6 +5,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from snapline.channels.printable import printable
+
 if TYPE_CHECKING:
     from snapline.channels.security import Security
     from snapline.client.client import Client
@@ -44,4 +46,4 @@ async def _speak(address: str, security: "Security", call: "Callable[[Client], A
 
 
 def _tell(trouble: str) -> None:
-    print(f"snapline: {trouble}", file=sys.stderr, flush=True)
+    print(printable(f"snapline: {trouble}"), file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from snapline.channels.printable import printable
 from snapline.cli.output import Printer, count
 
 DRAWN_S, SAID_S = 0.1, 5.0
@@ -48,7 +49,7 @@ class RunProgress:
         self._shown_s = now_s
         self._measure(now_s)
         if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{self.text()}")
+            sys.stderr.write(f"\r\x1b[K{printable(self.text())}")
             sys.stderr.flush()
             self._has_line = True
         else:

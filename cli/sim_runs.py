@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from snapline.channels.printable import printable
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, document
@@ -56,7 +57,7 @@ def run(
 
     template = changes.template(scenario)
     if print_only:
-        print(format_scenario(template if seed is None else draw(template, seed)), end="")
+        print(printable(format_scenario(template if seed is None else draw(template, seed))), end="")
         return
     number = seed or 0
     drawn = draw(template, number)

@@ -35,6 +35,7 @@ from pathlib import Path
 
 import msgspec
 
+from snapline.channels.printable import printable
 from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
 from snapline.deploy.launched import LAST_SNAPSHOT_S, STOP_GRACE_S
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
@@ -387,7 +388,7 @@ def main() -> None:
         else:
             bridge(given.key, given.data_dir.expanduser(), given.code, must_run=given.must_run)
     except (SnaplineError, OSError) as error:
-        print(f"snapline: {error}", file=sys.stderr)
+        print(printable(f"snapline: {error}"), file=sys.stderr)
         sys.exit(NOT_RUNNING if given.must_run else 1)
 
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from snapline.channels.printable import printable
 from snapline.view import loss
 from snapline.view.facts import FleetFacts, Heard, HostFacts
 from snapline.view.figures import count, plural, rate, seconds, size
@@ -43,33 +44,37 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
     """One screen. `lines`: its height; hosts that have no room are counted, the busiest are shown."""
     facts = heard.facts
     if facts is None:
-        return Text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
+        return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
     parts: list[RenderableType] = [_title(facts), *_figures(facts, heard)]
     if heard.trouble:
-        parts.append(Text(f"! {heard.trouble}; this is how it stood before", style="red"))
+        parts.append(_text(f"! {heard.trouble}; this is how it stood before", style="red"))
     concerns = [
-        Text(f"! {each.line(heard.heard_s)}", style=COLORS[tone_of("concern", each.kind)])
+        _text(f"! {each.line(heard.heard_s)}", style=COLORS[tone_of("concern", each.kind)])
         for each in facts.concerns[:CONCERNS_MAX]
     ]
     if len(facts.concerns) > CONCERNS_MAX:
-        concerns.append(Text(f"! and {len(facts.concerns) - CONCERNS_MAX} more: `snapline status`", style="yellow"))
+        concerns.append(_text(f"! and {len(facts.concerns) - CONCERNS_MAX} more: `snapline status`", style="yellow"))
     parts += concerns
     busy = sorted(
         [(turn.elapsed_ns, turn.agent, host.host) for host in facts.hosts for turn in host.busy], reverse=True
     )
     room = max(1, lines - HEAD_LINES - CONCERN_LINES * len(concerns) - min(len(busy), BUSY_MAX))
     parts += [Text(), *_hosts(facts.hosts, heard, room)]
-    parts += [Text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
+    parts += [_text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
     return Group(*parts)
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(printable(words), style)
 
 
 def _title(facts: FleetFacts) -> Text:
     words = Text(no_wrap=True, overflow="ellipsis")
-    words.append(facts.fleet, style="bold").append("  ").append(
-        facts.phase, style=COLORS[tone_of("fleet", facts.phase)]
+    words.append(printable(facts.fleet), style="bold").append("  ").append(
+        printable(facts.phase), style=COLORS[tone_of("fleet", facts.phase)]
     )
     more = f"  {facts.protocol}  plan {facts.plan}" + (f"  led by {facts.leader}" if facts.leader else "")
-    return words.append(f"{more}  {facts.reason}".rstrip())
+    return words.append(printable(f"{more}  {facts.reason}".rstrip()))
 
 
 def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
@@ -78,18 +83,20 @@ def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
     letters = facts.total("dead_letters")
     waiting = f"{plural(facts.total('inputs_waiting'), 'input')}, {plural(facts.total('outputs_waiting'), 'output')}"
     store = f"store {facts.store.state}{f': {facts.store.reason}' if facts.store.reason else ''}"
-    last = Text(f"waiting: {waiting} ({size(facts.total('output_bytes_waiting'))})  parked {facts.total('parked'):,}  ")
+    last = _text(
+        f"waiting: {waiting} ({size(facts.total('output_bytes_waiting'))})  parked {facts.total('parked'):,}  "
+    )
     last.append(
         plural(letters, "dead letter"), style=COLORS[tone_of("agent", "dead letters") if letters else "plain"]
-    ).append(f"  {store}")
+    ).append(printable(f"  {store}"))
     return [
-        Text(
+        _text(
             f"{plural(facts.agents, 'agent')} on {alive:,} of {plural(max(facts.hosts_expected, len(facts.hosts)), 'host')}"
         ),
-        Text(f"turns/s {rate(heard.turns_per_s)} {bars(heard.course)}".rstrip()),
-        Text(f"epochs: {epochs}; the last complete one is {count(facts.last_complete_epoch or None)}"),
-        Text(f"interval: {loss.interval(facts.interval)}"),
-        Text(f"work at risk: {loss.at_risk(facts)}  recoveries: {loss.recoveries(facts.loss)}"),
+        _text(f"turns/s {rate(heard.turns_per_s)} {bars(heard.course)}".rstrip()),
+        _text(f"epochs: {epochs}; the last complete one is {count(facts.last_complete_epoch or None)}"),
+        _text(f"interval: {loss.interval(facts.interval)}"),
+        _text(f"work at risk: {loss.at_risk(facts)}  recoveries: {loss.recoveries(facts.loss)}"),
         last,
     ]
 
@@ -115,13 +122,13 @@ def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[Renderab
         if host.host in names:
             table.add_row(*_row(host, rates.get(host.host)))
     hidden = len(hosts) - len(chosen)
-    return [table, *([Text(f"and {plural(hidden, 'host')} more")] if hidden else [])]
+    return [table, *([_text(f"and {plural(hidden, 'host')} more")] if hidden else [])]
 
 
 def _row(host: HostFacts, turns_per_s: float | None) -> list[Text]:
-    state = Text(host.state, style=COLORS[tone_of("host", host.state)])
+    state = _text(host.state, style=COLORS[tone_of("host", host.state)])
     cells = (
         *(count(host.agents), rate(turns_per_s), count(len(host.busy)), count(host.parked), count(host.dead_letters)),
         *(count(host.inputs_waiting), count(host.outputs_waiting), count(host.host_start), host.address),
     )
-    return [Text(host.host), state.append(" drained") if host.is_drained else state, *[Text(cell) for cell in cells]]
+    return [_text(host.host), state.append(" drained") if host.is_drained else state, *[_text(cell) for cell in cells]]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.channels.log_lines import BoundIds, JsonLines, LogScope, TextLines
+from snapline.channels.printable import printable
 from snapline.cli.log_entries import EntryReader, LogEntry
 
 Said = Callable[[], dict[str, object]]
@@ -77,7 +78,7 @@ def test_a_line_of_text_is_read_as_it_was_said(message: str) -> None:
     entry = read(TextLines().format(record(message)))
     assert (entry.level, entry.logger, entry.at_ns) == ("WARNING", "snapline.host", 15 * 10**17)
     if "\n" not in message:
-        assert entry.message == message
+        assert entry.message == printable(message)
 
 
 def test_text_says_the_time_in_utc() -> None:

@@ -1,21 +1,90 @@
 """Documents as JSON and as tables, and progress that a log can bear."""
 
+import ast
 import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+import typer
 
-from snapline.cli import progress, status
-from snapline.cli.output import OutputFormat, Printer, count, document, readable, rows_of, size, text
+from snapline.cli import output, progress, status
+from snapline.cli.command import command
+from snapline.cli.output import (
+    Document,
+    DocumentTables,
+    OutputFormat,
+    Printer,
+    count,
+    document,
+    readable,
+    rows_of,
+    size,
+    text,
+)
 from snapline.cli.progress import FleetProgress, describe
 from snapline.conversation.concerns import Concern
+from snapline.errors import MisuseError
 
 
 def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     Printer(OutputFormat.JSON).result(document("Thing", name="é", number=2**60), lambda result, tables: None)
     out = capsys.readouterr().out
     assert json.loads(out) == {"apiVersion": "snapline/v1", "kind": "Thing", "name": "é", "number": 2**60}
+
+
+EVIL = "\x1b]0;owned\x07\r\u202egnp\x9b2J\ud800"
+WRITTEN = r"\x1b]0;owned\x07\x0d\u202egnp\u009b2J\ud800"
+
+
+@pytest.mark.parametrize("form", OutputFormat)
+def test_no_control_of_a_fleets_texts_reaches_a_terminal(
+    form: OutputFormat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printer = Printer(form)
+
+    def show(_: Document, tables: DocumentTables) -> None:
+        tables.line(EVIL)
+        tables.fields([(EVIL, {"a": EVIL})])
+        tables.table(("A",), [[EVIL]])
+
+    printer.result(document("Thing", name=EVIL), show)
+    printer.progress(EVIL)
+    printer.warning(EVIL)
+    said = capsys.readouterr()
+    assert not set(said.out + said.err) & {"\x1b", "\x07", "\r", "\u202e", "\x9b", "\ud800"}
+    assert said.err.count(WRITTEN) == 2
+    assert json.loads(said.out)["name"] == EVIL if form is OutputFormat.JSON else said.out.count(WRITTEN) >= 2
+
+
+def test_an_error_is_one_sentence_without_controls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPLINE_TRACEBACK", "1")
+
+    @command
+    def fail() -> None:
+        raise MisuseError(EVIL)
+
+    with pytest.raises(typer.Exit):
+        fail()
+    assert "\x1b" not in (said := capsys.readouterr().err) and WRITTEN in said
+
+
+def test_commands_print_what_is_fit_for_a_terminal() -> None:
+    """Whatever is written past a Printer says itself that it is fit."""
+    for path in Path(output.__file__).parent.glob("*.py"):
+        for each in ast.walk(ast.parse(path.read_text())):
+            if isinstance(each, ast.Call) and ast.unparse(each.func) in (
+                "print",
+                "sys.stderr.write",
+                "sys.stdout.write",
+            ):
+                said = ast.unparse(each.args[0]) if each.args else ""
+                assert "printable(" in said or isinstance(each.args[0], ast.Constant), (
+                    f"{path.name}:{each.lineno}: {said}"
+                )
 
 
 def test_without_a_terminal_the_form_is_json() -> None:

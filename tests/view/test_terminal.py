@@ -39,6 +39,14 @@ async def test_what_stands_on_the_screen() -> None:
     assert lines[-1] == "teller-0 on h1: in one turn for 12.3 s"
 
 
+async def test_texts_of_a_fleet_move_no_cursor() -> None:
+    fleet, evil = SimulatedFleet(), "\x1b[2J\u202egnp\x9bA"
+    fleet.figures["h1"] = {"busy": [{"agent": evil, "elapsed_ns": 1}]}
+    fleet.more["concerns"] = [{"kind": "host", "text": evil, "remedy": evil}]
+    screen = "\n".join(shown(await FleetWatch(fleet).now()))
+    assert not set(screen) & {"\x1b", "\u202e", "\x9b"} and screen.count(r"\x1b[2J\u202egnp\u009bA") == 3
+
+
 async def test_more_hosts_than_lines() -> None:
     fleet = SimulatedFleet(hosts=100, agents=1000)
     fleet.states["h77"] = "lost"
