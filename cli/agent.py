@@ -1,5 +1,6 @@
 """`snapline agent …`: where agents live, what they hold, what they are given, and the messages that no turn of theirs could take."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -101,10 +102,12 @@ def _fields_of(text: str) -> object:
     """
     import msgspec
 
+    from snapline.conversation.json_text import read_json
+
+    given = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
     try:
-        given = (sys.stdin.read() if text == "-" else text).encode()
-        msgspec.json.decode(given)
-    except (msgspec.DecodeError, UnicodeError) as error:
+        read_json(given)
+    except MisuseError as error:
         raise MisuseError(f"the message is no JSON ({error}): write its fields as '{{\"name\": value}}'") from error
     return msgspec.Raw(given)
 

@@ -65,13 +65,13 @@ def resolve_effect(
     not_done: Annotated[bool, typer.Option("--not-done", help="It was not done: it is called.")] = False,
 ) -> None:
     """Say what came of an effect in doubt at which its agent stands, for nobody else can."""
-    import msgspec
+    from snapline.conversation.json_text import read_json
 
     if (result is None) == (not not_done):
         raise MisuseError("what came of it? Give --result JSON, or --not-done")
     try:
-        found = None if result is None else msgspec.json.decode(result)
-    except msgspec.DecodeError as error:
+        found = None if result is None else read_json(result)
+    except MisuseError as error:
         raise MisuseError(f"--result is no JSON ({error}): a text stands in quotes, such as '\"receipt 7\"'") from error
     limit_s = connection.timeout
     connection.speak(

@@ -86,7 +86,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
     Raises:
         MisuseError: one is not AGENT.FIELD=JSON, or a field is given twice.
     """
-    import msgspec
+    from snapline.conversation.json_text import read_json
 
     found: dict[str, bytes] = {}
     for each in settings:
@@ -96,8 +96,8 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
         if place in found:
             raise MisuseError(f"--set {place}=… is given twice: give it once")
         try:
-            msgspec.json.decode(value.encode())
-        except (msgspec.DecodeError, UnicodeError) as error:
+            read_json(value)
+        except MisuseError as error:
             raise MisuseError(
                 f"--set {place}={value} is no JSON ({error}): text takes quotation marks, as in '\"a\"'"
             ) from error

@@ -17,6 +17,8 @@ from snapline.conversation.coordinator_client import CoordinatorClient, patientl
 from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutputs
 from snapline.conversation.payloads import split_message
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError, StoreError, UnknownOutcomeError
+from snapline.ids import check_id
+from snapline.storage.outputs.names import parse_cursor
 
 WAIT_S = 10.0
 """A call waits so long for something new, where it is wanted; then the next one asks."""
@@ -89,6 +91,9 @@ async def wanted_outputs(
 ) -> AsyncGenerator[Output | Undone, None]:
     """Yield what is wanted; see `Client.outputs`."""
     check_timeout(wanted.timeout_s)
+    parse_cursor(wanted.after)
+    if wanted.topic:
+        check_id(wanted.topic.removeprefix("@"), "topic")
     reader = MessageReader(wanted.message_type, "message_type", "the output")
     start = await patiently(lambda: start_of(coordinator(), wanted.after, wanted.consumer))
     reading = OutputReading(start, is_following=wanted.follow, patience_s=wanted.timeout_s)

@@ -24,6 +24,7 @@ from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.giving import TOLD
+from snapline.conversation.json_text import NESTED, read_json
 from snapline.errors import MessageTooLargeError, MisuseError, SnaplineError
 from snapline.gateway.problems import problem, problem_of
 
@@ -66,6 +67,8 @@ class Gateway:
                 return await handler(request)
             except SnaplineError as error:
                 return problem_of(error)
+            except RecursionError:
+                return problem_of(MisuseError(NESTED))
 
         return guarded
 
@@ -167,8 +170,8 @@ async def _body_of(request: Request) -> Any:  # whatever JSON it is
     except ClientDisconnect as error:
         raise MisuseError("the request ended before its body was whole") from error
     try:
-        return msgspec.json.decode(bytes(body) or b"{}")
-    except msgspec.DecodeError as error:
+        return read_json(bytes(body) or b"{}")
+    except MisuseError as error:
         raise MisuseError(f"the body is no JSON: {error}") from error
 
 

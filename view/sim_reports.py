@@ -134,7 +134,10 @@ class SimReports:
     def path_of(self, place: str) -> Path:
         """What an address names. NotFoundError: nothing in the folders."""
         number, _, way = place.partition("/")
-        if not (number.isascii() and number.isdecimal() and int(number) < len(self._roots)) or "\0" in way:
+        if (
+            not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self._roots))
+            or "\0" in way
+        ):
             raise NotFoundError(f"there is no report {place!r}")
         root = self._roots[int(number)]
         try:

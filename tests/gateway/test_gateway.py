@@ -65,6 +65,14 @@ async def test_an_answer_is_waited_for(answer: str) -> None:
         ("/agents/a/Payed", "{}", 422, "has no handler for messages of type 'Payed'"),
         ("/agents/a/Paid", '{"amount": "five"}', 422, "Expected `int`, got `str` - at `$.amount`"),
         ("/agents/a/Paid", "{", 400, "the body is no JSON"),
+        ("/agents/a/Paid", b'{"amount": 5, "note": "\xff"}', 400, "the body is no JSON: it is not UTF-8"),
+        ("/agents/a/Paid", "[" * 100_000, 400, "nested too deep"),
+        ("/agents/a/Paid", '{"amount": NaN}', 400, "NaN is no number of JSON"),
+        ("/agents/a/Paid", '{"amount": 1e999}', 400, "1e999 is too large"),
+        ("/agents/a/Paid", '{"amount": 99999999999999999999}', 400, "more than 64 bits"),
+        ("/agents/a/Paid", '{"amount": 5, "amount": 6}', 400, "'amount' stands twice"),
+        ("/agents/a/Paid?timeout_s=nan", "{}", 400, "timeout_s=nan is no number of seconds"),
+        ("/agents/%ff/Paid", "{}", 400, "is no valid agent id"),
         ("/agents/nobody/Paid", '{"amount": 1}', 404, "nobody"),
         ("/agents/a/Paid?answer=maybe", "{}", 400, "answer=maybe is none of none, early, final"),
         ("/agents/a/Paid?timeout_s=soon", "{}", 400, "timeout_s=soon is no number of seconds"),
@@ -72,10 +80,18 @@ async def test_an_answer_is_waited_for(answer: str) -> None:
         ("/agents/a/Paid", '"' + "x" * 17_000_000 + '"', 413, "16,777,216 bytes at most"),
     ],
 )
-async def test_bad_requests_get_one_sentence(path: str, body: str, status: int, words: str) -> None:
+async def test_bad_requests_get_one_sentence(path: str, body: str | bytes, status: int, words: str) -> None:
     async with fleet_and_client() as (_, client), gateway(client) as http:
         found = await http.post(path, content=body)
         assert found.status_code == status and words in found.json()["detail"], found.json()
+
+
+@pytest.mark.parametrize(
+    "path", ["/outputs/%ff", f"/outputs/{'9' * 5000}", "/outputs?after=%1b", f"/outputs?after={'9' * 5000}.1"]
+)
+async def test_what_no_output_has_is_not_asked_for(path: str) -> None:
+    async with fleet_and_client() as (_, client), gateway(client) as http:
+        assert (await http.get(path)).status_code == 400
 
 
 async def test_what_is_not_taken_in_time_may_come_again() -> None:
