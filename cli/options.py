@@ -214,7 +214,7 @@ class Connection(Trust):
 
     def security(self) -> "Security":
         """What the options mean, with the token."""
-        return self._security("" if self.auth_token is None else read_token(self.auth_token))
+        return self._security(token_in(self.auth_token))
 
     def address(self) -> str:
         """Where to ask.
@@ -262,36 +262,17 @@ class Connection(Trust):
         return remote.speak(self.address(), self.security(), call)
 
 
-def read_token(path: Path) -> str:
-    """The token in a file.
-
-    Raises:
-        MisuseError: it cannot be read, or others can read it too, or it holds none.
-    """
-    try:
-        is_open = path.stat().st_mode & 0o077
-        token = path.read_text().strip()
-    except (OSError, ValueError) as error:
-        raise MisuseError(f"--auth-token {path} cannot be read: {error}") from error
-    if is_open:
-        raise MisuseError(f"--auth-token {path} can be read by others: `chmod 600 {path}`")
-    if not token.isascii() or not token.isprintable() or not token:
-        raise MisuseError(f"--auth-token {path} holds no token")
-    return token
-
-
 def token_in(file: Path | None) -> str:
-    """What requests over HTTP have to bear, "" if no file is given.
+    """The token in a file, "" if none is given.
 
     Raises:
-        MisuseError: the file holds none.
+        MisuseError: it cannot be read, others can use it too, or it holds none.
     """
     if file is None:
         return ""
-    token = file.read_text().strip()
-    if not token:
-        raise MisuseError(f"{file} holds no token: write one, such as the output of `openssl rand -hex 32`")
-    return token
+    from snapline.storage.keys.key_files import read_token_file
+
+    return read_token_file(file)
 
 
 def parse_arguments(pairs: list[str] | None) -> dict[str, str]:

@@ -40,7 +40,7 @@ def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:
             would leave: the caller must not go on.
     """
     temporary = path.with_name(path.name + ".tmp")
-    handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         failpoint(f"{point}.opened")
         for piece in pieces:

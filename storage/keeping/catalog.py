@@ -202,7 +202,7 @@ class Catalog:
         import sqlite3
 
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = sqlite3.connect(self._path or ":memory:", timeout=BUSY_S)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = OFF")  # What a crash of the machine breaks is made anew.

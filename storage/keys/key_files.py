@@ -44,7 +44,10 @@ KEY_FILES_MAX = 16
 """Of one kind: the one in use and those before it. More are surely a wrong list, and each is tried."""
 
 _FILE_BYTES_MAX = 256
-"""A key file has about 90 bytes; checked before it is parsed."""
+"""A key file has about 90 bytes, a token file some 50; checked before it is parsed."""
+
+TOKEN_CHARACTERS_MAX = 200
+"""As many as a token of people may have."""
 
 _WRAPPING_WORD = "snapline-key-v1"
 _SIGNING_WORD = "snapline-signing-key-v1"
@@ -202,6 +205,21 @@ def make_signing_key(secret: bytes) -> SigningKey:
     return SigningKey(_id_of(public), secret, public)
 
 
+def read_token_file(path: Path) -> str:
+    """The token in a file, without what is around it. A file that others may read is refused as a key file is.
+
+    Raises:
+        MisuseError: it cannot be read, others may use it, or it holds no token.
+        StoreError: its disk failed.
+    """
+    token = _content(path, "token file", is_secret=True).decode(errors="replace").strip()
+    if not token.isascii() or not token.isprintable() or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:
+        raise MisuseError(
+            f"the token file {path} holds no token: write one, such as the output of `openssl rand -hex 32`"
+        )
+    return token
+
+
 # -- inside ------------------------------------------------------------------------------------------------------------
 
 
@@ -227,16 +245,7 @@ def _checked(path: Path, key_id: str, right_id: str) -> str:
 
 def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
     """Return id and key of a file that must begin with `word`."""
-    with _translating(path, "read"), open(path, "rb", opener=_open_without_waiting) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise MisuseError(f"{path} is no file: give the path of a key file")
-        if is_secret and mode & 0o077:
-            raise MisuseError(
-                f"the key file {path} can be used by others (mode {stat.S_IMODE(mode):04o}): run chmod 600 {path}"
-            )
-        line = file.read(_FILE_BYTES_MAX)
-    found = _LINE.fullmatch(line)
+    found = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
     if found is None:
         raise MisuseError(f"{path} is no key file: `snapline keys generate` makes one")
     if found[1].decode() != word:
@@ -248,6 +257,18 @@ def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
     if len(key) != KEY_BYTES:
         raise MisuseError(f"the key file {path} is damaged: it holds no {KEY_BYTES} bytes; take it from your backup")
     return found[2].decode(), key
+
+
+def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
+    with _translating(path, "read", what), open(path, "rb", opener=_open_without_waiting) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise MisuseError(f"{path} is no file: give the path of a {what}")
+        if is_secret and mode & 0o077:
+            raise MisuseError(
+                f"the {what} {path} can be used by others (mode {stat.S_IMODE(mode):04o}): run chmod 600 {path}"
+            )
+        return file.read(_FILE_BYTES_MAX)
 
 
 def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None:
@@ -276,14 +297,14 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _translating(path: Path, verb: str) -> Iterator[None]:
+def _translating(path: Path, verb: str, what: str = "key file") -> Iterator[None]:
     """Turn OSError into an error of ours."""
     try:
         yield
     except FileExistsError as error:
         raise MisuseError(f"{path} exists already, and may be the only copy of a key: give another path") from error
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
-        raise MisuseError(f"cannot {verb} the key file {path}: {error.strerror}; check the path") from error
+        raise MisuseError(f"cannot {verb} the {what} {path}: {error.strerror}; check the path") from error
     except OSError as error:
         advice = "; free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StoreError(f"cannot {verb} the key file {path}: {error.strerror or error}{advice}") from error
+        raise StoreError(f"cannot {verb} the {what} {path}: {error.strerror or error}{advice}") from error

@@ -56,5 +56,8 @@ def test_a_token_is_sent_inside_tls_only_and_from_a_file_that_nobody_else_reads(
     told = run("status", *where)
     assert told.code == 2 and "a token travels inside TLS only" in told.err
     token.chmod(0o640)
-    assert "can be read by others: `chmod 600 token`" in run("status", *where).err
-    assert "cannot be read" in run("status", "--coordinator", "127.0.0.1:1", "--auth-token", "nowhere").err
+    assert "the token file token can be used by others (mode 0640): run chmod 600 token" in run("status", *where).err
+    assert (
+        "cannot read the token file nowhere"
+        in run("status", "--coordinator", "127.0.0.1:1", "--auth-token", "nowhere").err
+    )

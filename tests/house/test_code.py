@@ -257,3 +257,22 @@ def test_no_function_is_longer_than_a_screen(root: Path, handwritten: list[Path]
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
     assert not offences, "\n".join(offences)
+
+
+FOLDERS_OF_OTHERS = ("sim/", "chaos/", "deploy/conformance/", "channels/metrics_door.py", "storage/store/disk.py")
+"""Reports, trials and what prometheus reads; and the store, whose inner folders are as private as its root."""
+
+
+def test_folders_are_made_for_their_owner_alone(root: Path, handwritten: list[Path]) -> None:
+    """Whatever the umask is: keys, tokens, states and logs lie in them."""
+    offences = []
+    for path in handwritten:
+        name = path.relative_to(root).as_posix()
+        if not is_product(name) or name.startswith(FOLDERS_OF_OTHERS):
+            continue
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in ("mkdir", "makedirs"):
+                continue
+            if "mode=448" not in (said := ast.unparse(node)):
+                offences.append(f"{name}:{node.lineno}: {said}")
+    assert not offences

@@ -274,6 +274,7 @@ async def test_reports_of_simulations_are_sound(tmp_path: Path, size: tuple[int,
     write(tmp_path / "run" / "shrunk", simulated(SMALLER, 7, **wrong))
     (tmp_path / "run" / "shrunk" / "steps.txt").write_text("faults left out")
     (tmp_path / "sweep.json").write_text(json.dumps(sweep_document()))
+    (tmp_path / "token").touch(mode=0o600)
     (tmp_path / "token").write_text("a-token-of-thirty-two-characters-x")
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
     async with (
