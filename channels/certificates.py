@@ -18,6 +18,7 @@ from typing import NamedTuple
 from snapline.channels.doors import COORDINATOR, ROLES
 from snapline.channels.security import DEFAULT_DOMAIN, server_name, spiffe_uri
 from snapline.errors import MisuseError, WorldError
+from snapline.folders import make_private
 from snapline.ids import check_id
 
 try:
@@ -82,7 +83,7 @@ class Authority:
         if len(domain) > 63 or not _DOMAIN.fullmatch(domain):
             raise MisuseError(f"{domain!r} is no trust domain: small letters, digits, '-' and '.', at most 63")
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             if any(folder.iterdir()):
                 raise MisuseError(f"{folder} is not empty: give a new folder, or use `snapline auth issue {folder} …`")
         except OSError as error:

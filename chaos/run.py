@@ -26,6 +26,7 @@ from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.kept_fleet import KeptPlan
 from snapline.errors import MisuseError, SnaplineError
+from snapline.folders import make_private
 from snapline.sim.checking import AtEnd, CheckedWorkload, Invariant
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.words import DiskWord, PartitionWord
@@ -76,7 +77,7 @@ async def run_chaos(
     """
     check_abilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     (folder / SCENARIO_FILE).write_text(format_scenario(scenario))
     run = ChaosRun(scenario, seed, folder.absolute(), checks, plan, on_note)
     try:

@@ -18,6 +18,7 @@ from snapline.cli.demo_picture import draw_recovery, time_ns_of
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, rows_of
 from snapline.cli.progress import FleetProgress
 from snapline.errors import MisuseError, SnaplineError, UnknownOutcomeError
+from snapline.folders import make_private
 from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def run_demo(
 @contextlib.contextmanager
 def _folder(data_dir: Path | None) -> Iterator[Path]:
     if data_dir is not None:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(data_dir)
         yield data_dir
         return
     yield Path(tempfile.mkdtemp(prefix="snapline-demo-"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from snapline.cli.settings import UserSettings
 from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.folders import make_private
 
 if TYPE_CHECKING:
     from snapline.conversation.coordinator_client import CoordinatorClient
@@ -96,7 +97,7 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
 
     if running_in_background(folder) is not None:
         raise MisuseError(f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     with (folder / BACKGROUND_LOG).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "snapline", *arguments],

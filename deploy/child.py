@@ -20,6 +20,7 @@ from typing import Self
 
 from snapline.deploy.forks import ForkedProcess, ForkServer, end_group
 from snapline.deploy.starting import environment_of, leash
+from snapline.folders import make_private
 
 LOG_BYTES_MAX = 16 << 20
 """A log above this is set aside as `*.log.1` when its child starts again: two files of a child that fails in a loop
@@ -162,6 +163,6 @@ def describe_exit(code: int) -> str:
 
 def _set_aside(log_path: Path) -> None:
     """Start a new log file once the old one is large; the one before it goes."""
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(log_path.parent)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
         log_path.replace(log_path.with_name(log_path.name + ".1"))

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.errors import MisuseError, WorldError
+from snapline.folders import make_private
 from snapline.storage.store.locks import LockHeldError, lock_file
 
 STORE_FOLDER, COORDINATOR_FOLDER, LOGS_FOLDER, TRACES_FOLDER = "store", "coordinator", "logs", "traces"
@@ -67,7 +68,7 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
     """
     with contextlib.ExitStack() as held:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             held.callback(os.close, lock(folder))
         except OSError as error:
             raise MisuseError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error

@@ -31,6 +31,7 @@ from snapline.deploy.scaling import follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
 from snapline.errors import MisuseError, WorldError
+from snapline.folders import make_private
 
 PLAN_FILE = "plan.json"
 
@@ -70,7 +71,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
 
 def write_plan(folder: Path, plan: KeptPlan) -> None:
     """For the process in the background."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     (folder / ADDRESS_FILE).unlink(missing_ok=True)
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 

@@ -23,6 +23,7 @@ from snapline.deploy.launched import STOP_GRACE_S, LaunchedFleet
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.readings import CoordinatorReader, FleetReading
 from snapline.deploy.starting import environment_of
+from snapline.folders import make_private
 
 __all__ = ["Ending", "LocalFleet", "LocalLauncher", "OnFailure"]
 
@@ -56,7 +57,7 @@ class LocalLauncher:
             DirectoryInUseError: another launcher runs on this folder.
             MisuseError: the fleet in this folder has another number of coordinators.
         """
-        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._data_dir)
         self._lock_fd = lock(self._data_dir)
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 

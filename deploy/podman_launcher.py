@@ -29,6 +29,7 @@ from snapline.deploy.podman import (
     podman,
 )
 from snapline.errors import MisuseError
+from snapline.folders import make_private
 
 IMAGE = "snapline"
 """As docs/deploy.md builds it."""
@@ -102,8 +103,8 @@ class PodmanLauncher:
             MisuseError: a fleet of this name has another folder, or this folder another number of coordinators; podman is not there.
         """
         for path in self._volumes:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._data_dir / LOGS_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(path)
+        make_private(self._data_dir / LOGS_FOLDER)
         self._lock_fd = lock(self._data_dir)
         left = await containers_of(self._program, self._fleet)
         for container in left:

@@ -49,6 +49,7 @@ from snapline.deploy.post_wire import (
     encode_line,
 )
 from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.folders import make_private
 
 IDLE_S = 60.0
 """A post with nothing to do stays so long: a launcher opens it a moment before it starts something."""
@@ -105,7 +106,7 @@ class Post:
 
     async def serve(self, idle_s: float) -> None:
         """Listen until it is closed, or idle; then leave nothing."""
-        self._runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._runtime)
         shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # of a post that was killed
         (self._runtime / SOCKET).unlink(missing_ok=True)
         scratch = self._runtime / f"{SOCKET}.new"  # whoever finds the socket finds somebody listening
@@ -348,7 +349,7 @@ def _join_or_start(key: str, runtime: Path, data_dir: Path, code: str) -> socket
         with contextlib.suppress(OSError):
             return _join(runtime)
         logs = data_dir / LOGS_FOLDER
-        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(logs)
         with (logs / "post.log").open("ab") as log:
             started = subprocess.Popen(
                 [sys.executable, "-m", "snapline.deploy.post", "serve", key, "--data-dir", str(data_dir.absolute())],

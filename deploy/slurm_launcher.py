@@ -28,6 +28,7 @@ from snapline.deploy.post_line import NoPostError, PostLine
 from snapline.deploy.slurm import Element, Slurm, split_name
 from snapline.deploy.slurm_seat import BRIDGE, key_of
 from snapline.errors import MisuseError, WorldError
+from snapline.folders import make_private
 
 NOTICE_S = 120
 """How long before the time limit hosts are warned. Slurm may be a minute early, and ends them at the limit."""
@@ -122,7 +123,7 @@ class SlurmLauncher:
         Raises:
             MisuseError: `sbatch` refuses the options, or is not there.
         """
-        Path(self.logs).mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(Path(self.logs))
         await self._slurm.elements()  # a cluster that does not answer is an error here, and waited for later
         found = await asyncio.gather(*(self._take_place(name) for name in coordinators))
         self._addresses = dict(zip(coordinators, found, strict=True))

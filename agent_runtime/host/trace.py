@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from snapline.folders import make_private
+
 FLUSH_S = 0.05
 """A killed host loses at most this much of its trace."""
 
@@ -48,7 +50,7 @@ class TraceWriter:
     """Appends to one file; blocking writes of a few kilobytes, on the event loop."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         self._file = path.open("ab", buffering=0)
         self._lines: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None

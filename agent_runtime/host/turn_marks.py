@@ -32,6 +32,7 @@ from snapline.agent_runtime.outside import IN_THREAD
 from snapline.channels.child_processes import end_if_child
 from snapline.conversation.payloads import CREATE, read_creation, split_message, unwrapped
 from snapline.conversation.turn_deaths import TurnDeath
+from snapline.folders import make_private
 
 SLOTS = 64
 """Threads beyond them are not marked; asyncio's own pool has 32 at most."""
@@ -165,7 +166,7 @@ class TurnMarks:
         Raises:
             OSError: it cannot be made.
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         scratch = path.with_name(f"{path.name}.{instance}")
         descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -50,6 +50,7 @@ from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, LogError, MisuseError, SnaplineError, StoreError, StoreKeyError
 from snapline.failpoints import failpoint
+from snapline.folders import make_private
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.storage.keeping.retention_policy import Policy
@@ -509,7 +510,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
     Raises:
         FolderInUseError: another process uses it.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     try:
         descriptor = lock_file(folder / LOCK_FILE)
     except LockHeldError as error:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError
+from snapline.folders import make_private
 from snapline.storage.keeping.retention_policy import BY_HAND, SnapshotTime, parse_created
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class Catalog:
         import sqlite3
 
         if self._path is not None:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._path.parent)
         self._database = sqlite3.connect(self._path or ":memory:", timeout=BUSY_S)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = OFF")  # What a crash of the machine breaks is made anew.

@@ -126,7 +126,7 @@ class LocalDisk:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(0o700 if directory == missing[0] else 0o777, exist_ok=True)  # states are in it
+            directory.mkdir(mode=0o700, exist_ok=True)  # states are in it
             _sync_directory(directory.parent)
 
     def make_directory(self, path: str) -> None:
