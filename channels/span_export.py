@@ -44,6 +44,12 @@ CLOSE_S_MAX = 2.0
 
 SERVICE = "snapline"
 
+CREDENTIAL_PROVIDERS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
+"""A program that names one of them brings its own session, which reads whole answers."""
+
 
 class OneResource(Resource):
     """What a process says of itself: OpenTelemetry's encoder hashes it for every span, by way of JSON."""
@@ -229,4 +235,7 @@ def _exporter() -> SpanExporter:
         raise MisuseError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: use http/protobuf or grpc")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter()
+    from snapline.channels.bounded_session import BoundedSession
+
+    has_own = any(os.environ.get(name) for name in CREDENTIAL_PROVIDERS)
+    return OTLPSpanExporter(session=None if has_own else BoundedSession())

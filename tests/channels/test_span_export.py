@@ -1,5 +1,7 @@
 """Spans on their way to a collector: nobody waits for it, what was dropped is counted, and nothing is left behind. By OpenTelemetry's own SDK."""
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -150,6 +152,31 @@ def test_the_environment_says_where_spans_go(monkeypatch: pytest.MonkeyPatch) ->
         assert export.resource.attributes["service.name"] == "mine"
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     assert isinstance(span_export._exporter(), ConsoleSpanExporter)
+
+
+@pytest.mark.parametrize("length", ["", f"Content-Length: {2**40}\r\n"])
+def test_an_answer_that_never_ends_is_not_read(monkeypatch: pytest.MonkeyPatch, length: str) -> None:
+    """A process that reads it would grow until it dies."""
+    written = [0]
+
+    def answer_for_ever(server: socket.socket) -> None:
+        with server.accept()[0] as connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(f"HTTP/1.1 200 OK\r\n{length}\r\n".encode())
+            while written[0] < 2**28:
+                connection.sendall(b"x" * 65536)
+                written[0] += 65536
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_for_ever, args=(server,), daemon=True)
+        thread.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        export = open_spans(SpanOptions(0.5), role="host", name="h7")
+        assert export is not None
+        export.begin("hello").end()
+        export.close()
+        thread.join(10)
+        assert export.queue.exported == 1 and written[0] < 2**24, "what both kernels hold"
 
 
 @pytest.mark.parametrize(
