@@ -12,6 +12,7 @@ import uvicorn
 from snapline.channels.listening import address_error, wait_until_free
 from snapline.channels.security import is_loopback
 from snapline.errors import MisuseError
+from snapline.gateway.connections import HEAD_BYTES_MAX, BoundedConnection
 
 TOKEN_CHARACTERS_MIN = 16
 
@@ -61,8 +62,21 @@ async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
     """
     with listening(*listen) as server_socket:
         print(address_of(server_socket), flush=True)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S, lifespan="off")
-        await _Server(config).serve([server_socket])
+        await server_of(app).serve([server_socket])
+
+
+def server_of(app: AsgiApp) -> uvicorn.Server:
+    """What serves it."""
+    config = uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        ws="none",
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_S,
+        lifespan="off",
+    )
+    return _Server(config)
 
 
 def address_of(server_socket: socket.socket) -> str:

@@ -1,0 +1,90 @@
+"""Connections of people and programs outside: what each may cost before it has asked for something, and when it takes no answers.
+
+uvicorn waits for ever for the rest of a request, and for whoever does not take an answer. Here a connection whose request does not come to its end, or whose
+answer is not taken, is cut. Where too many are open, the one that has waited longest for the end of its request is cut: so many that say nothing keep nobody out.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_S_MAX = 30.0
+"""For a request to come to its end: 16 MiB over 5 Mbit/s."""
+
+READER_S_MAX = 60.0
+"""For a reader to take what was sent to it, 128 KiB at most and one part of an answer: above that it is not slow, but gone."""
+
+CONNECTIONS_MAX = 800
+"""Below the 1,024 open files that many systems allow. One whose request is not whole takes some 30 KiB."""
+
+HEAD_BYTES_MAX = 16 * 1024
+"""Of a request without its body: twice what browsers send with many cookies."""
+
+
+class BoundedConnection(H11Protocol):
+    """See the module."""
+
+    waiting_since_s = 0.0
+    _ending: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Is the end of a request still to come?"""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Called by asyncio."""
+        super().connection_made(transport)
+        self._wait_for_request()
+        if len(self.connections) > CONNECTIONS_MAX:
+            open_ones = [each for each in self.connections if isinstance(each, BoundedConnection)]
+            waiting = [each for each in open_ones if each.is_waiting and not each.transport.is_closing()]
+            min(waiting, key=lambda each: each.waiting_since_s).cut()  # perhaps this one
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        was_waiting = self.is_waiting
+        super().data_received(data)
+        if was_waiting and not self.is_waiting:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn at the end of an answer; it may begin with the next request here."""
+        super().on_response_complete()
+        self._stop_waiting()
+        if self.is_waiting:
+            self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._stop_waiting()
+        self._stop_taking()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Called by asyncio."""
+        super().pause_writing()
+        self._taking = self.loop.call_later(READER_S_MAX, self.cut)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        self._stop_taking()
+        super().resume_writing()
+
+    def cut(self) -> None:
+        """End the connection, whatever it has not said or taken."""
+        self.transport.abort()
+
+    def _wait_for_request(self) -> None:
+        self.waiting_since_s = self.loop.time()
+        self._ending = self.loop.call_later(REQUEST_S_MAX, self.cut)
+
+    def _stop_waiting(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+
+    def _stop_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
