@@ -46,10 +46,12 @@ def handler(function: _Function, /) -> _Function: ...
 
 
 @overload
-def handler(*, durable: bool = False, thread: bool = False) -> Callable[[_Function], _Function]: ...
+def handler(
+    *, durable: bool = False, thread: bool = False, public: bool = False
+) -> Callable[[_Function], _Function]: ...
 
 
-def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False) -> Any:
+def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
     """Mark a method as the handler of the message type that its `message` parameter is annotated with.
 
     A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive in their
@@ -61,6 +63,8 @@ def handler(function: Any = None, /, *, durable: bool = False, thread: bool = Fa
     reads, and its context raises `MisuseError`. So what it does outside may happen again, as of any plain turn. What agents share, such as module globals, needs
     locks there.
 
+    With `public=True` the HTTP gateway serves the handler (docs/gateway.md). Agents and `snapline.Client` reach all handlers.
+
     Raises:
         FleetDefinitionError: it is to be durable and run in a thread: what blocks in a durable turn belongs in `ctx.step`.
     """
@@ -70,12 +74,12 @@ def handler(function: Any = None, /, *, durable: bool = False, thread: bool = Fa
         )
     kind = "durable" if durable else "thread" if thread else "plain"
     if function is None:
-        return functools.partial(_mark, kind=kind)
-    return _mark(function, kind=kind)
+        return functools.partial(_mark, kind=kind, is_public=public)
+    return _mark(function, kind=kind, is_public=public)
 
 
-def _mark(function: _Function, *, kind: str) -> _Function:
-    function.__snapline_handler__ = kind  # type: ignore[attr-defined]  # read back by _find_handlers
+def _mark(function: _Function, *, kind: str, is_public: bool) -> _Function:
+    function.__snapline_handler__ = kind, is_public  # type: ignore[attr-defined]  # read back by _find_handlers
     return function
 
 
@@ -89,6 +93,7 @@ class Handler(msgspec.Struct, frozen=True):
     awaits: bool  # its coroutine, if it returns one, may suspend, and so needs a task of its own
     is_durable: bool = False
     is_threaded: bool = False
+    is_public: bool = False
 
 
 class AgentType(msgspec.Struct, frozen=True):
@@ -257,10 +262,10 @@ def _type_text(declared: Any) -> str:
 def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
     handlers: dict[str, Handler] = {}
     for name, function in inspect.getmembers(agent_class, inspect.isfunction):
-        mark = getattr(function, "__snapline_handler__", "")
-        if not mark:
+        kind, is_public = getattr(function, "__snapline_handler__", ("", False))
+        if not kind:
             continue
-        is_durable = mark == "durable"
+        is_durable, is_threaded = kind == "durable", kind == "thread"
         if is_durable:
             _check_durable(agent_class, name, function)
         for message_type in _message_types(agent_class, name, function):
@@ -271,9 +276,9 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
                     f"in {other.name} and {name}: keep one"
                 )
             decoder = _decoder_of(agent_class, name, message_type)
-            awaits = is_durable or mark == "thread" or _suspends(function)
+            awaits = is_durable or is_threaded or _suspends(function)
             handlers[message_name(message_type)] = Handler(
-                name, function, message_type, decoder, awaits, is_durable, is_threaded=mark == "thread"
+                name, function, message_type, decoder, awaits, is_durable, is_threaded, is_public
             )
     return handlers
 

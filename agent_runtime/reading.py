@@ -17,8 +17,8 @@ from snapline.storage.store.record import Buffer
 class MessageReader:
     """Makes the messages that a program gets.
 
-    `kind`: the class that they are to be of; None: `{"type": its name, "fields": plain values}`. `option` is what the caller calls
-    it, `what` what a message is to him.
+    `kind`: the class that they are to be of; None: `{"type": its name, "fields": plain values}`; msgspec.Raw: the same with MessagePack as fields. `option` is
+    what the caller calls it, `what` what a message is to him.
     """
 
     def __init__(self, kind: Any, option: str, what: str) -> None:
@@ -26,7 +26,7 @@ class MessageReader:
             self._decoder = message_decoder(Any if kind is None else kind)
         except (TypeError, NameError) as error:
             raise MisuseError(f"{option} {kind!r} is none that a message can have: {error}") from error
-        self._name = message_name(kind) if isinstance(kind, type) else ""
+        self._name = message_name(kind) if isinstance(kind, type) and kind is not msgspec.Raw else ""
         self._option, self._what = option, what
 
     def read(self, name: str, body: Buffer) -> object:

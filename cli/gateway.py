@@ -29,6 +29,14 @@ def run(
         str | None,
         typer.Option("--fleet", metavar="MODULE:FLEET", help="Its classes' message types go into /openapi.json."),
     ] = None,
+    serve: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--serve",
+            metavar="AGENT/TYPE",
+            help="Serve handlers that are not marked public too, such as 'desk-*/Order'. Repeatable.",
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -38,7 +46,8 @@ def run(
 ) -> None:
     """Take requests over HTTP for a fleet's agents, and give out what they emit; see docs/gateway.md."""
     try:
-        from snapline.gateway.server import serve
+        from snapline.gateway.served import Served
+        from snapline.gateway.server import serve as serve_gateway
         from snapline.gateway.serving import check_exposure
     except ModuleNotFoundError as error:
         raise MisuseError(f"the gateway needs {error.name!r}: pip install 'snapline[http]'") from error
@@ -47,7 +56,9 @@ def run(
     host, _, port = check_address(listen, "--listen").rpartition(":")
     token = token_in(token_file)
     check_exposure(host.strip("[]"), token)
+    served = Served(serve or ())
     known = load_fleet(fleet, {}) if fleet is not None else None
+    place = host.strip("[]"), int(port)
     asyncio.run(
-        serve(connection.address(), connection.security(), (host.strip("[]"), int(port)), token=token, fleet=known)
+        serve_gateway(connection.address(), connection.security(), place, token=token, fleet=known, served=served)
     )

@@ -46,7 +46,7 @@ from snapline.client import events as ev
 from snapline.client.asks import OpenAsks
 from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, Place
 from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.inputs import ACCEPTED, REFUSED, REPEATED, RETRY, InputOutcome
+from snapline.conversation.inputs import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, InputOutcome
 
 REQUESTS_MAX = 4
 """Under way to one host: its log writes one batch at a time, and while it does the next ones may travel."""
@@ -220,6 +220,8 @@ class ClientCore:
             self._out.append(ev.FinishSend(entry.send, ev.TAKEN, "", outcome.number, is_repeated))
         elif outcome.status == REFUSED:
             self._end(entry, ev.REFUSED, outcome.reason)
+        elif outcome.status == NOT_PUBLIC:
+            self._end(entry, ev.NOT_PUBLIC, outcome.reason)
         else:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 

@@ -13,6 +13,7 @@ from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
     FleetEndedError,
+    HandlerNotPublicError,
     InputBuriedError,
     InputNotTakenError,
     InputRefusedError,
@@ -116,6 +117,8 @@ def _error_of(ending: str, reason: str, agent: str, key: str) -> SnaplineError:
     match ending:
         case ev.REFUSED:
             return InputRefusedError(reason)
+        case ev.NOT_PUBLIC:
+            return HandlerNotPublicError(reason)
         case ev.MISSING:
             return AgentMissingError(reason)
         case ev.ENDED:

@@ -9,7 +9,7 @@ import msgspec
 from snapline.conversation.answers import LocateReply
 from snapline.conversation.inputs import AskOutcome, InputOutcome
 
-TAKEN, REFUSED, MISSING, ENDED, DENIED = "taken", "refused", "missing", "ended", "denied"
+TAKEN, REFUSED, NOT_PUBLIC, MISSING, ENDED, DENIED = "taken", "refused", "not public", "missing", "ended", "denied"
 UNKNOWN, NOT_TAKEN = "unknown", "not taken"
 ANSWERED, BURIED, FORGOTTEN, LATE = "answered", "buried", "forgotten", "late"
 

@@ -21,6 +21,14 @@ AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 """An agent, a message for it, and perhaps a key."""
 
 
+class OutsideMessage(msgspec.Struct, frozen=True):
+    """A message as somebody outside describes it: its type's name, and what stands in JSON. `public_only`: only a public handler may take it."""
+
+    type: str
+    fields: Any
+    public_only: bool
+
+
 def check_timeout(timeout_s: float) -> None:
     """Raise MisuseError if it is none."""
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
@@ -40,7 +48,10 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
     elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
         raise MisuseError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
     if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
-        return GivenInput(agent, key, _json_of(*message), message[0] + current_tail().decode())
+        message = OutsideMessage(*message, public_only=False)
+    if isinstance(message, OutsideMessage):
+        text, name = _json_of(message.type, message.fields), message.type + current_tail().decode()
+        return GivenInput(agent, key, text, name, message.public_only)
     return GivenInput(agent, key, with_tail(encode_message(message), current_tail()))
 
 

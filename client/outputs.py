@@ -6,7 +6,7 @@ on the way is asked for again with the cursor of the last one that came: so noth
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,9 @@ CALL_S = 10.0
 
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
 """After a failure, twice as long after each further one: an election takes a second or two."""
+
+AHEAD_BYTES_MAX = 4 * 1024 * 1024
+"""Beside a page of more than this, which holds an output of nearly that size, a reader holds no other one."""
 
 _PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
 """May be over in a moment, unless it is damage."""
@@ -107,23 +110,29 @@ async def follow_outputs(
 ) -> AsyncGenerator[Output | Undone, None]:
     """Yield what comes; `coordinator` is asked for at each call, for connections are renewed.
 
-    The next page is asked for while the program takes this one: so it is there soon, and the end of the fleet is heard.
+    The next page is asked for while the program takes this one, unless this one is large: so it is there soon, and the end of the fleet is heard.
     """
     coming = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
         while True:
             releases = reading.on_page(await coming)
-            is_over = reading.is_over
-            if not is_over:
+            is_over, is_large = reading.is_over, _size_bytes(releases) > AHEAD_BYTES_MAX
+            if not is_over and not is_large:
                 coming = asyncio.create_task(_next_page(coordinator, topic, reading))
             for release in releases:
                 for found in items_of(release, reader):
                     yield found
             if is_over:
                 return
+            if is_large:
+                coming = asyncio.create_task(_next_page(coordinator, topic, reading))
     finally:
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)
+
+
+def _size_bytes(releases: Sequence[ReleasedOutputs]) -> int:
+    return sum([len(each.payload) for release in releases for each in release.outputs])
 
 
 async def _next_page(
@@ -147,13 +156,11 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
     return await coordinator.move_consumer(consumer) if consumer else after
 
 
-def items_of(release: ReleasedOutputs, reader: MessageReader) -> "list[Output | Undone]":
-    """What programs get of a release; EncodingError."""
-    found: list[Output | Undone] = []
+def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | Undone]":
+    """Yield what programs get of a release, each made when it is wanted: messages take up to 30 times the space of their bytes. EncodingError."""
     if release.undone is not None:
-        found.append(Undone(release.undone.after, release.undone.epochs, release.undone.cursor))
+        yield Undone(release.undone.after, release.undone.epochs, release.undone.cursor)
     for each in release.outputs:
         name, body = split_message(each.payload)
         message = reader.read(name, body)
-        found.append(Output(each.agent, each.number, each.topic, message, each.cursor, release.epoch, each.emitted_ns))
-    return found
+        yield Output(each.agent, each.number, each.topic, message, each.cursor, release.epoch, each.emitted_ns)

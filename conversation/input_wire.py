@@ -53,7 +53,12 @@ def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
     """One entry, or a part each."""
     size = len(given.payload)
     yield inputs_pb2.GivenInput(
-        agent=given.agent, key=given.key, type=given.type, payload=given.payload[:PART_BYTES], more=size > PART_BYTES
+        agent=given.agent,
+        key=given.key,
+        type=given.type,
+        payload=given.payload[:PART_BYTES],
+        more=size > PART_BYTES,
+        public_only=given.public_only,
     )
     for start in range(PART_BYTES, size, PART_BYTES):
         end = start + PART_BYTES
@@ -102,14 +107,19 @@ class OfferReading:
     def _take_entry(self, entry: inputs_pb2.GivenInput) -> None:
         self.size_bytes += len(entry.payload)
         if self._begun is None and not entry.more:
-            self.inputs.append(GivenInput(entry.agent, entry.key, entry.payload, entry.type))
+            self.inputs.append(_given(entry, entry.payload))
             return
         begun = self._begun or entry
         self._begun = begun
         self._parts.append(entry.payload)
         if not entry.more:
-            self.inputs.append(GivenInput(begun.agent, begun.key, b"".join(self._parts), begun.type))
+            self.inputs.append(_given(begun, b"".join(self._parts)))
             self._begun, self._parts = None, []
+
+
+def _given(first: inputs_pb2.GivenInput, payload: bytes) -> GivenInput:
+    """The input whose first, or only, entry this is."""
+    return GivenInput(first.agent, first.key, payload, first.type, first.public_only)
 
 
 def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:

@@ -16,8 +16,8 @@ PART_BYTES = 1024 * 1024
 KEY_CHARACTERS_MAX = 128
 """As long as an id may be. Keys of the last inputs are in their agent's checkpoints."""
 
-ACCEPTED, REPEATED, RETRY, REFUSED = "accepted", "repeated", "retry", "refused"
-"""What becomes of an input: it is durable now, or was before; it was not taken just now, or for good."""
+ACCEPTED, REPEATED, RETRY, REFUSED, NOT_PUBLIC = "accepted", "repeated", "retry", "refused", "not public"
+"""What becomes of an input: it is durable now, or was before; it was not taken just now, or for good, in the end since no public handler takes it."""
 
 
 class GivenInput(msgspec.Struct, frozen=True, gc=False):
@@ -26,19 +26,21 @@ class GivenInput(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         key: the same key twice is one input.
         payload: MessagePack behind its type's name, as `encode_message` makes it; if there is a `type`, JSON of that type.
+        public_only: a handler that is not marked public does not take it.
     """
 
     agent: str
     key: str
     payload: bytes
     type: str = ""
+    public_only: bool = False
 
 
 class InputOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of one input.
 
     Attributes:
-        status: "accepted", "repeated", "retry" or "refused".
+        status: "accepted", "repeated", "retry", "refused" or "not public".
         number: among the inputs of its agent; 0: it has none.
         reason: why it was not taken.
         host, address: where the agent lives, if it is not here and that is known.

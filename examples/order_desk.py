@@ -9,7 +9,7 @@ and the answer says why. Whatever dies meanwhile, each request that was answered
     snapline run snapline.examples.order_desk:fleet --data-dir desk --arg service=http://127.0.0.1:8401
     snapline gateway run --data-dir desk --fleet snapline.examples.order_desk:fleet --listen 127.0.0.1:8402
     curl -X POST 'http://127.0.0.1:8402/agents/desk-0/Order?answer=final' -H 'Idempotency-Key: order-17' \\
-         -d '{"id": "17", "article": "lamp", "count": 2}'
+         -H 'Content-Type: application/json' -d '{"id": "17", "article": "lamp", "count": 2}'
 """
 
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ class Desk(snapline.Agent):
 
     state: Requests
 
-    @snapline.handler(durable=True)
+    @snapline.handler(durable=True, public=True)
     async def on_order(self, message: Order, ctx: snapline.Context) -> None:
         state, order = self.state, message.id
         amount = PRICES[message.article] * message.count

@@ -5,28 +5,36 @@
     GET  /openapi.json                 what it takes
     GET  /health                       200 while the coordinator answers
 
-Whoever may reach it may do what the gateway's own client may. So it listens on loopback, or asks for a token (`check_exposure`).
+Whoever may reach it may give inputs to public handlers, and to those that it was started to serve; hosts see to the first (`GivenInput.public_only`).
+So it listens on loopback, or asks for a token (`check_exposure`). Without a token web pages of other sites are refused (`browsers.py`); with one no page can
+bear it. A body must say that it is JSON: no page of another site can send such a body without a question that nobody here answers (CORS preflight).
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import MessageReader, Output, Undone
 from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
-from snapline.client.giving import TOLD
+from snapline.client.giving import TOLD, OutsideMessage
 from snapline.conversation.json_text import NESTED, read_json
 from snapline.errors import MessageTooLargeError, MisuseError, SnaplineError
-from snapline.gateway.problems import problem, problem_of
+from snapline.gateway.browsers import is_from_other_site, is_this_machine
+from snapline.gateway.problems import NotJsonError, problem, problem_of
+from snapline.gateway.served import NOTHING, Served
+from snapline.gateway.under_way import UnderWay
 
 ANSWERS = ("none", "early", "final")
 KEY = "Idempotency-Key"
@@ -35,18 +43,31 @@ TIMEOUT_S_MAX = 600.0
 QUIET_S = 15.0
 """A stream of outputs says something so often: proxies close what is silent."""
 
+PART_BYTES = 64 * 1024
+"""Of an output that are sent at once; the next part waits until a reader has taken most of it."""
+
 HEALTH_S = 2.0
 
+HEALTH_PERIOD_S = 1.0
+"""Between two questions to the coordinator, however many ask: nobody needs a token for it."""
+
+JSON = "application/json"
+
 Handler = Callable[[Request], Awaitable[Response]]
+_Found = TypeVar("_Found")
+_PLAIN = MessageReader(None, "message_type", "the output")
 
 
 class Gateway:
-    """Answers requests with one client. `token`: what they have to bear, or ""; `openapi`: the document."""
+    """Answers requests with one client. `token`: what they have to bear, or ""; `openapi`: the document; `served`: handlers beside the public ones."""
 
-    def __init__(self, client: Client, *, token: str, openapi: dict[str, Any]) -> None:
+    def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
         self._client = client
         self._token = token.encode()
         self._openapi = openapi
+        self._served = served
+        self._under_way = UnderWay()
+        self._health_lock, self._health_s, self._phase = asyncio.Lock(), float("-inf"), ""
 
     def app(self) -> Starlette:
         """The application."""
@@ -55,7 +76,7 @@ class Gateway:
             Route("/outputs", self._guarded(self._outputs)),
             Route("/outputs/{topic}", self._guarded(self._outputs)),
             Route("/openapi.json", self._guarded(self._describe)),
-            Route("/health", self._health),
+            Route("/health", self._of_own_site(self._health)),
         ]
         return Starlette(routes=routes)
 
@@ -70,7 +91,21 @@ class Gateway:
             except RecursionError:
                 return problem_of(MisuseError(NESTED))
 
-        return guarded
+        return self._of_own_site(guarded)
+
+    def _of_own_site(self, handler: Handler) -> Handler:
+        """Without a token: for this machine alone, and for no page of another site."""
+        if self._token:
+            return handler
+
+        async def checked(request: Request) -> Response:
+            if not is_this_machine(request.url.hostname or ""):
+                return problem(421, "without --token-file this gateway answers as 127.0.0.1 or localhost only")
+            if is_from_other_site(request):
+                return problem(403, "without --token-file this gateway answers no page of another site")
+            return await handler(request)
+
+        return checked
 
     def _may(self, request: Request) -> bool:
         scheme, _, told = request.headers.get("Authorization", "").partition(" ")
@@ -84,12 +119,16 @@ class Gateway:
         traceparent = read_header(request.headers.get("traceparent", ""))
         TOLD.set(b"" if traceparent is None else traceparent.tail())  # each request has a task of its own
         key = request.headers.get(KEY) or f"http-{secrets.token_hex(16)}"
-        agent, message = request.path_params["agent"], (request.path_params["message"], await _body_of(request))
-        if answer == "none":
-            receipt = await self._client.send(agent, message, key, timeout_s)
-            told = {"agent": agent, "number": receipt.number, "key": key, "is_repeated": receipt.is_repeated}
-            return JSONResponse(told, 202, {KEY: key})
-        reply = await self._client.ask(agent, message, key, answer == "early", timeout_s)
+        agent, name = request.path_params["agent"], request.path_params["message"]
+        with self._under_way.request(agent) as take:
+            fields = await _body_of(request, take)
+            message = OutsideMessage(name, fields, public_only=not self._served.has(agent, name))
+            if answer == "none":
+                receipt = await _while_there(request, self._client.send(agent, message, key, timeout_s))
+                told = {"agent": agent, "number": receipt.number, "key": key, "is_repeated": receipt.is_repeated}
+                return JSONResponse(told, 202, {KEY: key})
+            asking = self._client.ask(agent, message, key, answer == "early", timeout_s)
+            reply = await _while_there(request, asking)
         told = {"agent": agent, "number": reply.number, "key": key, "is_early": answer == "early"}
         return JSONResponse({**told, "message": msgspec.to_builtins(reply.message)}, 200, {KEY: key})
 
@@ -97,17 +136,14 @@ class Gateway:
 
     async def _outputs(self, request: Request) -> Response:
         after = request.headers.get("Last-Event-ID") or request.query_params.get("after", "")
-        found = self._client.outputs(request.path_params.get("topic", ""), after=after)
-        first = asyncio.ensure_future(anext(found, None))
-        try:  # what is wrong with the cursor is known at once, and is no stream
-            await asyncio.wait_for(asyncio.shield(first), HEALTH_S)
-        except TimeoutError:
-            pass
-        except BaseException:  # whoever asked may have gone, too
-            await _close(found, first)
-            raise
-        headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(_events(found, first), media_type="text/event-stream", headers=headers)
+        async with AsyncExitStack() as opened:
+            opened.enter_context(self._under_way.stream())
+            topic = request.path_params.get("topic", "")
+            reader = _Reader(self._client.outputs(topic, after=after, message_type=msgspec.Raw))
+            opened.push_async_callback(reader.close)
+            with contextlib.suppress(TimeoutError):  # what is wrong with the cursor is known at once, and is no stream
+                await asyncio.wait_for(asyncio.shield(reader.coming), HEALTH_S)
+            return _OutputStream(reader, opened.pop_all())
 
     # ---- about itself ---------------------------------------------------------------------------------------------
 
@@ -115,62 +151,117 @@ class Gateway:
         return JSONResponse(self._openapi)
 
     async def _health(self, request: Request) -> Response:
-        try:
-            status = await asyncio.wait_for(self._client.status(), HEALTH_S)
-        except (SnaplineError, TimeoutError):
+        async with self._health_lock:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._health_s >= HEALTH_PERIOD_S:
+                self._phase, self._health_s = await self._heard_phase(), now_s
+        if not self._phase:
             return problem(503, "the coordinator does not answer")
-        return JSONResponse({"phase": status.get("phase")})
+        return JSONResponse({"phase": self._phase})
+
+    async def _heard_phase(self) -> str:
+        try:
+            return str((await asyncio.wait_for(self._client.status(), HEALTH_S)).get("phase"))
+        except (SnaplineError, TimeoutError):
+            return ""
 
 
-async def _events(
-    found: AsyncGenerator[Output | Undone, None], first: "asyncio.Future[Output | Undone | None]"
-) -> AsyncIterator[str]:
-    """Server-sent events: the cursor is the id, so a browser that comes back goes on behind it."""
-    coming = first
+class _Reader:
+    """Of outputs. `coming`: the next one."""
+
+    def __init__(self, found: AsyncGenerator[Output | Undone, None]) -> None:
+        self._found = found
+        self.coming = asyncio.ensure_future(anext(found, None))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events: the cursor is the id, so a browser that comes back goes on behind it. The next output is asked for when this one is taken."""
+        try:
+            while True:
+                done, _ = await asyncio.wait([self.coming], timeout=QUIET_S)
+                if not done:
+                    yield b": nothing yet\n\n"
+                    continue
+                if self.coming.result() is None:
+                    yield b"event: end\ndata: {}\n\n"
+                    return
+                for part in _event(self.coming.result()):
+                    for start in range(0, len(part), PART_BYTES):
+                        yield part[start : start + PART_BYTES]
+                self.coming = asyncio.ensure_future(anext(self._found, None))
+        except SnaplineError as error:
+            yield b"event: failure\ndata: %b\n\n" % msgspec.json.encode({"detail": str(error)})
+
+    async def close(self) -> None:
+        """Ask for no more."""
+        self.coming.cancel()
+        await asyncio.wait([self.coming])
+        await self._found.aclose()
+
+
+class _OutputStream(StreamingResponse):
+    """What a reader gets; `opened` is closed when that is over, also if it never begins."""
+
+    def __init__(self, reader: _Reader, opened: AsyncExitStack) -> None:
+        headers = {"Cache-Control": "no-store"}
+        super().__init__(reader.events(), media_type="text/event-stream", headers=headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Called by the server."""
+        async with self._opened:
+            await super().__call__(scope, receive, send)
+
+
+def _event(each: Output | Undone | None) -> tuple[bytes, bytes, bytes]:
+    """Its head, its data and its end. The values of an output's message, which may take 30 times the space, are there only here."""
+    assert each is not None, "that is the end"
+    kind = "undone" if isinstance(each, Undone) else "output"
+    if isinstance(each, Output):
+        message = _PLAIN.read(each.message["type"], each.message["fields"])
+        each = msgspec.structs.replace(each, message=message)
+    data = bytes(memoryview(msgspec.json.encode(each)))  # of its own, the encoder's takes half as much again
+    return f"id: {each.cursor}\nevent: {kind}\ndata: ".encode(), data, b"\n\n"
+
+
+async def _while_there(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
+    """What is asked for; it ends when whoever asked has gone, whose place others may need."""
+    finding, leaving = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
     try:
-        while True:
-            done, _ = await asyncio.wait([coming], timeout=QUIET_S)
-            if not done:
-                yield ": nothing yet\n\n"
-                continue
-            each = coming.result()
-            if each is None:
-                yield "event: end\ndata: {}\n\n"
-                return
-            yield _event(each)
-            coming = asyncio.ensure_future(anext(found, None))
-    except SnaplineError as error:
-        yield f"event: failure\ndata: {msgspec.json.encode({'detail': str(error)}).decode()}\n\n"
+        await asyncio.wait([finding, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not finding.done():
+            raise MisuseError("the request ended before there was an answer")
+        return finding.result()
     finally:
-        await _close(found, coming)
+        finding.cancel()
+        leaving.cancel()
 
 
-async def _close(
-    found: AsyncGenerator[Output | Undone, None], coming: "asyncio.Future[Output | Undone | None]"
-) -> None:
-    """Ask for no more."""
-    coming.cancel()
-    await asyncio.wait([coming])
-    await found.aclose()
+async def _end_of(request: Request) -> None:
+    """Wait until whoever asked has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
-def _event(each: Output | Undone) -> str:
-    kind = "output" if isinstance(each, Output) else "undone"
-    return f"id: {each.cursor}\nevent: {kind}\ndata: {msgspec.json.encode(each).decode()}\n\n"
-
-
-async def _body_of(request: Request) -> Any:  # whatever JSON it is
-    """The message's fields; an empty body has none."""
+async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw:
+    """The message's fields; an empty body has none. `take` counts its bytes."""
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     body = bytearray()
     try:
         async for part in request.stream():
+            if part and kind != JSON:
+                raise NotJsonError(
+                    f"send the body as JSON, with the header `Content-Type: {JSON}`, not {kind or 'without one'}"
+                )
             body += part
             if len(body) > MESSAGE_BYTES_MAX:
                 raise MessageTooLargeError(f"a message has {MESSAGE_BYTES_MAX:,} bytes at most")
+            take(len(part))
     except ClientDisconnect as error:
         raise MisuseError("the request ended before its body was whole") from error
     try:
-        return read_json(bytes(body) or b"{}")
+        text = bytes(body) or b"{}"
+        read_json(text)
+        return msgspec.Raw(text)  # its values take up to 30 times the space, and are gone again
     except MisuseError as error:
         raise MisuseError(f"the body is no JSON: {error}") from error
 

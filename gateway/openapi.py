@@ -8,6 +8,7 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import Fleet
+from snapline.gateway.served import NOTHING, Served
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -29,15 +30,15 @@ _ANSWER: _Json = {
 _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "number", "default": 30}}
 
 
-def openapi_of(fleet: Fleet | None) -> _Json:
-    """The document. Without a fleet's classes it names no types."""
+def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
+    """The document. Without a fleet's classes it names no types; else those of public handlers, and of `served` ones."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
     if fleet is None:
         message = {"name": "message", "in": "path", "required": True, "schema": {"type": "string"}}
         paths["/agents/{agent}/{message}"] = {"post": _post({"type": "object"}, [message])}
     else:
-        types = _types_of(fleet)
+        types = _types_of(fleet, served)
         found, schemas = msgspec.json.schema_components(list(types.values()), ref_template=REFERENCE)
         for name, schema in zip(types, found, strict=True):
             paths[f"/agents/{{agent}}/{name}"] = {"post": _post(schema, [], name)}
@@ -49,11 +50,14 @@ def openapi_of(fleet: Fleet | None) -> _Json:
     }
 
 
-def _types_of(fleet: Fleet) -> Mapping[str, type]:
-    """By name: what the classes of the fleet's agents handle."""
-    known = {type(fleet.make(agent)): None for agent in fleet.agents}
-    handlers = [handler for each in known for handler in agent_type(each).handlers.items()]
-    return {name: handler.message_type for name, handler in sorted(handlers, key=lambda each: each[0])}
+def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
+    """By name: what the gateway may give to the fleet's agents."""
+    found: dict[str, type] = {}
+    for agent in fleet.agents:
+        for name, handler in agent_type(type(fleet.make(agent))).handlers.items():
+            if name not in found and (handler.is_public or served.has(agent, name)):
+                found[name] = handler.message_type
+    return dict(sorted(found.items()))
 
 
 def _post(schema: _Json, parameters: list[_Json], name: str = "") -> _Json:
@@ -65,7 +69,9 @@ def _post(schema: _Json, parameters: list[_Json], name: str = "") -> _Json:
         "responses": {
             "200": {"description": "Taken, and answered."},
             "202": {"description": "Taken: it takes effect exactly once."},
+            "403": {"description": "No public handler takes it."},
             "404": {"description": "There is no such agent."},
+            "415": {"description": "The body has another Content-Type than application/json."},
             "422": {"description": "Its agent will never take it; the detail says why."},
             "503": {"description": "Not taken in time: nothing has happened."},
             "504": {"description": "It may have been taken: give it again with the same key."},

@@ -6,8 +6,18 @@ from starlette.responses import JSONResponse
 
 from snapline import errors
 
+
+class NotJsonError(errors.MisuseError):
+    """A body that does not say that it is JSON."""
+
+
+class BusyError(errors.WorldError):
+    """There are too many requests or readers already: nothing has happened."""
+
+
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (errors.AgentMissingError, 404),
+    (errors.HandlerNotPublicError, 403),
     (errors.InputRefusedError, 422),
     (errors.MessageTooLargeError, 413),
     (errors.FleetEndedError, 410),
@@ -19,6 +29,8 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (errors.UnknownOutcomeError, 504),
     (errors.NotFoundError, 404),
     (errors.StoreError, 503),
+    (BusyError, 503),
+    (NotJsonError, 415),
     (errors.MisuseError, 400),
 )
 """The first that fits. 504 says: it may have happened, or has; give it again with the same key."""

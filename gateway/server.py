@@ -5,12 +5,15 @@ from snapline.channels.security import Security
 from snapline.client.client import open_client
 from snapline.gateway.app import Gateway
 from snapline.gateway.openapi import openapi_of
+from snapline.gateway.served import Served
 from snapline.gateway.serving import serve_app
 
 CLIENT_NAME = "gateway"
 
 
-async def serve(address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None) -> None:
+async def serve(
+    address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
+) -> None:
     """Serve until SIGINT or SIGTERM; prints where.
 
     Raises:
@@ -18,4 +21,5 @@ async def serve(address: str, security: Security, listen: tuple[str, int], *, to
         CoordinatorUnavailableError: nobody answers there.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
-        await serve_app(Gateway(client, token=token, openapi=openapi_of(fleet)).app(), listen)
+        gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)
+        await serve_app(gateway.app(), listen)

@@ -11,7 +11,6 @@ token, which no other site can read, and if its key is that of a page that this 
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -19,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from snapline.channels.doors import ADMIN, OPERATOR
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError
+from snapline.gateway.browsers import is_from_other_site, says_no_site
 from snapline.view.deed_pages import confirmation_body, deeds_body, links_of_epoch, outcome_body
 from snapline.view.deeds import Deeds, Fields, ProposedDeed
 from snapline.view.doors import HEADERS, Sessions, form_of
@@ -159,12 +159,9 @@ class ActingPages:
 
 
 def why_foreign(request: Request) -> str:
-    """Why a form is not taken to come from a page of ours; "" if it is. Browsers say where a form comes from, and no page can make them lie."""
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site is None and origin is None:
+    """Why a form is not taken to come from a page of ours; "" if it is."""
+    if says_no_site(request):
         return "your browser does not say where this form comes from: nothing has been done"
-    if site not in (None, "same-origin") or (
-        origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
-    ):
+    if is_from_other_site(request):
         return "this form comes from another site: nothing has been done"
     return ""

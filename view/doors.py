@@ -1,18 +1,19 @@
 """Who may look: whoever reaches a loopback address, or who has signed in with the token. Whose forms are theirs. And what browsers are told of every page.
 
-Programs on other web sites must not read through somebody's browser. A page of theirs that makes its name point to 127.0.0.1 (DNS rebinding)
-is known by the name it asks for, so on loopback without a token only names of this machine are answered; with a token the cookie is missing there.
+Programs on other web sites must not read through somebody's browser (`gateway/browsers.py`): on loopback without a token only names of this
+machine are answered; with a token the cookie is missing there.
 """
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import time
 from collections.abc import Callable
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
+
+from snapline.gateway.browsers import is_this_machine
 
 COOKIE = "snapline-view"
 SESSION_S = 12 * 3600
@@ -102,11 +103,3 @@ async def form_of(request: Request) -> dict[str, str]:
         if len(body) > FORM_BYTES_MAX:
             return {}
     return dict(QueryParams(bytes(body)))
-
-
-def is_this_machine(host: str) -> bool:
-    """Does a browser that asks for this name mean this machine, whoever answers for names?"""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

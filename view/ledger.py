@@ -66,7 +66,7 @@ class EffectLedger:
                 self._forget()
                 continue
             for release in page.releases:
-                self._words.extend(items_of(release, self._reader))
+                self._words.extend(list(items_of(release, self._reader)))
                 self._forget()
             self.is_whole = page.cursor == self._cursor and not page.releases
             self._cursor = page.cursor

@@ -13,15 +13,16 @@ from snapline.agent_runtime.agent import AgentType, Handler
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.conversation.payloads import split_message
-from snapline.errors import EncodingError, MessageTooLargeError
+from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError
 from snapline.storage.capture.declared_values import comes_back
 from snapline.storage.capture.values import decode_declared
 
 
-def check_message(agent: str, known: AgentType, payload: bytes) -> None:
-    """See that an agent of this class can take a message.
+def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:
+    """See that an agent of this class can take a message; `public_only`: with a public handler.
 
     Raises:
+        HandlerNotPublicError: it has no public handler for it.
         EncodingError: it has no handler for it, or the body is something else than its type says.
         MessageTooLargeError: it is larger than a message may be.
     """
@@ -33,25 +34,32 @@ def check_message(agent: str, known: AgentType, payload: bytes) -> None:
         name, body = split_message(payload)
     except UnicodeDecodeError as error:
         raise EncodingError("an input whose type has no name: make it with snapline.Client") from error
-    _decoded(agent, name, _handler_of(agent, known, name).decoder, body)
+    _decoded(agent, name, _handler_of(agent, known, name, public_only=public_only).decoder, body)
 
 
-def message_of_json(agent: str, known: AgentType, name: str, text: bytes) -> bytes:
+def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, public_only: bool = False) -> bytes:
     """Return the message of type `name` that JSON describes, as an agent of this class takes it. Datetimes with an offset become UTC.
 
     Raises:
+        HandlerNotPublicError: it has no public handler for it, and `public_only` asks for one.
         EncodingError: it has no handler for it, or this is no JSON, or that of another type; says where.
         MessageTooLargeError: it is larger than a message may be.
     """
-    handler = _handler_of(agent, known, name)
+    handler = _handler_of(agent, known, name, public_only=public_only)
     found = _decoded(agent, name, _json_decoder(handler.message_type), text)
     if not comes_back(found, handler.message_type):
         found = _decoded(agent, name, handler.decoder, encode_body(found))
     return encode_message(found)
 
 
-def _handler_of(agent: str, known: AgentType, name: str) -> Handler:
+def _handler_of(agent: str, known: AgentType, name: str, *, public_only: bool) -> Handler:
     handler = known.handlers.get(name)
+    if public_only and (handler is None or not handler.is_public):  # nobody outside hears which others there are
+        names = ", ".join(sorted([name for name, each in known.handlers.items() if each.is_public])) or "none"
+        raise HandlerNotPublicError(
+            f"agent {agent!r} has no public handler for messages of type {name!r} (public are: {names}); to serve it, "
+            f"mark it @snapline.handler(public=True), or start the gateway with --serve {agent}/{name}"
+        )
     if handler is None:
         names = ", ".join(sorted(known.handlers)) or "none"
         raise EncodingError(

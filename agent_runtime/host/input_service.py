@@ -30,10 +30,10 @@ from snapline.conversation.effect_words import (
     read_effect_word,
 )
 from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
-from snapline.conversation.inputs import REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.conversation.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.conversation.letters import read_word
 from snapline.conversation.payloads import plain_name
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import HandlerNotPublicError, MisuseError, ProtocolError
 from snapline.ids import check_id
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
@@ -178,6 +178,8 @@ class InputService:
             return InputOutcome(RETRY, 0, reason, *self._agents.place_of(given.agent))
         try:
             payload = _message_in(given, known)
+        except HandlerNotPublicError as error:
+            return InputOutcome(NOT_PUBLIC, reason=str(error))
         except MisuseError as error:
             return InputOutcome(REFUSED, reason=str(error))
         return ev.OfferedInput(given.agent, given.key, self._take_input(given.agent, payload))
@@ -209,10 +211,10 @@ class InputService:
 def _message_in(given: GivenInput, known: AgentType) -> bytes:
     """The message, as the agent's turn takes it; MisuseError if it could not. JSON may say its trace behind the type, as other messages do."""
     if not given.type:
-        check_message(given.agent, known, given.payload)
+        check_message(given.agent, known, given.payload, public_only=given.public_only)
         return given.payload
     name = plain_name(given.type)
-    message = message_of_json(given.agent, known, name, given.payload)
+    message = message_of_json(given.agent, known, name, given.payload, public_only=given.public_only)
     return with_tail(message, given.type[len(name) :].encode())
 
 

@@ -6,6 +6,7 @@
     │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
     │   ├── MessageTooLargeError    above 16 MiB
     │   ├── InputRefusedError       an input that its agent will never take
+    │   │   └── HandlerNotPublicError   one from the gateway, and no public handler takes it
     │   ├── DivergenceError         a durable turn that does not repeat itself
     │   └── NotFoundError           no such snapshot, agent or host
     │       └── AgentMissingError   no such agent, or it has stopped
@@ -74,6 +75,10 @@ class InputRefusedError(MisuseError):
     """An input that its agent will never take: there is no handler for it, it is not as declared, or its `key` was used for another one."""
 
     agent = key = ""
+
+
+class HandlerNotPublicError(InputRefusedError):
+    """An input that came through the gateway, and that no handler takes which is marked `@snapline.handler(public=True)`."""
 
 
 class DivergenceError(MisuseError):

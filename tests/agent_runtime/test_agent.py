@@ -76,6 +76,25 @@ def test_handlers_are_inherited_and_may_be_overridden() -> None:
     assert known.handlers["Ping"].function is Heir.on_ping and not known.handlers["Ping"].awaits
 
 
+def test_a_handler_is_public_where_its_own_class_says_so() -> None:
+    class Front(snapline.Agent):
+        @snapline.handler(durable=True, public=True)
+        async def on_ping(self, message: Ping, ctx: snapline.Context) -> None: ...
+
+        @snapline.handler(durable=True)
+        async def on_pong(self, message: Pong, ctx: snapline.Context) -> None: ...
+
+    class Back(Front):
+        @snapline.handler
+        async def on_ping(self, message: Ping, ctx: snapline.Context) -> None: ...
+
+    assert {name: found.is_public for name, found in agent_type(Front).handlers.items()} == {
+        "Ping": True,
+        "Pong": False,
+    }
+    assert not agent_type(Back).handlers["Ping"].is_public
+
+
 def test_a_union_is_handled_by_one_handler_for_each_of_its_types() -> None:
     class Both(snapline.Agent):
         @snapline.handler

@@ -48,8 +48,11 @@ class Book(msgspec.Struct):
 class Clerk(snapline.Agent):
     state: Book
 
+    @snapline.handler(public=True)
+    async def on_paid(self, message: Paid, ctx: snapline.Context) -> None: ...
+
     @snapline.handler
-    async def on_paid(self, message: Paid | Closed, ctx: snapline.Context) -> None: ...
+    async def on_closed(self, message: Closed, ctx: snapline.Context) -> None: ...
 
 
 class Books:

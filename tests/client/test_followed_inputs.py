@@ -55,7 +55,7 @@ async def test_a_request_over_http_brings_its_header(header: str, is_followed: b
     openapi = openapi_of(snapline.Fleet("books", agents={"a": Clerk(Book())}))
     async with fleet_and_client() as (fleet, client):
         app = Gateway(client, token="", openapi=openapi).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
             headers = {"traceparent": header, "Idempotency-Key": "k"}
             found = await http.post("/agents/a/Paid", json={"amount": 5}, headers=headers)
             assert found.status_code == 202

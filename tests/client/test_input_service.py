@@ -19,7 +19,7 @@ from snapline.channels.doors import ROLES
 from snapline.channels.security import Security
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.conversation.input_wire import OFFER_PATH, offer_messages
-from snapline.conversation.inputs import INPUTS_MAX, GivenInput, InputOutcome
+from snapline.conversation.inputs import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
 
 LIMIT_S = 20.0
 
@@ -108,6 +108,26 @@ async def test_what_no_turn_could_take_is_refused_before_the_host_hears_of_it(ca
         assert (refused.status, first.number, last.number) == ("refused", 1, 2)
         assert words in refused.reason, refused.reason
         assert len(host.offered[0][1]) == 2
+
+
+@pytest.mark.parametrize("name", ["Closed", "Payed"])
+async def test_what_is_given_to_public_handlers_only_hears_of_no_other_ones(name: str) -> None:
+    async with serving() as host:
+        payload = bytes([len(name)]) + name.encode() + b"\x80"
+        for given in (GivenInput("a", "k", b"{}", name, True), GivenInput("a", "k", payload, "", True)):
+            taken, refused = await offer(host, GivenInput("a", "1", b'{"amount": 1}', "Paid", True), given)
+            assert (taken.number, refused.status) == (1, "not public")
+            assert refused.reason == (
+                f"agent 'a' has no public handler for messages of type '{name}' (public are: Paid); to serve it, "
+                f"mark it @snapline.handler(public=True), or start the gateway with --serve a/{name}"
+            )
+
+
+async def test_a_large_input_stays_for_public_handlers_only() -> None:
+    async with serving() as host:
+        large = GivenInput("a", "k", b" " * (PART_BYTES + 1) + b"{}", "Closed", True)
+        assert [outcome.status for outcome in await offer(host, large)] == ["not public"]
+        assert not host.offered
 
 
 async def test_of_an_agent_that_is_elsewhere_it_says_where() -> None:
@@ -293,7 +313,7 @@ async def test_a_host_of_an_older_version_takes_no_inputs() -> None:
 
 
 def nothing_is_looked_at(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(input_service, "check_message", lambda *_: None)
+    patch.setattr(input_service, "check_message", lambda *_, **__: None)
 
 
 def room_is_not_given_back(patch: pytest.MonkeyPatch) -> None:

@@ -1,33 +1,47 @@
 """The gateway: requests over HTTP reach agents by a real client and a real host's service, and every error has its status."""
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tests.client.fake_fleet import fleet_and_client
-from tests.client.fake_host import Book, Clerk, Paid
+from tests.client.fake_host import Book, Clerk, Closed, Paid
+from tests.gateway.test_connections import serving
 
 import snapline
 from snapline import errors
+from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.reading import Output, Undone
 from snapline.client.client import Client
-from snapline.gateway.app import Gateway
+from snapline.client.endings import Receipt
+from snapline.client.giving import OutsideMessage
+from snapline.client.outputs import WantedOutputs, wanted_outputs
+from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
+from snapline.gateway import under_way
+from snapline.gateway.app import PART_BYTES, Gateway, _Reader
 from snapline.gateway.openapi import openapi_of
-from snapline.gateway.problems import STATUSES, problem_of
+from snapline.gateway.problems import STATUSES, BusyError, problem_of
+from snapline.gateway.served import NOTHING, Served
 from snapline.gateway.serving import check_exposure
 
 TOKEN = "a token that nobody guesses"
+HERE = "http://127.0.0.1:8080"
 FLEET = snapline.Fleet("books", agents={"a": Clerk(Book())})
 
 
 @asynccontextmanager
-async def gateway(client: Any, token: str = "") -> AsyncIterator[httpx.AsyncClient]:
-    app = Gateway(client, token=token, openapi=openapi_of(FLEET)).app()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+async def gateway(
+    client: Any, token: str = "", served: Served = NOTHING, base_url: str = HERE
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = Gateway(client, token=token, openapi=openapi_of(FLEET, served), served=served).app()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base_url) as http:
         yield http
 
 
@@ -41,7 +55,7 @@ async def test_a_request_is_taken_once_under_its_key() -> None:
         other = await http.post("/agents/a/Paid", json={"amount": 6}, headers=key)
         assert other.status_code == 422 and other.json()["error"] == "InputRefusedError"
         assert other.headers["content-type"] == "application/problem+json"
-        drawn = await http.post("/agents/a/Closed")
+        drawn = await http.post("/agents/a/Paid", json={"amount": 5})
         assert drawn.status_code == 202 and drawn.headers["Idempotency-Key"] == drawn.json()["key"]
         assert len(fleet.books.taken["a"]) == 2
 
@@ -62,7 +76,8 @@ async def test_an_answer_is_waited_for(answer: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/agents/a/Payed", "{}", 422, "has no handler for messages of type 'Payed'"),
+        ("/agents/a/Payed", "{}", 403, "no public handler for messages of type 'Payed' (public are: Paid)"),
+        ("/agents/a/Closed", "{}", 403, "@snapline.handler(public=True), or start the gateway with --serve a/Closed"),
         ("/agents/a/Paid", '{"amount": "five"}', 422, "Expected `int`, got `str` - at `$.amount`"),
         ("/agents/a/Paid", "{", 400, "the body is no JSON"),
         ("/agents/a/Paid", b'{"amount": 5, "note": "\xff"}', 400, "the body is no JSON: it is not UTF-8"),
@@ -82,7 +97,7 @@ async def test_an_answer_is_waited_for(answer: str) -> None:
 )
 async def test_bad_requests_get_one_sentence(path: str, body: str | bytes, status: int, words: str) -> None:
     async with fleet_and_client() as (_, client), gateway(client) as http:
-        found = await http.post(path, content=body)
+        found = await http.post(path, content=body, headers={"Content-Type": "application/json"})
         assert found.status_code == status and words in found.json()["detail"], found.json()
 
 
@@ -92,6 +107,70 @@ async def test_bad_requests_get_one_sentence(path: str, body: str | bytes, statu
 async def test_what_no_output_has_is_not_asked_for(path: str) -> None:
     async with fleet_and_client() as (_, client), gateway(client) as http:
         assert (await http.get(path)).status_code == 400
+
+
+async def test_the_list_of_the_gateway_serves_handlers_that_are_not_public() -> None:
+    async with fleet_and_client() as (_, client), gateway(client, served=Served(["[ab]/Cl*"])) as http:
+        assert [(await http.post(f"/agents/{agent}/Closed")).status_code for agent in "abc"] == [202, 202, 403]
+        assert (await http.post("/agents/a/Clothed")).status_code == 422, "the agent's own word"
+        assert "/agents/{agent}/Closed" in (await http.get("/openapi.json")).json()["paths"]
+    for pattern in ("Closed", "/Closed", "a/"):
+        with pytest.raises(errors.MisuseError, match="use AGENT/TYPE"):
+            Served([pattern])
+
+
+async def test_other_clients_reach_all_handlers() -> None:
+    async with fleet_and_client() as (_, client):
+        assert (await client.send("a", Closed())).number == 1
+        with pytest.raises(errors.HandlerNotPublicError, match="no public handler"):
+            await client.send("a", OutsideMessage("Closed", {}, public_only=True))
+
+
+FOREIGN: dict[str, tuple[str, dict[str, str], int]] = {
+    "a name that points here": ("http://evil.example:8080", {}, 421),
+    "an address that is not ours": ("http://192.0.2.1:8080", {}, 421),
+    "a page of another site": (HERE, {"Sec-Fetch-Site": "cross-site"}, 403),
+    "a page of another port": (HERE, {"Sec-Fetch-Site": "same-site"}, 403),
+    "an older browser": (HERE, {"Origin": "http://evil.example"}, 403),
+    "an older browser and another port": (HERE, {"Origin": "http://127.0.0.1:9000"}, 403),
+    "a page without an origin": (HERE, {"Origin": "null"}, 403),
+    "a broken origin": (HERE, {"Origin": "http://["}, 403),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+async def test_without_a_token_no_web_page_of_another_site_is_obeyed(case: str) -> None:
+    base_url, headers, status = FOREIGN[case]
+    async with fleet_and_client() as (fleet, client), gateway(client, base_url=base_url) as http:
+        found = await http.post("/agents/a/Paid", json={"amount": 5}, headers=headers)
+        assert found.status_code == status and "without --token-file" in found.json()["detail"]
+        for path in ("/outputs", "/openapi.json", "/health"):
+            assert (await http.get(path, headers=headers)).status_code == status
+        assert not fleet.books.taken["a"]
+    async with fleet_and_client() as (_, client), gateway(client, TOKEN, base_url=base_url) as http:
+        headers = {**headers, "Authorization": f"Bearer {TOKEN}"}
+        found = await http.post("/agents/a/Paid", json={"amount": 5}, headers=headers)
+        assert found.status_code == 202, "no page can bear the token"
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "127.0.0.2", "desk.localhost"])
+async def test_programs_and_own_pages_of_this_machine_are_served(host: str) -> None:
+    base_url = f"http://{host}:8080"
+    async with fleet_and_client() as (_, client), gateway(client, base_url=base_url) as http:
+        for headers in ({}, {"Origin": base_url, "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+            assert (await http.post("/agents/a/Paid", json={"amount": 5}, headers=headers)).status_code == 202
+            assert (await http.get("/health", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_a_body_that_a_page_of_another_site_can_send_is_refused(kind: str) -> None:
+    async with fleet_and_client() as (fleet, client), gateway(client) as http:
+        headers = {"Content-Type": kind} if kind else {}
+        found = await http.post("/agents/a/Paid", content='{"amount": 5}', headers=headers)
+        assert found.status_code == 415 and "Content-Type: application/json" in found.json()["detail"]
+        assert not fleet.books.taken["a"]
+        headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+        assert (await http.post("/agents/a/Paid", content='{"amount": 5}', headers=headers)).status_code == 202
 
 
 async def test_what_is_not_taken_in_time_may_come_again() -> None:
@@ -145,6 +224,165 @@ def test_beyond_loopback_a_token_is_asked_for() -> None:
         check_exposure("127.0.0.1", "short")
 
 
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_one_agents_waiting_asks_are_bounded_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "AGENT_REQUESTS_MAX", 3)
+    async with fleet_and_client() as (fleet, client), gateway(client) as http:
+        for host in fleet.hosts.values():
+            host.hold_asks = []
+        asking = [asyncio.create_task(http.post("/agents/a/Paid?answer=final", json={"amount": 5})) for _ in range(3)]
+        while sum(len(host.hold_asks or []) for host in fleet.hosts.values()) < 3:
+            await asyncio.sleep(0.01)
+        busy = await http.post("/agents/a/Paid", json={"amount": 5})
+        assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
+        assert busy.json()["detail"] == "agent a has 3 requests of this gateway under way"
+        assert (await http.post("/agents/b/Paid", json={"amount": 5})).status_code == 202
+        for host in fleet.hosts.values():
+            held, host.hold_asks = host.hold_asks or [], None
+            for let_go in held:
+                let_go()
+        assert [found.status_code for found in await asyncio.gather(*asking)] == [200] * 3
+        assert (await http.post("/agents/a/Paid", json={"amount": 5})).status_code == 202
+
+
+async def test_an_ask_ends_when_its_client_has_gone() -> None:
+    async with fleet_and_client() as (fleet, client):
+        for host in fleet.hosts.values():
+            host.hold_asks = []
+        made = Gateway(client, token="", openapi={})
+        async with serving(made.app()) as place:
+            _, writer = await asyncio.open_connection(*place)
+            writer.write(
+                b"POST /agents/a/Paid?answer=final HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            )
+            writer.write(b'Content-Length: 12\r\n\r\n{"amount":5}')
+            async with asyncio.timeout(10):
+                while not sum(len(host.hold_asks or []) for host in fleet.hosts.values()):
+                    await asyncio.sleep(0.01)
+                assert made._under_way._requests["a"] == 1
+                writer.close()
+                while made._under_way._requests["a"]:
+                    await asyncio.sleep(0.01)
+
+
+async def test_health_asks_the_coordinator_once_a_second() -> None:
+    asked: list[int] = []
+
+    class Standing(Client):
+        def __init__(self) -> None: ...
+
+        async def status(self) -> dict[str, object]:
+            asked.append(1)
+            await asyncio.sleep(0.01)
+            return {"phase": "running"}
+
+    async with gateway(Standing(), TOKEN) as http:
+        found = await asyncio.gather(*[http.get("/health") for _ in range(20)])
+    assert [each.json() for each in found] == [{"phase": "running"}] * 20 and len(asked) == 1
+
+
+async def test_bodies_under_way_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "AGENT_BYTES_MAX", 30)
+    monkeypatch.setattr(under_way, "BYTES_MAX", 40)
+    limits = under_way.UnderWay()
+    with limits.request("a") as take_of_a, limits.request("a") as again, limits.request("b") as take_of_b:
+        take_of_a(30)
+        with pytest.raises(BusyError, match="agent a has 30 bytes of requests"), limits.request("a") as more:
+            more(1)
+        take_of_b(10)
+        with pytest.raises(BusyError, match="this gateway has 40 bytes of requests"), limits.request("c") as more:
+            more(1)
+        again(0)
+    with limits.request("a") as take_of_a:
+        take_of_a(30)
+
+
+async def test_a_body_becomes_no_objects_in_the_gateway() -> None:
+    given: list[Any] = []
+
+    class Taking(Client):
+        def __init__(self) -> None: ...
+
+        async def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = 1) -> Receipt:
+            given.append(message.fields)
+            return Receipt(agent, 1, "k")
+
+    async with gateway(Taking()) as http:
+        headers = {"Content-Type": "application/json"}
+        assert (await http.post("/agents/a/Paid", content="[" + "[]," * 9 + "[]]", headers=headers)).status_code == 202
+    assert isinstance(given[0], msgspec.Raw), "8 million empty lists in 16 MiB would take 500 MiB"
+
+
+async def test_readers_of_outputs_are_bounded_and_one_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "STREAMS_MAX", 2)
+    client = Endless()
+    async with gateway(client) as http:
+        reading = [asyncio.create_task(http.get("/outputs")) for _ in range(2)]
+        while client.readers < 2:
+            await asyncio.sleep(0.01)
+        busy = await http.get("/outputs/bills")
+        assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
+        assert busy.json()["detail"] == "this gateway has 2 readers of outputs"
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+        assert client.readers == 0
+        async with gateway(Said(OUTPUTS)) as other:
+            for _ in range(3):
+                assert (await other.get("/outputs")).status_code == 200
+
+
+async def test_a_large_output_goes_in_parts() -> None:
+    reader = _Reader(Said([output_of({"note": "x" * 1_000_000})]).outputs())
+    parts = [part async for part in reader.events()]
+    assert max(len(part) for part in parts) == PART_BYTES and b"".join(parts).count(b"x") > 999_999
+
+
+class Pages:
+    """A coordinator that has a page of this output for ever. `count`: pages that were asked for."""
+
+    def __init__(self, message: snapline.Message) -> None:
+        self.message = message
+        self.count = 0
+
+    async def read_outputs(self, cursor: str, topic: str, wait_s: float, limit_s: float) -> ReadOutputsReply:
+        self.count += 1
+        output = ReleasedOutput("a", self.count, "bills", encode_message(self.message), 1, f"{self.count}.1")
+        return ReadOutputsReply((ReleasedOutputs(self.count, None, (output,)),), output.cursor)
+
+
+class Note(snapline.Message):
+    text: str
+    lists: tuple[list[int], ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("message", "pages"),
+    [(Note("x"), 2), (Note("x" * 2**22), 1), (Note("x" * (15 * 2**20)), 1), (Note("", ([],) * 2**21), 2)],
+    ids=["small", "4 MiB", "15 MiB", "2 million lists"],
+)
+async def test_a_reader_that_takes_nothing_costs_no_more_than_32_mib(message: Note, pages: int) -> None:
+    made = Pages(message)
+    wanted = WantedOutputs("", "", "", msgspec.Raw, True, 10.0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        reader = _Reader(wanted_outputs(lambda: made, wanted))  # type: ignore[arg-type, return-value]  # all that is asked of one
+        events = reader.events()
+        head, part = await anext(events), await anext(events)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert head.startswith(b"id: 1.1") and part and made.count == pages
+    assert taken < 32 * 1024 * 1024, f"{taken:,} bytes"
+    await reader.close()
+
+
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
@@ -164,8 +402,28 @@ class Said(Client):
             raise self.error
 
 
+class Endless(Client):
+    """A client whose coordinator has nothing yet. `readers`: how many wait."""
+
+    def __init__(self) -> None:
+        self.readers = 0
+
+    async def outputs(self, topic: str = "", *, after: str = "", **rest: Any) -> Any:
+        self.readers += 1
+        try:
+            await asyncio.Event().wait()
+            yield None
+        finally:
+            self.readers -= 1
+
+
+def output_of(fields: object) -> Output:
+    """As the gateway wants them: fields of MessagePack."""
+    return Output("a", 1, "bills", {"type": "Paid", "fields": msgspec.Raw(msgspec.msgpack.encode(fields))}, "3.0", 3)
+
+
 OUTPUTS: list[Output | Undone] = [
-    Output("a", 1, "bills", {"type": "Paid", "fields": {"amount": 5}}, "3.0", 3),
+    output_of({"amount": 5}),
     Undone(2, (3,), "4."),
 ]
 
@@ -202,7 +460,7 @@ async def test_what_fails_at_once_is_no_stream_and_what_fails_later_is_an_event(
 async def test_the_document_names_what_the_fleet_takes() -> None:
     async with fleet_and_client() as (_, client), gateway(client) as http:
         found = (await http.get("/openapi.json")).json()
-        assert set(found["paths"]) == {"/outputs/{topic}", "/agents/{agent}/Paid", "/agents/{agent}/Closed"}
+        assert set(found["paths"]) == {"/outputs/{topic}", "/agents/{agent}/Paid"}
         body = found["paths"]["/agents/{agent}/Paid"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         paid = found["components"]["schemas"][body["$ref"].rpartition("/")[2]]
         assert paid["required"] == ["amount"] and paid["properties"]["amount"] == {"type": "integer"}

@@ -46,6 +46,7 @@ NAMES = {
         "InputUnknownError",
         "InputNotTakenError",
         "FleetEndedError",
+        "HandlerNotPublicError",
         "InputsError",
         "AnswerMissingError",
         "InputBuriedError",

@@ -21,15 +21,22 @@ async def test_requests_take_effect_once_while_a_host_is_killed(data_dir: Path) 
     stop = data_dir.with_name("stop")
     async with running(data_dir, "tills:fleet", {"stop": str(stop)}) as fleet:
         await fleet.until_epochs(1)
+        listed = ("--serve", "till-0/Look")
         command = [sys.executable, "-m", "snapline", "gateway", "run", "--data-dir", str(data_dir)]
         gateway = await asyncio.create_subprocess_exec(
-            *command, "--listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE, start_new_session=True
+            *command, *listed, "--listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
         try:
             assert gateway.stdout is not None
             address = (await asyncio.wait_for(gateway.stdout.readline(), LIMIT_S)).decode().strip()
             async with httpx.AsyncClient(base_url=address, timeout=LIMIT_S) as http:
                 assert (await http.get("/health")).json()["phase"] == "running"
+                noted = await http.post("/agents/ledger/Noted", json={"till": "till-0", "serial": 99})
+                assert noted.status_code == 403 and "--serve ledger/Noted" in noted.json()["detail"]
+                looked = [(await http.post(f"/agents/till-{number}/Look")).status_code for number in range(2)]
+                assert looked == [202, 403], "listed for one till"
+                rebound = await http.post("/agents/till-0/Look", headers={"Host": "evil.example"})
+                assert rebound.status_code == 421
                 paying = asyncio.gather(*[pay(http, serial) for serial in range(PAID)])
                 await fleet.recovered_from("h2")
                 assert await paying == [202] * PAID

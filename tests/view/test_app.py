@@ -10,9 +10,10 @@ from starlette.requests import Request
 from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import CoordinatorUnavailableError
+from snapline.gateway.browsers import is_this_machine
 from snapline.view import app as app_module
 from snapline.view.app import STATIC, View
-from snapline.view.doors import COOKIE, SESSION_S, SESSIONS_MAX, Sessions, is_this_machine
+from snapline.view.doors import COOKIE, SESSION_S, SESSIONS_MAX, Sessions
 from snapline.view.fleet_page import AgentSearch
 from snapline.view.watch import FleetWatch
 

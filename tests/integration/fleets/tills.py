@@ -59,7 +59,7 @@ class Watching(snapline.Agent):
 class Till(Watching):
     state: Counts
 
-    @snapline.handler
+    @snapline.handler(public=True)
     async def on_paid(self, message: Paid, ctx: snapline.Context) -> None:
         self.state.order.append(message.serial)
         ctx.send("ledger", Noted(ctx.agent, message.serial))

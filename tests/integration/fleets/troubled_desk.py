@@ -59,7 +59,7 @@ def lines(book: str) -> list[str]:
 class Travels(snapline.Agent):
     state: Trips
 
-    @snapline.handler(durable=True)
+    @snapline.handler(durable=True, public=True)
     async def on_trip(self, message: Trip, ctx: snapline.Context) -> None:
         book, found = self.state.book, []
         for kind in BOOKED:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsnapline/protos/v1/inputs.proto\x12\x12snapline.protos.v1\"\\\n\x0cOfferRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12.\n\x06inputs\x18\x02 \x03(\x0b\x32\x1e.snapline.protos.v1.GivenInput\x12\x0c\n\x04more\x18\x03 \x01(\x08\"U\n\nGivenInput\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\"@\n\nOfferReply\x12\x32\n\x08outcomes\x18\x01 \x03(\x0b\x32 .snapline.protos.v1.InputOutcome\"]\n\x0cInputOutcome\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"7\n\nAskRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05\x65\x61rly\x18\x03 \x01(\x08\"\x83\x01\n\x08\x41skReply\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0c\n\x04more\x18\x08 \x01(\x08\x32\xea\x01\n\x06Inputs\x12K\n\x05Offer\x12 .snapline.protos.v1.OfferRequest\x1a\x1e.snapline.protos.v1.OfferReply(\x01\x12L\n\x06Settle\x12 .snapline.protos.v1.OfferRequest\x1a\x1e.snapline.protos.v1.OfferReply(\x01\x12\x45\n\x03\x41sk\x12\x1e.snapline.protos.v1.AskRequest\x1a\x1c.snapline.protos.v1.AskReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsnapline/protos/v1/inputs.proto\x12\x12snapline.protos.v1\"\\\n\x0cOfferRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12.\n\x06inputs\x18\x02 \x03(\x0b\x32\x1e.snapline.protos.v1.GivenInput\x12\x0c\n\x04more\x18\x03 \x01(\x08\"j\n\nGivenInput\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\x12\x13\n\x0bpublic_only\x18\x06 \x01(\x08\"@\n\nOfferReply\x12\x32\n\x08outcomes\x18\x01 \x03(\x0b\x32 .snapline.protos.v1.InputOutcome\"]\n\x0cInputOutcome\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"7\n\nAskRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05\x65\x61rly\x18\x03 \x01(\x08\"\x83\x01\n\x08\x41skReply\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0c\n\x04more\x18\x08 \x01(\x08\x32\xea\x01\n\x06Inputs\x12K\n\x05Offer\x12 .snapline.protos.v1.OfferRequest\x1a\x1e.snapline.protos.v1.OfferReply(\x01\x12L\n\x06Settle\x12 .snapline.protos.v1.OfferRequest\x1a\x1e.snapline.protos.v1.OfferReply(\x01\x12\x45\n\x03\x41sk\x12\x1e.snapline.protos.v1.AskRequest\x1a\x1c.snapline.protos.v1.AskReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFERREQUEST']._serialized_start=55
   _globals['_OFFERREQUEST']._serialized_end=147
   _globals['_GIVENINPUT']._serialized_start=149
-  _globals['_GIVENINPUT']._serialized_end=234
-  _globals['_OFFERREPLY']._serialized_start=236
-  _globals['_OFFERREPLY']._serialized_end=300
-  _globals['_INPUTOUTCOME']._serialized_start=302
-  _globals['_INPUTOUTCOME']._serialized_end=395
-  _globals['_ASKREQUEST']._serialized_start=397
-  _globals['_ASKREQUEST']._serialized_end=452
-  _globals['_ASKREPLY']._serialized_start=455
-  _globals['_ASKREPLY']._serialized_end=586
-  _globals['_INPUTS']._serialized_start=589
-  _globals['_INPUTS']._serialized_end=823
+  _globals['_GIVENINPUT']._serialized_end=255
+  _globals['_OFFERREPLY']._serialized_start=257
+  _globals['_OFFERREPLY']._serialized_end=321
+  _globals['_INPUTOUTCOME']._serialized_start=323
+  _globals['_INPUTOUTCOME']._serialized_end=416
+  _globals['_ASKREQUEST']._serialized_start=418
+  _globals['_ASKREQUEST']._serialized_end=473
+  _globals['_ASKREPLY']._serialized_start=476
+  _globals['_ASKREPLY']._serialized_end=607
+  _globals['_INPUTS']._serialized_start=610
+  _globals['_INPUTS']._serialized_end=844
 # @@protoc_insertion_point(module_scope)

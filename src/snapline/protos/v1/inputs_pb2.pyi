@@ -17,18 +17,20 @@ class OfferRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[GivenInput, _Mapping]]] = ..., more: bool = ...) -> None: ...
 
 class GivenInput(_message.Message):
-    __slots__ = ("agent", "key", "type", "payload", "more")
+    __slots__ = ("agent", "key", "type", "payload", "more", "public_only")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_ONLY_FIELD_NUMBER: _ClassVar[int]
     agent: str
     key: str
     type: str
     payload: bytes
     more: bool
-    def __init__(self, agent: _Optional[str] = ..., key: _Optional[str] = ..., type: _Optional[str] = ..., payload: _Optional[bytes] = ..., more: bool = ...) -> None: ...
+    public_only: bool
+    def __init__(self, agent: _Optional[str] = ..., key: _Optional[str] = ..., type: _Optional[str] = ..., payload: _Optional[bytes] = ..., more: bool = ..., public_only: bool = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("outcomes",)

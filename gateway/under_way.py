@@ -1,0 +1,82 @@
+"""Requests that a gateway has under way: how many, and how large, of one agent and together. What is above is turned away at once, and others are served."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.gateway.problems import BusyError
+
+AGENT_REQUESTS_MAX = 100
+"""Of one agent, which takes them one after the other: a queue of seconds. Others wait for none of it."""
+
+REQUESTS_MAX = 600
+"""Together: below the open connections, so that there is room for those whose request is still to come."""
+
+AGENT_BYTES_MAX = MESSAGE_BYTES_MAX
+"""Of one agent: one of the largest."""
+
+BYTES_MAX = 2 * MESSAGE_BYTES_MAX
+"""Together: a client holds twice that, and makes all wait for room above."""
+
+STREAMS_MAX = 64
+"""Streams of outputs at once: each may hold two pages of outputs, some MiB."""
+
+
+class UnderWay:
+    """Of one gateway."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._streams = 0
+
+    @contextmanager
+    def request(self, agent: str) -> Iterator[Callable[[int], None]]:
+        """A request for an agent, until the block ends. The function counts bytes of its body.
+
+        Raises:
+            BusyError: there are too many, or too large ones; so does the function.
+        """
+        if self._requests[agent] >= AGENT_REQUESTS_MAX:
+            raise BusyError(f"agent {agent} has {AGENT_REQUESTS_MAX} requests of this gateway under way")
+        if self._requests.total() >= REQUESTS_MAX:
+            raise BusyError(f"this gateway has {REQUESTS_MAX} requests under way")
+        taken = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal taken
+            taken += size_bytes
+            self._bytes[agent] += size_bytes
+            if self._bytes[agent] > AGENT_BYTES_MAX:
+                raise BusyError(f"agent {agent} has {AGENT_BYTES_MAX:,} bytes of requests of this gateway under way")
+            if self._bytes.total() > BYTES_MAX:
+                raise BusyError(f"this gateway has {BYTES_MAX:,} bytes of requests under way")
+
+        self._requests[agent] += 1
+        try:
+            yield take
+        finally:
+            self._give_back(agent, taken)
+
+    def _give_back(self, agent: str, size_bytes: int) -> None:
+        self._requests[agent] -= 1
+        self._bytes[agent] -= size_bytes
+        for counts in (self._requests, self._bytes):
+            if not counts[agent]:
+                del counts[agent]
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """A reader of outputs, until the block ends.
+
+        Raises:
+            BusyError: there are too many.
+        """
+        if self._streams >= STREAMS_MAX:
+            raise BusyError(f"this gateway has {STREAMS_MAX} readers of outputs")
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
