@@ -60,6 +60,7 @@ REAL_FAILPOINT_PREFIXES = (
     "store.fork.",
     "coordinator.fork.",
     "store.keys.",
+    "store.log.deletions.",
     "store.mark.",
     "store.outputs.consumer",
     "store.outputs.deleted",

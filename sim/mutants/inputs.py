@@ -52,18 +52,11 @@ class _Unsealed:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def read_logs(self) -> Any:
-        return self._store.read_logs()
-
     def seal_log(self, log: Any) -> None:
         """Not done."""
 
-    def read_batch(self, log: Any, number: int) -> Any:
-        return self._store.read_batch(log, number)
-
-    @property
-    def why_no_logs(self) -> str:
-        return self._store.why_no_logs
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 def present_sealed() -> list[Patch]:

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 
-from snapline.errors import NotFoundError
+from snapline.errors import NotFoundError, StoreError
+from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.store.store import Store
+
+READINGS = 3
+"""That lack the same batch: a host that appends may hide one from a listing, hardly from three."""
 
 
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
@@ -14,19 +18,29 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
 
     Raises:
         DamagedDataError: a batch is not what was written.
-        StoreError: the store cannot be read.
+        StoreError: the store cannot be read, or somebody without a key has written or taken away a batch.
     """
-    found: dict[tuple[str, int], LoggedInput] = {}
-    for log, numbers in store.read_logs().items():
-        for number in numbers:
-            try:
-                batch = store.read_batch(log, number)
-            except NotFoundError:  # Deleted since the listing.
-                continue
-            for each in batch.inputs if batch is not None else ():
-                if each.number > consumed.get(each.agent, each.number):
-                    found[each.agent, each.number] = each
-    return [found[place] for place in sorted(found)]
+    missing: dict[LogName, int] = {}
+    for _ in range(READINGS):
+        found: dict[tuple[str, int], LoggedInput] = {}
+        batches: dict[LogName, list[int]] = {}
+        for log, numbers in store.without_deleted(store.read_logs()).items():
+            for number in numbers:
+                try:
+                    batch = store.read_batch(log, number)
+                except NotFoundError:  # Deleted since the listing.
+                    continue
+                if batch is None:
+                    continue
+                batches.setdefault(log, []).append(number)
+                for each in batch.inputs:
+                    if each.number > consumed.get(each.agent, each.number):
+                        found[each.agent, each.number] = each
+        missing = store.missing_batches(batches, {})
+        if not missing:
+            return [found[place] for place in sorted(found)]
+    log, number = next(iter(missing.items()))
+    raise StoreError(f"batch {number} of {log} was taken out of the store ({log.directory}), and not by snapline")
 
 
 def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:

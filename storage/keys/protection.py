@@ -26,11 +26,12 @@ packs but no keys in it: refused, since it is either a plain store, or its keys 
 Carries: G11, also against changes on purpose.
 """
 
+import hmac
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from blake3 import blake3
 
@@ -46,6 +47,9 @@ from snapline.storage.store import files, layout
 from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.record import Buffer, digest_of
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 DATA_KEYS_MAX = 256
 """Data keys kept in memory: a restore reads packs of few writers. One that was dropped is read again, 1 ms."""
 
@@ -59,6 +63,8 @@ BEGUN_PACKS_MAX = 4096
 """Ids of packs begun that are remembered, to refuse a second use: a caller that repeats one does it soon."""
 
 _KEY_ID_BYTES = 16
+
+_VOUCH_CONTEXT = "snapline 1 key of what is vouched for"
 
 _Value = TypeVar("_Value")
 
@@ -86,6 +92,7 @@ class Protection:
         self._ciphers = _Recent[PackCipher](PACK_CIPHERS_MAX)
         self._writers = _Recent[str](WRITERS_MAX)
         self._begun = _Recent[None](BEGUN_PACKS_MAX)
+        self._log_signer: tuple[Ed25519PrivateKey, bytes] | None = None
         self._signer = None if keys.signing is None else signing.load_private(keys.signing.secret)
         self._verifiers = [signing.load_public(key.public) for key in keys.verify_keys()]
 
@@ -181,7 +188,46 @@ class Protection:
         """Did one of the keys we trust sign `message`? False for anything else, such as no bytes at all."""
         return any(signing.is_signed(public, message, signature) for public in self._verifiers)
 
+    def log_key(self) -> bytes:
+        """Return the public half of the key with which this process signs batches of host logs. It has one, and nobody else knows it."""
+        return self._own_log_key()[1]
+
+    def sign_batch(self, message: bytes) -> bytes:
+        """Return the signature of `message` by that key."""
+        return signing.sign(self._own_log_key()[0], message)
+
+    def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
+        """Did the private half of `public` sign `message`? False, too, for bytes that are no key."""
+        try:
+            return signing.is_signed(signing.load_public(public), message, signature)
+        except MisuseError:
+            return False
+
+    def vouch(self, message: bytes) -> bytes:
+        """Return a signature of `message` where refs are signed, else its digest under a key that follows from the key of digests.
+
+        Raises:
+            MisuseError: refs are signed, and there is only the public key.
+            StoreError: the key of digests could not be written.
+        """
+        return self.sign(message) if self.verifies else self._tag(message)
+
+    def is_vouched(self, message: bytes, tag: bytes) -> bool:
+        """Did somebody with a key make this tag?"""
+        return self.verify(message, tag) if self.verifies else hmac.compare_digest(self._tag(message), tag)
+
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _own_log_key(self) -> "tuple[Ed25519PrivateKey, bytes]":
+        with self._lock:
+            if self._log_signer is None:
+                secret = self._random_bytes(KEY_BYTES)
+                self._log_signer = signing.load_private(secret), signing.public_key_of(secret)
+            return self._log_signer
+
+    def _tag(self, message: bytes) -> bytes:
+        key = blake3(self._digest_key or self._load_digest_key(), derive_key_context=_VOUCH_CONTEXT).digest()
+        return blake3(message, key=key).digest()
 
     def _load_digest_key(self) -> bytes:
         """Of racing processes one makes the key; all get that one."""

@@ -1,9 +1,12 @@
-"""Signatures over refs: Ed25519, from the optional package `cryptography`, imported when first needed.
+"""Signatures over refs and host logs: Ed25519, from the optional package `cryptography`, imported when first needed.
 
 A ref is all that makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
 epoch and root vouches for the whole snapshot: nobody without the private key can make one, move one to another store
 or another number, or change one. Ed25519 draws no random number: every leader with the same key writes the same ref,
 as racing leaders must (`Store.publish`).
+
+Hosts do not have the private key. Each of them makes a key of its own, and the coordinator signs its public half for each log that the host
+opens (`log_message`): the log's certificate, which every batch carries.
 
 What it cannot show: that the newest epoch was not deleted. The coordinator's log knows which there must be.
 """
@@ -18,11 +21,17 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 _PURPOSE = "snapline epoch 1"
+_LOG_PURPOSE = "snapline host log 1"
 
 
 def epoch_message(store_id: str, epoch: int, root: str) -> bytes:
     """Return what is signed for a ref: canonical MessagePack of purpose, store id, epoch and root."""
     return canonical.encode((_PURPOSE, store_id, epoch, root))
+
+
+def log_message(store_id: str, plan: int, host: str, start: int, public: bytes) -> bytes:
+    """Return what is signed for a host log: that its batches are signed with the private half of `public`."""
+    return canonical.encode((_LOG_PURPOSE, store_id, plan, host, start, public))
 
 
 def public_key_of(secret: bytes) -> bytes:

@@ -3,6 +3,7 @@
     log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
     log/<plan>/<host>-<start>/sealing    mark: somebody has begun to seal the log
     log/<plan>/<host>-<start>/sealed     mark: nothing will be taken any more
+    log/deleted.<random>                 which batches were deleted, of all logs (`deletions.py`)
 
 A host's id may hold dashes and dots: the last dash ends it.
 """
@@ -24,6 +25,7 @@ MARKS = (SEALING, SEALED)
 
 _NUMBER = r"(0|[1-9][0-9]{0,18})"
 _DIRECTORY = re.compile(rf"{LOG}/{_NUMBER}/([A-Za-z0-9_.-]{{1,128}})-{_NUMBER}")
+_DELETIONS = re.compile(rf"{LOG}/deleted\.[0-9a-f]{{32}}")
 _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
 
@@ -68,6 +70,16 @@ def check_number(number: int) -> int:
 def entry_path(log: LogName, name: int | str) -> str:
     """Return the path of the entry of this number, or of a mark."""
     return f"{log.directory}/{name}"
+
+
+def deletions_path(random: str) -> str:
+    """Return the path of a record of deletions; `random` has 32 hexadecimal digits."""
+    return f"{LOG}/deleted.{random}"
+
+
+def is_deletions_path(path: str) -> bool:
+    """Can a record of deletions lie there?"""
+    return _DELETIONS.fullmatch(path) is not None
 
 
 def parse_directory(path: str) -> LogName | None:

@@ -4,13 +4,15 @@ An entry may be seen before it is durable: who gave it its name may die before i
 then, a power cut could take away what others have built on. So a listing is followed by a sync of every directory in which it
 has found something new; but not where it has found the mark `sealed`, which is made after a sync, and after which nothing comes.
 
-Entries have gaps, where garbage was deleted; nothing may be concluded from a number that is missing.
+Entries have gaps, where garbage was deleted; nothing may be concluded from a number that is missing. Where the store is signed or
+encrypted, a record says what was deleted (`deletions.py`), and `missing_batches` what is missing besides.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
+from snapline.storage.log.deletions import first_missing, holds, read_all
 from snapline.storage.log.names import (
     SEALED,
     LogName,
@@ -31,9 +33,12 @@ from snapline.storage.log.records import (
 )
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, creates_only
-from snapline.storage.store.guard import Guard
+from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.layout import LOG
 from snapline.storage.store.record import HEAD_BYTES
+
+READINGS = 3
+"""Of the records of deletions before something counts as missing: one listing may miss a record and the one that replaces it."""
 
 
 def why_none(disk: Disk) -> str:
@@ -76,6 +81,24 @@ class LogReader:
             self._make_durable(log, frozenset((number,)))
         return open_batch(body, self._guard, path=path) if isinstance(body, BatchBody) else None
 
+    def without_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
+        """Return the entries that were not deleted; see `Store.without_deleted`."""
+        if self._guard is None or not authenticates(self._guard):
+            return dict(logs)
+        deleted, _ = read_all(self._disk, store_id=self._store_id, guard=self._guard)
+        return {
+            log: [number for number in numbers if not holds(deleted.get(log.directory, []), number)]
+            for log, numbers in logs.items()
+        }
+
+    def missing_batches(
+        self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
+    ) -> dict[LogName, int]:
+        """Return which batches somebody has taken away; see `Store.missing_batches`."""
+        if self._guard is None or not authenticates(self._guard):
+            return {}
+        return missing_batches(self._disk, batches, newest, store_id=self._store_id, guard=self._guard)
+
     def _make_durable(self, log: LogName, numbers: frozenset[int]) -> None:
         known = self._durable.get(log, frozenset())
         if not numbers <= known:
@@ -101,12 +124,39 @@ def list_numbers(disk: Disk, log: LogName) -> list[int]:
     return list_log(disk, log)[0]
 
 
+def list_batches(disk: Disk, log: LogName) -> list[int]:
+    """Return the numbers of the batches, as far as their first bytes tell, ascending."""
+    return [number for number in list_numbers(disk, log) if holds_batch(disk, entry_path(log, number))]
+
+
 def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
     """Return the numbers of the entries, ascending, and the marks; nothing if the log has no directory."""
     entries = files.listed(disk, log.directory)
     found = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
     names = [place[1] for place in found if place is not None]
     return sorted([name for name in names if isinstance(name, int)]), [name for name in names if isinstance(name, str)]
+
+
+def missing_batches(
+    disk: Disk,
+    batches: Mapping[LogName, Collection[int]],
+    newest: Mapping[LogName, int],
+    *,
+    store_id: str | None,
+    guard: Guard,
+) -> dict[LogName, int]:
+    """Return for each log that lacks one the lowest number that is neither a batch nor deleted, up to its highest, and its newest."""
+    missing: dict[LogName, int] = {}
+    for _ in range(READINGS):
+        deleted, _ = read_all(disk, store_id=store_id, guard=guard)
+        missing = {
+            log: number
+            for log in sorted({*batches, *newest})
+            if (number := first_missing(batches.get(log, ()), deleted.get(log.directory, []), newest.get(log, 0)))
+        }
+        if not missing:
+            break
+    return missing
 
 
 def find_entries(disk: Disk) -> Iterator[str]:

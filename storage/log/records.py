@@ -5,21 +5,24 @@ belongs, so a file in the wrong place is damage.
 
 A batch bears a random nonce: so two batches are never the same bytes, and whoever finds his own bytes knows that they are his. Where
 the store is encrypted, what the batch says is sealed under a key of its own, derived from the nonce as a pack's from its id, and
-bound to its place; host, plan, start, number and length remain to be seen. The bytes of seals and marks follow from their places: any
+bound to its place; host, plan, start, number and length remain to be seen. Where refs are signed, batches are (version 2): by a key
+that their host has made for itself, whose public half the coordinator has signed for this log (the certificate). The bytes of seals and marks follow from their places: any
 number of processes may write them.
 """
 
 import msgspec
+from msgspec.structs import asdict, replace
 
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, StoreError
 from snapline.ids import check_id
+from snapline.storage.keys.signing import log_message
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store import files
 from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.guarded_data import open_data
-from snapline.storage.store.record import canonical, seal, unseal
+from snapline.storage.store.record import RECORD_VERSION, canonical, digest_of, seal, unseal, version_of
 
 BATCH_BYTES_MAX = 2**26
 """64 MiB, a whole file: four of the longest messages. Checked before writing, and before anything is read."""
@@ -28,6 +31,8 @@ BATCH_KIND = b"LBAT"
 SEAL_KIND = b"LSEA"
 
 _PURPOSE = "snapline batch 1"
+_SIGNED_PURPOSE = "snapline signed batch 1"
+_SIGNED_VERSION = 2
 _KIND = slice(8, 12)
 """Where a record's kind stands."""
 
@@ -112,6 +117,11 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     start: int
     store: str
 
+    @property
+    def log(self) -> LogName:
+        """Where it belongs."""
+        return LogName(self.plan, self.host, self.start)
+
     def context(self) -> bytes:
         """Return what encryption binds the data to."""
         return canonical.encode((_PURPOSE, self.store, self.plan, self.host, self.start, self.number, self.nonce))
@@ -119,7 +129,25 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     @property
     def path(self) -> str:
         """Where it belongs."""
-        return entry_path(LogName(self.plan, self.host, self.start), self.number)
+        return entry_path(self.log, self.number)
+
+
+class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a signed batch: version 2.
+
+    Attributes:
+        signer: public half of the host's key.
+        certificate: signature of the coordinator over log and `signer`.
+        signature: of the host, over all that the body says but this.
+    """
+
+    signer: bytes
+    certificate: bytes
+    signature: bytes = b""
+
+    def message(self) -> bytes:
+        """Return what the host signs."""
+        return canonical.encode((_SIGNED_PURPOSE, digest_of(canonical.encode(replace(self, signature=b"")))))
 
 
 class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -138,14 +166,22 @@ class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
 
 _batch_decoder = msgspec.msgpack.Decoder(BatchBody)
+_signed_decoder = msgspec.msgpack.Decoder(SignedBatchBody)
 _seal_decoder = msgspec.msgpack.Decoder(SealBody)
 _content_decoder = msgspec.msgpack.Decoder(LogBatch)
 
 
 def encode_batch(
-    log: LogName, number: int, batch: LogBatch, *, store_id: str, nonce: str, guard: Guard | None
+    log: LogName,
+    number: int,
+    batch: LogBatch,
+    *,
+    store_id: str,
+    nonce: str,
+    guard: Guard | None,
+    certificate: bytes = b"",
 ) -> PreparedBatch:
-    """Return the batch's file. The key that it needs is durable when this returns.
+    """Return the batch's file. The key that it needs is durable when this returns. `certificate`: of the log, where batches are signed.
 
     Raises:
         MisuseError: an input cannot be, or it is too large.
@@ -158,8 +194,12 @@ def encode_batch(
     body = BatchBody(canonical.encode(batch), log.host, "", nonce, number, log.plan, log.start, store_id)
     if guard is not None and guard.encrypts:
         cipher = guard.begin_pack(log.writer, nonce)
-        body = msgspec.structs.replace(body, key=cipher.key_id, data=cipher.seal(0, body.context(), body.data))
-    data = seal(BATCH_KIND, canonical.encode(body))
+        body = replace(body, key=cipher.key_id, data=cipher.seal(0, body.context(), body.data))
+    version = RECORD_VERSION
+    if guard is not None and guard.verifies:
+        signed = SignedBatchBody(**asdict(body), signer=guard.log_key(), certificate=certificate)
+        body, version = replace(signed, signature=guard.sign_batch(signed.message())), _SIGNED_VERSION
+    data = seal(BATCH_KIND, canonical.encode(body), version=version)
     if len(data) > BATCH_BYTES_MAX:
         raise MisuseError(
             f"{path} would have {len(data)} bytes, at most {BATCH_BYTES_MAX} are possible: make two of it"
@@ -190,9 +230,10 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
         with files.decoding(path):
             body = _seal_decoder.decode(raw)
     else:
-        raw = unseal(BATCH_KIND, data, path=path, epoch=None)
+        raw = unseal(BATCH_KIND, data, path=path, epoch=None, versions=(RECORD_VERSION, _SIGNED_VERSION))
+        is_signed = version_of(data) == _SIGNED_VERSION
         with files.decoding(path):
-            body = _batch_decoder.decode(raw)
+            body = _signed_decoder.decode(raw) if is_signed else _batch_decoder.decode(raw)
     check_place(body, path, store_id)
     return body
 
@@ -202,8 +243,10 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
 
     Raises:
         DamagedDataError: it does not open under its key, or what is inside cannot be.
+        UnsignedBatchError: it is not signed as the guard demands.
         StoreError: it is not encrypted, and there is a key; or the other way round.
     """
+    _check_signature(body, guard, path)
     context = body.context()
     data = open_data(body.data, guard, key=body.key, nonce=body.nonce, index=0, context=context, path=path)
     with files.decoding(path):
@@ -212,6 +255,31 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
     if reason:
         raise damaged(path, reason)
     return batch
+
+
+class UnsignedBatchError(StoreError):
+    """A batch that no host of the fleet has signed: it is not damage, and no reason to go back to an older epoch."""
+
+
+def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:
+    """Has the owner of the key signed that this host may sign the batches of this log?"""
+    return guard.verify(log_message(store_id, log.plan, log.host, log.start, public), certificate)
+
+
+def _check_signature(body: BatchBody, guard: Guard | None, path: str) -> None:
+    if guard is None or not guard.verifies:
+        return
+    if not isinstance(body, SignedBatchBody):
+        raise UnsignedBatchError(
+            f"{path} is not signed, and there is a key to verify with: somebody without the key has put it there, or an earlier snapline; "
+            "remove the file, and go on without its inputs: `snapline recovery restore ID --drop-inputs`"
+        )
+    is_ours = is_certificate(guard, body.store, body.log, body.signer, body.certificate)
+    if not is_ours or not guard.verify_batch(body.signer, body.message(), body.signature):
+        raise UnsignedBatchError(
+            f"{path} was not signed by its host: somebody without the key has put it there; remove the file, and go on without its "
+            "inputs: `snapline recovery restore ID --drop-inputs`"
+        )
 
 
 def _contradiction(batch: LogBatch) -> str:

@@ -26,6 +26,8 @@ take a number in the middle, and the appender go on above it. With it: what is d
 was looked for, hence before the mark was there, hence before the sealer listed. So the highest number at the moment when the
 sealer began to list is there until it ended, and stops it on its way down.
 
+What is deleted is written down before, where the store is signed or encrypted (`deletions.py`).
+
 Once a log is sealed, a sealer that is late may still make seals in the place of deleted batches. They do no harm. So a reader reads *all*
 numbers and passes over seals.
 
@@ -37,12 +39,14 @@ from collections.abc import Callable, Iterable
 
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.failpoints import failpoint
+from snapline.storage.keys.signing import log_message
+from snapline.storage.log.deletions import note_deletions
 from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
 from snapline.storage.log.reading import holds_batch, list_numbers, read_entry, why_none
-from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal
+from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal, is_certificate
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
-from snapline.storage.store.guard import Guard
+from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 
 JUMPS_MAX = 40
@@ -64,13 +68,28 @@ class LogWriter:
         self._random_bytes = random_bytes
         self._known_directories: set[LogName] = set()
         """Whose directories this object has synced in their parents."""
+        self._certified: tuple[LogName, bytes, bytes] | None = None
+        """The log that was written last, what was given for it, and its certificate, which was checked."""
 
-    def prepare(self, log: LogName, number: int, batch: LogBatch) -> PreparedBatch:
+    def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
         """Return the batch's file; see `Store.prepare_batch`."""
+        check_log(log)
         nonce = self._random_bytes(_ID_BYTES).hex()
         return encode_batch(
-            check_log(log), check_number(number), batch, store_id=self._store_id, nonce=nonce, guard=self._guard
+            log,
+            check_number(number),
+            batch,
+            store_id=self._store_id,
+            nonce=nonce,
+            guard=self._guard,
+            certificate=self._certificate(log, certificate),
         )
+
+    def certify(self, log: LogName, public: bytes) -> bytes:
+        """Return the certificate of a log; see `Store.certify_log`."""
+        if self._guard is None or not self._guard.signs:
+            return b""
+        return self._guard.sign(log_message(self._store_id, log.plan, log.host, log.start, public))
 
     def append(self, prepared: PreparedBatch) -> bool:
         """Create the batch, durable when this returns True; see `Store.append_batch`."""
@@ -120,12 +139,32 @@ class LogWriter:
             wanted.setdefault(check_log(log), set()).add(number)
         removed = []
         with files.writing(self._disk, "the deletion of batches"):
-            for log in sorted(wanted):
-                removed += self._delete_from(log, wanted[log])
+            found = {log: self._find_deletable(log, wanted[log]) for log in sorted(wanted)}
+            self._note(found)
+            for log, numbers in found.items():
+                removed += files.unlink(self._disk, [entry_path(log, number) for number in numbers])
+                if numbers:
+                    failpoint("store.log.batch.deleted")
             removed += self._sweep_temporary(plans_below)
         return removed
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _certificate(self, log: LogName, given: bytes) -> bytes:
+        """A batch that nobody will believe must not be acknowledged. Who has the private key needs nobody's word."""
+        guard = self._guard
+        if guard is None or not guard.verifies:
+            return b""
+        if self._certified is not None and self._certified[:2] == (log, given):
+            return self._certified[2]
+        certificate = given or self.certify(log, guard.log_key())
+        if not is_certificate(guard, self._store_id, log, guard.log_key(), certificate):
+            raise StoreError(
+                f"{log} cannot be signed: the coordinator has not certified this host's key; give it the private key of the store in "
+                "SNAPLINE_SIGNING_KEY"
+            )
+        self._certified = log, given, certificate
+        return certificate
 
     def _mark(self, log: LogName, mark: str) -> None:
         """That it is there is all it says: what another process has put there is not read."""
@@ -182,17 +221,28 @@ class LogWriter:
         except NotFoundError as error:
             raise StoreError(f"{path} was deleted just now: try again") from error
 
-    def _delete_from(self, log: LogName, numbers: set[int]) -> list[str]:
+    def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
         """The order counts: the listing, then the look for the mark; see the module's text."""
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
-        paths = [entry_path(log, number) for number in listed if number in numbers and number < highest]
-        if not paths or (self._is_marked(log, SEALING) and not self._is_marked(log, SEALED)):
+        wanted = [number for number in listed if number in numbers and number < highest]
+        if not wanted or (self._is_marked(log, SEALING) and not self._is_marked(log, SEALED)):
             return []
         self._disk.sync_directory(log.directory)  # So that a mark that we rely on does not vanish.
-        removed = files.unlink(self._disk, [path for path in paths if holds_batch(self._disk, path)])
-        failpoint("store.log.batch.deleted")
-        return removed
+        return [number for number in wanted if holds_batch(self._disk, entry_path(log, number))]
+
+    def _note(self, found: dict[LogName, list[int]]) -> None:
+        """Before they go."""
+        if self._guard is None or not authenticates(self._guard) or not any(found.values()):
+            return
+        note_deletions(
+            self._disk,
+            found,
+            store_id=self._store_id,
+            guard=self._guard,
+            random=self._random_bytes(_ID_BYTES).hex(),
+            temporary_name=self._temporary_name(max(found)),
+        )
 
     def _sweep_temporary(self, plans_below: int) -> list[str]:
         try:

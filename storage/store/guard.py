@@ -55,6 +55,26 @@ class Guard(Protocol):
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Is this its signature?"""
 
+    def log_key(self) -> bytes:
+        """Return the public half of the key with which this process signs batches of host logs."""
+
+    def sign_batch(self, message: bytes) -> bytes:
+        """Return the signature of `message` by that key."""
+
+    def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
+        """Did the private half of `public` sign `message`?"""
+
+    def vouch(self, message: bytes) -> bytes:
+        """Return a tag that only who has a key can make: a signature where refs are signed, else a keyed digest."""
+
+    def is_vouched(self, message: bytes, tag: bytes) -> bool:
+        """Is this its tag?"""
+
+
+def authenticates(guard: Guard | None) -> bool:
+    """Whether what is read must have been written by somebody with a key."""
+    return guard is not None and (guard.verifies or guard.encrypts)
+
 
 CIPHER_OVERHEAD_BYTES = 16
 """The authentication tag of AES-256-GCM."""

@@ -23,7 +23,7 @@ from snapline.storage.packs.parts import PartReader
 from snapline.storage.store import files, layout, verify
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.fork_record import ForkRecord, read_fork
-from snapline.storage.store.guard import Guard
+from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.opened_disk import OpenedDisk
@@ -227,6 +227,43 @@ class StoreReader:
             StoreError: the store cannot be read, or it is not encrypted as the store is.
         """
         return self._log_reader.read_batch(log, number)
+
+    def without_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
+        """Return what `read_logs` gave without the numbers of batches that were deleted as garbage.
+
+        Where the store is signed or encrypted; else nothing is known of that. A batch that is there all the same was left by a crash, or somebody
+        without a key has brought it back: whoever gives agents what logs hold must not read it.
+
+        Raises:
+            StoreError: as `missing_batches`.
+        """
+        return self._log_reader.without_deleted(logs)
+
+    def missing_batches(
+        self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
+    ) -> dict[LogName, int]:
+        """Return which host logs lack a batch that was not deleted as garbage: log → the lowest number of one.
+
+        That is known where the store is signed or encrypted. Else nothing is missing.
+
+        Args:
+            batches: log → numbers of the batches that `read_logs` and `read_batch` gave. Whoever appends must not do so meanwhile.
+            newest: log → the number of a batch that was appended, as far as is known.
+
+        Raises:
+            StoreError: the store cannot be read, or somebody without a key has written down deletions.
+        """
+        return self._log_reader.missing_batches(batches, newest)
+
+    @property
+    def log_key(self) -> bytes:
+        """The public key that this process signs batches of host logs with; empty where refs are not signed."""
+        return self._guard.log_key() if self._guard is not None and self._guard.verifies else b""
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether the store is signed or encrypted."""
+        return authenticates(self._guard)
 
     def output_epochs(self) -> list[int]:
         """Return the epochs that outputs were released with, and are kept, ascending. They are durable when this returns.

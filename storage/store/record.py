@@ -70,6 +70,11 @@ def unseal(
     return data[HEAD_BYTES:-DIGEST_BYTES]
 
 
+def version_of(data: bytes) -> int:
+    """Return the version of a record that `unseal` took."""
+    return int(_HEAD.unpack_from(data)[2])
+
+
 def record_bytes(head: bytes) -> int | None:
     """Return the length of the record that begins with these `HEAD_BYTES`, as far as can be seen; None: none begins so."""
     if len(head) < HEAD_BYTES:

@@ -291,14 +291,23 @@ class Store(StoreReader):
 
     # -- host logs: what hosts have taken from outside (`storage/log/`) ----------------------------------------------
 
-    def prepare_batch(self, log: LogName, number: int, batch: LogBatch) -> PreparedBatch:
+    def certify_log(self, log: LogName, public: bytes) -> bytes:
+        """Return the certificate with which the host of this log may sign its batches, by the key of which `public` is the public half.
+
+        Empty where refs are not signed.
+        """
+        return self._log_writer.certify(log, public)
+
+    def prepare_batch(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
         """Return the file of a batch, for `append_batch` until its outcome is known. Writes at most a key.
+
+        `certificate`: the coordinator's, for `log_key`, where refs are signed; who has the private key needs none.
 
         Raises:
             MisuseError: there can be no such entry, or it is above `records.BATCH_BYTES_MAX`.
-            StoreError: the key could not be written.
+            StoreError: the key could not be written; or batches are signed here, and this is not the log's certificate.
         """
-        return self._log_writer.prepare(log, number, batch)
+        return self._log_writer.prepare(log, number, batch, certificate)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
         """Create the entry. True: it is durable, now or since an earlier try. False: another holds its number, for good.

@@ -6,7 +6,8 @@ What is demanded:
 - each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
   says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
-- batches and seals of host logs: whole records of this store under the right name; batches open under their keys;
+- batches and seals of host logs: whole records of this store under the right name; batches open under their keys, and are signed where
+  refs are; where there is a key, none is missing below another but those that were deleted;
 - outputs: whole parts, which open under their keys, and of each release all that its first part names; places of consumers;
 - shelves: segments whose commits follow each other without a gap, each object under its digest; the end of the newest may be torn;
 - pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
@@ -17,7 +18,8 @@ like the others, and listed as `unreferenced`. A store in use may be verified: f
 manifest, pack, and we look in the order ref, manifest, pack. So what we miss was deleted meanwhile exactly if the file that
 names it is gone as well.
 
-An epoch whose ref was lost altogether cannot be known from here: the coordinator's log knows which ones there must be.
+An epoch whose ref was lost altogether cannot be known from here, nor the end of a host log: the coordinator's log knows which ones there must
+be, and which batches.
 """
 
 import contextlib
@@ -29,8 +31,9 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keeping import pins
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log.names import parse_path
-from snapline.storage.log.reading import check_entry
+from snapline.storage.log.deletions import read_deletions
+from snapline.storage.log.names import entry_path, is_deletions_path, parse_path
+from snapline.storage.log.reading import check_entry, find_logs, list_batches, missing_batches
 from snapline.storage.outputs.consumers import check_place
 from snapline.storage.outputs.names import CONSUMERS, PartName, parse_consumer_path, parse_part_path
 from snapline.storage.outputs.reading import check_belongs, read_part
@@ -45,9 +48,12 @@ from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
 from snapline.storage.store.disk import AwayError, DirectoryEntry, Disk
 from snapline.storage.store.fork_record import read_fork
-from snapline.storage.store.guard import Guard
+from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.opening import open_disk
+
+LISTINGS_OF_LOGS = 3
+"""That lack the same batch: a host that appends may hide one from a listing, hardly from three."""
 
 _ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
@@ -144,10 +150,8 @@ class _Verifier:
                 self._check_pack(path, layout.CHECKPOINTS)
         for path in self._files(layout.PROBES):
             self._check_probe(path)
-        for plan in self._entries_if_there(layout.LOG, is_directory=True):
-            for directory in self._entries(plan, is_directory=True):
-                for path in self._files(directory):
-                    self._check_entry(path)
+        if self._is_there(layout.LOG):
+            self._check_logs()
         self._check_outputs()
         for directory in self._entries_if_there(layout.SHELVES, is_directory=True):
             self._check_shelf(directory)
@@ -272,6 +276,35 @@ class _Verifier:
         with self._noting(path, None):
             self._note_checked(path, None)
             files.read_probe(self._disk, path, self._store_id)
+
+    def _check_logs(self) -> None:
+        for path in [f"{layout.LOG}/{entry.name}" for entry in self._list(layout.LOG) if not entry.is_directory]:
+            if not is_deletions_path(path):
+                self._note_unknown(path)
+                continue
+            with self._noting(path, None):
+                self._note_checked(path, None)
+                read_deletions(self._disk, path, store_id=self._store_id, guard=self._guard)
+        for plan in [f"{layout.LOG}/{entry.name}" for entry in self._list(layout.LOG) if entry.is_directory]:
+            for directory in self._entries(plan, is_directory=True):
+                for path in self._files(directory):
+                    self._check_entry(path)
+        with self._noting(layout.LOG, None):
+            self._check_none_missing()
+
+    def _check_none_missing(self) -> None:
+        """What is missing in one listing may have been appended during it: then another one has it."""
+        guard = self._guard
+        if guard is None or not authenticates(guard):
+            return
+        logs, missing = find_logs(self._disk), {}
+        for _ in range(LISTINGS_OF_LOGS):
+            batches = {log: list_batches(self._disk, log) for log in logs}
+            missing = missing_batches(self._disk, batches, {}, store_id=self._store_id, guard=guard)
+            logs = list(missing)
+        for log, number in missing.items():
+            reason = "it is missing, and nothing says that it was deleted as garbage"
+            self.verification.findings.append(Finding(entry_path(log, number), None, reason))
 
     def _check_entry(self, path: str) -> None:
         if parse_path(path) is None:

@@ -143,8 +143,8 @@ def test_later_versions_are_refused_not_called_damaged() -> None:
     for number in (1, 3):
         path = entry_path(LOG, number)
         data = content(disk, path)
-        later = data[:12] + (2).to_bytes(4, "little") + data[16:-32]
-        with pytest.raises(StoreError, match="format version 2") as caught:
+        later = data[:12] + (3).to_bytes(4, "little") + data[16:-32]
+        with pytest.raises(StoreError, match="format version 3") as caught:
             reopen(changed(disk, path, later + blake3(later).digest())).read_batch(LOG, number)
         assert not isinstance(caught.value, DamagedDataError)
 

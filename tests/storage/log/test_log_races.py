@@ -226,20 +226,19 @@ def upwards(self: writing.LogWriter, log: LogName, top: int) -> None:
             return
 
 
-def look_and_list(self: writing.LogWriter, log: LogName, numbers: set[int]) -> list[str]:
+def look_and_list(self: writing.LogWriter, log: LogName, numbers: set[int]) -> list[int]:
     """The look for the mark comes first."""
     if self._is_marked(log, SEALING) and not self._is_marked(log, SEALED):
         return []
     listed = list_numbers(self._disk, log)
-    paths = [entry_path(log, number) for number in listed if number in numbers and number < listed[-1]]
-    return files.unlink(self._disk, paths)
+    return [number for number in listed if number in numbers and number < listed[-1]]
 
 
-def delete_highest(self: writing.LogWriter, log: LogName, numbers: set[int]) -> list[str]:
+def delete_highest(self: writing.LogWriter, log: LogName, numbers: set[int]) -> list[int]:
     listed = list_numbers(self._disk, log)
     if self._is_marked(log, SEALING) and not self._is_marked(log, SEALED):
         return []
-    return files.unlink(self._disk, [entry_path(log, number) for number in listed if number in numbers])
+    return [number for number in listed if number in numbers]
 
 
 def believe(self: writing.LogWriter, prepared: PreparedBatch) -> bool:
@@ -265,8 +264,8 @@ create_seal, is_marked, mark = writing.LogWriter._create_seal, writing.LogWriter
 MUTANTS: dict[str, dict[str, object]] = {
     "sealing without a mark": {"_mark": mark_sealed_only},
     "deleting without a look for the mark": {"_is_marked": never_sealing},
-    "looking for the mark before listing": {"_delete_from": look_and_list},
-    "deleting the highest number": {"_delete_from": delete_highest},
+    "looking for the mark before listing": {"_find_deletable": look_and_list},
+    "deleting the highest number": {"_find_deletable": delete_highest},
     "sealing by probing": {"_seal_above": probe},
     "sealing over what is there": {"_create_seal": replace},
     "a batch taken for a seal": {"_seal_above": give_up},
