@@ -194,9 +194,16 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
 
 
 class OpenLog(HostMessage, frozen=True, gc=False):
-    """The host wants to log inputs under this plan."""
+    """The host wants to log inputs under this plan; or it does so, and tells what it has written.
+
+    Attributes:
+        key: the public key that it signs batches with; empty where they are not signed.
+        newest: number of the last batch that is durable, where the store is signed or encrypted; else 0.
+    """
 
     plan: int
+    key: bytes = b""
+    newest: int = 0
 
 
 class WantEpoch(HostMessage, frozen=True, gc=False):
@@ -366,15 +373,16 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostLog(msgspec.Struct, frozen=True, gc=False):
-    """The log of inputs of one run of a host under one plan."""
+    """The log of inputs of one run of a host under one plan. `newest`: number of a batch that is in it, as far as the coordinator knows."""
 
     plan: int
     host: str
     host_start: int
+    newest: int = 0
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """`logs`: of earlier plans, which may be written still. `drop_before`: inputs beyond the line in logs of plans below this one are dropped."""
+    """`logs`: of earlier plans, which may be written still, or whose newest batch is known. `drop_before`: inputs beyond the line in logs of plans below this one are dropped."""
 
     number: int
     line_epoch: int
@@ -442,9 +450,16 @@ class AgentsReserved(Directive, frozen=True, gc=False):
 
 
 class LogOpened(Directive, frozen=True, gc=False):
-    """It may: whoever has a later plan will know of its log."""
+    """It may: whoever has a later plan will know of its log.
+
+    Attributes:
+        certificate: the coordinator's signature of the host's key for this log; empty where batches are not signed.
+        newest: number of a batch that is known to be in the log from now on.
+    """
 
     plan: int
+    certificate: bytes = b""
+    newest: int = 0
 
 
 class AgentRetired(Directive, frozen=True, gc=False):

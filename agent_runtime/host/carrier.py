@@ -505,7 +505,14 @@ class HostCarrier:
         agents = tuple(outcome.agents)
         self.feed(
             ev.AgentsLoaded(
-                command.plan, agents, logged.inputs, logged.dropped, logged.entries, why_no_log=logged.why_none
+                command.plan,
+                agents,
+                logged.inputs,
+                logged.dropped,
+                logged.entries,
+                why_no_log=logged.why_none,
+                log_key=logged.log_key,
+                is_authenticated=logged.is_authenticated,
             )
         )
 

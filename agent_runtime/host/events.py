@@ -90,7 +90,8 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 class PlanReceived(Event, frozen=True, gc=False):
     """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed.
 
-    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died.
+    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died. `newest`: log →
+    number of a batch that is in it, as far as the coordinator knows.
     """
 
     number: int
@@ -102,6 +103,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     logs: tuple[LogName, ...] = ()
     drop_before: int = 0
     deaths: tuple[TurnDeath, ...] = ()
+    newest: dict[LogName, int] = {}
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class WriteReady(Event, frozen=True, gc=False):
 class AgentsLoaded(Event, frozen=True, gc=False):
     """`inputs`: of the logs of earlier plans, of all agents, in the order of each agent's numbers; `dropped`: those that come before them, and
     are not given any more; `entries`: of durable turns, in the order of the logs. All these logs are sealed. `why_no_log`: why the store
-    takes no host logs, or ""."""
+    takes no host logs, or "". `log_key`: the public key that batches are signed with, or b"". `is_authenticated`: the store is signed or encrypted."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
@@ -144,6 +146,8 @@ class AgentsLoaded(Event, frozen=True, gc=False):
     dropped: tuple[LoggedInput, ...] = ()
     entries: tuple[LoggedEntry, ...] = ()
     why_no_log: str = ""
+    log_key: bytes = b""
+    is_authenticated: bool = False
 
 
 class LoadFailed(Event, frozen=True, gc=False):
@@ -418,7 +422,10 @@ class CancelTurns(Command, frozen=True, gc=False):
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Make these agents from the line, seal the logs of earlier plans, and read what they hold. Comes back as AgentsLoaded."""
+    """Make these agents from the line, seal the logs of earlier plans, and read what they hold. Comes back as AgentsLoaded.
+
+    `newest`: see PlanReceived.
+    """
 
     plan: int
     line_epoch: int
@@ -426,6 +433,7 @@ class LoadAgents(Command, frozen=True, gc=False):
     agents: tuple[Placement, ...]
     logs: tuple[LogName, ...] = ()
     drop_before: int = 0
+    newest: dict[LogName, int] = {}
 
 
 class AnswerInputs(Command, frozen=True, gc=False):

@@ -4,6 +4,10 @@ An input is acknowledged, and a step's turn goes on, when the batch that holds i
 meanwhile goes into the next one. A log belongs to one plan and one run of a host. It is opened before anything is written there: the
 coordinator knows of it then, and the owners of a later plan seal it before they read it, so a batch is either found by all of them or
 can never be written (`storage/log/`).
+
+Where the store is signed, the coordinator's answer brings the certificate of this host's key, which goes with every batch. Where it is signed or
+encrypted, the host tells it the number of its newest durable batch, once a second at most while it writes: what was told nobody can take
+away unnoticed. Acknowledgements do not wait for that.
 """
 
 from typing import Protocol
@@ -22,6 +26,10 @@ BATCH_BYTES_MAX = 8 * 1024 * 1024
 """Of payloads and results in one batch, unless one alone is larger: some tens of milliseconds for a disk."""
 
 ASK_AGAIN_NS = 1_000_000_000
+
+TELL_NS = 1_000_000_000
+"""From a durable batch to the word of it: one entry in the coordinator's log a second for each host that writes. Batches that are younger
+could be taken away unnoticed when their host dies."""
 
 
 class PendingEntry:
@@ -80,7 +88,12 @@ class OwnLog:
         self._is_open = False
         """The coordinator knows of the log: so later plans will seal it. Asked for when the first item comes."""
         self._ask_ns: int | None = None
-        """When to ask for it again; None: it was not asked for."""
+        """When to ask for it, or tell of its newest batch, again; None: there is nothing to say."""
+        self._key = self._certificate = b""
+        self._is_told = False
+        """The coordinator is to know the newest batch."""
+        self._durable = self._known = 0
+        """Numbers of the newest batch of the present log that is durable, and of the newest one that the coordinator knows of."""
         self.queued_bytes = 0
         self.why_none = ""
         self.problem = ""
@@ -98,12 +111,13 @@ class OwnLog:
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """The plan's agents are here, and it is known whether the store takes logs."""
         self.why_none = event.why_no_log
+        self._key, self._is_told = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
         """A plan ends the log. What is on its way will be known to be in it, or not."""
         queue, self._queue = self._queue, []
         self._lose(queue)
-        self.queued_bytes = self._number = 0
+        self.queued_bytes = self._number = self._durable = self._known = 0
         self.problem = ""
         self._is_open = self.is_sealed = False
         self._ask_ns = None
@@ -128,7 +142,8 @@ class OwnLog:
         self._batches[log, self._number] = batch
         inputs = [pending.input for pending in batch if isinstance(pending, PendingInput)]
         entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
-        self._desk.out.append(le.AppendBatch(log, self._number, tuple(inputs), tuple(entries)))
+        command = le.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate)
+        self._desk.out.append(command)
 
     def _take_batch(self) -> list[Pending]:
         size_bytes = count = 0
@@ -146,7 +161,7 @@ class OwnLog:
         """A question that the coordinator has not answered is asked again: its leader may have dropped it."""
         if self._ask_ns is None or self._ask_ns <= self._desk.now:
             self._ask_ns = self._desk.now + ASK_AGAIN_NS
-            self._desk.out.append(msg.OpenLog(self._desk.plan))
+            self._desk.out.append(msg.OpenLog(self._desk.plan, self._key, self._durable if self._is_told else 0))
 
     def wakeups_ns(self) -> list[int]:
         """When `clock_passed` is wanted."""
@@ -168,8 +183,15 @@ class OwnLog:
     def on_log_opened(self, event: msg.LogOpened) -> None:
         """Batches may be written now, if it is the log of this plan."""
         if event.plan == self._desk.plan and self._desk.is_loaded:
-            self._is_open, self._ask_ns = True, None
+            self._is_open, self._certificate = True, event.certificate
+            self._known = max(self._known, event.newest)
+            self._ask_ns = None
+            self._tell_later()
             self.append()
+
+    def _tell_later(self) -> None:
+        if self._is_told and self._ask_ns is None and self._durable > self._known:
+            self._ask_ns = self._desk.now + TELL_NS
 
     def on_batch_appended(self, event: le.BatchAppended) -> None:
         """What it holds is durable. That of a log that a plan has ended is found there by its owners."""
@@ -181,6 +203,8 @@ class OwnLog:
                 self._steps.appended(pending)
         if is_present:
             self.problem = ""
+            self._durable = event.number
+            self._tell_later()
             self.append()
 
     def on_log_sealed(self, event: le.LogSealed) -> None:

@@ -138,7 +138,7 @@ class Intake:
             store = self._around.open_store()
             if flight.prepared is None:
                 batch = LogBatch(list(command.inputs), list(command.entries) or UNSET)
-                flight.prepared = store.prepare_batch(command.log, command.number, batch)
+                flight.prepared = store.prepare_batch(command.log, command.number, batch, command.certificate)
             return store.append_batch(flight.prepared)
         except (SnaplineError, OSError) as error:
             return str(error)

@@ -6,12 +6,16 @@ from snapline.storage.log.records import LoggedEntry, LoggedInput
 
 
 class AppendBatch(Command, frozen=True, gc=False):
-    """Make the next batch of this host's log durable, trying until its outcome is known. Comes back as BatchAppended or LogSealed."""
+    """Make the next batch of this host's log durable, trying until its outcome is known. Comes back as BatchAppended or LogSealed.
+
+    `certificate`: the coordinator's for this log, where batches are signed.
+    """
 
     log: LogName
     number: int
     inputs: tuple[LoggedInput, ...]
     entries: tuple[LoggedEntry, ...] = ()
+    certificate: bytes = b""
 
 
 class BatchAppended(Event, frozen=True, gc=False):

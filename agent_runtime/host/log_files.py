@@ -21,12 +21,16 @@ class LogContents(msgspec.Struct, frozen=True):
         entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of what is dropped only the effects: what was
             done outside, or may have been, is so in every history.
         why_none: why the store takes no host logs, or "".
+        log_key: the public key that this host signs its batches with, or b"".
+        is_authenticated: the store is signed or encrypted.
     """
 
     inputs: tuple[LoggedInput, ...] = ()
     dropped: tuple[LoggedInput, ...] = ()
     entries: tuple[LoggedEntry, ...] = ()
     why_none: str = ""
+    log_key: bytes = b""
+    is_authenticated: bool = False
 
 
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
@@ -37,38 +41,57 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
     Raises:
         DamagedDataError: a batch is not what was written.
-        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more.
+        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more; or somebody without
+            a key has written or taken away a batch.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
         store.seal_log(log)
     consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
     ended = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
-    logs = {log: numbers for log, numbers in store.read_logs().items() if log.plan < command.plan}
+    all_logs = store.without_deleted(store.read_logs())
+    logs = {log: numbers for log, numbers in all_logs.items() if log.plan < command.plan}
     dropped: list[LoggedInput] = []
     given: list[LoggedInput] = []
     entries: list[LoggedEntry] = []
+    found_batches: dict[LogName, list[int]] = {}
     for log, numbers in sorted(logs.items()):
-        batches = [_read(store, log, number) for number in numbers]
+        read = [(number, _read(store, log, number)) for number in numbers]
+        batches = [batch for _, batch in read if batch is not None]
+        if log.plan >= command.drop_before:
+            found_batches[log] = [number for number, batch in read if batch is not None]
         found = dropped if log.plan < command.drop_before else given
         found += [each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)]
         is_dropped = log.plan < command.drop_before
         beyond = [each for batch in batches for each in batch.entries if each.turn > ended.get(each.agent, 0)]
         entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
+    newest = {log: number for log, number in command.newest.items() if log.plan >= command.drop_before}
+    _check_none_missing(store.missing_batches(found_batches, newest))
     for found in (dropped, given):
         found.sort(key=lambda each: (each.agent, each.number))
     # Of what is dropped nobody misses anything.
     _check_whole(given, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
-    return LogContents(tuple(given), tuple(dropped), tuple(entries), store.why_no_logs)
+    return LogContents(
+        tuple(given), tuple(dropped), tuple(entries), store.why_no_logs, store.log_key, store.is_authenticated
+    )
 
 
-def _read(store: Store, log: LogName, number: int) -> LogBatch:
-    """Nothing for a seal, wherever it stands. A batch that was deleted meanwhile holds nothing that any epoch needs."""
+def _read(store: Store, log: LogName, number: int) -> LogBatch | None:
+    """None for a seal, wherever it stands. A batch that was deleted meanwhile holds nothing that any epoch needs."""
     try:
-        batch = store.read_batch(log, number)
+        return store.read_batch(log, number)
     except NotFoundError:
-        return LogBatch()
-    return LogBatch() if batch is None else batch
+        return None
+
+
+def _check_none_missing(missing: dict[LogName, int]) -> None:
+    if missing:
+        log, number = next(iter(missing.items()))
+        more = f", and of {len(missing) - 1} other logs" if len(missing) > 1 else ""
+        raise StoreError(
+            f"batch {number} of {log}{more} was taken out of the store ({log.directory}), and not by snapline: bring it back from a copy, "
+            "or go on without inputs: `snapline recovery restore ID --drop-inputs`"
+        )
 
 
 def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None:

@@ -84,7 +84,7 @@ class HostPlans:
         desk.ordinals = {place.agent: place.ordinal for place in event.agents}
         mine = tuple(place for place in event.agents if place.host == desk.host)
         line = event.line_epoch, event.line_root
-        self._loading = ev.LoadAgents(event.number, *line, mine, event.logs, event.drop_before)
+        self._loading = ev.LoadAgents(event.number, *line, mine, event.logs, event.drop_before, event.newest)
         self._tries, self._again_ns = 0, None
         desk.out.append(self._loading)
 

@@ -5,6 +5,8 @@ triggered: after every event they compare the state with what they know and prop
 rejected, or refused because the state had moved on, needs no care: the next look decides anew.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from snapline.conversation.messages import Directive
@@ -12,6 +14,7 @@ from snapline.coordinator.leader.events import Command, Note, Propose, SendDirec
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.operations import Kind
+from snapline.storage.log.names import LogName
 
 SECOND_NS = 1_000_000_000
 
@@ -34,6 +37,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
         heartbeat_ns: hosts are asked to be heard of this often.
         exit_when_finished: end the run when the fleet has ended.
         may_begin_anew: a fleet all of whose snapshots are damaged begins from its initial states.
+        certify: signs a host's public key for a log (`Store.certify_log`), always the same way; None: batches are not signed.
     """
 
     client: str
@@ -44,6 +48,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
     heartbeat_ns: int = SECOND_NS // 2
     exit_when_finished: bool = True
     may_begin_anew: bool = True
+    certify: Callable[[LogName, bytes], bytes] | None = None
 
 
 class Proposal(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, OperationResult
+from snapline.storage.log.names import LogName
 
 BATCH_BYTES_MAX = 48 * 1024
 """Of names and kinds in one creation, so that the operation stays below 64 KiB."""
@@ -65,15 +66,17 @@ class Requests:
         self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """A host is about to log inputs, or asks again."""
-        kind = op.OpenHostLog(session.host, session.start, message.plan)
+        """A host is about to log inputs, or has logged some; or it asks again."""
+        kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._desk.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
         """It may, unless the plan is over: then the host hears of the next one."""
         session = self._attendance.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
-            self._desk.send((session.id,), LogOpened(kind.plan))
+            certify, log = self._desk.options.certify, LogName(kind.plan, kind.host, kind.host_start)
+            certificate = certify(log, kind.key) if certify is not None and kind.key else b""
+            self._desk.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
         """The creation or removal is committed, or refused. What no host has numbered is told when it is seen (`modes/leaving.py`).

@@ -421,6 +421,7 @@ class _Process:
                 keep_epochs=options.keep_epochs,
                 exit_when_finished=options.exit_when_finished,
                 may_begin_anew=options.begin_anew,
+                certify=self._store.certify_log,
             ),
         )
         retention = options.retention or Policy(keep_last=options.keep_epochs)

@@ -226,12 +226,20 @@ class PlanRecord(msgspec.Struct):
         return self.restore is None and not self.is_move
 
 
+LOGS_KNOWN_MAX = 1024
+"""Sealed logs whose newest batch is remembered, those of the latest plans: some 40 KB of the state."""
+
+
 class LogRecord(msgspec.Struct, frozen=True):
-    """A host log that was opened, and that not all owners of a later plan are known to have sealed."""
+    """A host log that was opened, and that not all owners of a later plan are known to have sealed; or of which a batch is known.
+
+    `newest`: number of a batch that was durable, where the store is signed or encrypted: nobody may take it away. 0: none is known.
+    """
 
     plan: int
     host: str
     host_start: int
+    newest: int = 0
 
 
 class ForkOrigin(msgspec.Struct, frozen=True):
@@ -326,7 +334,8 @@ class FleetImage(msgspec.Struct):
         epochs: open, complete and condemned ones, ascending.
         begun: number of the latest epoch begun.
         forgotten: the highest epoch that was complete and is not known any more.
-        logs: one for each host of each plan at most; those of plans before the last one that all hosts have confirmed are gone.
+        logs: one for each host of each plan at most; of those of plans before the last one that all hosts have confirmed only the last
+            1,024 of which a batch is known are left.
         need: set from the loss of a host that counts until the plan that answers it.
         outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
         requests: client → its last results; the client heard of last stands last.

@@ -38,6 +38,7 @@ from snapline.coordinator.state.fleet_records import (
     CONDEMNED,
     EPOCHS_OPEN_MAX,
     LEFT,
+    LOGS_KNOWN_MAX,
     LOST,
     OPEN,
     OUTCOMES_KEPT,
@@ -338,7 +339,8 @@ class FleetState(FleetView):
         if len(plan.confirmed) == len(plan.hosts):
             plan.done_ns = max(1, now_ns)
             # Whoever applies a plan has sealed the logs of all plans before it.
-            image.logs = [log for log in image.logs if log.plan >= plan.number]
+            known = [log for log in image.logs if log.plan < plan.number and log.newest]
+            image.logs = known[-LOGS_KNOWN_MAX:] + [log for log in image.logs if log.plan >= plan.number]
         return OperationResult(APPLIED, number=plan.number)
 
     # ---- epochs ---------------------------------------------------------------------------------------------------

@@ -26,12 +26,17 @@ def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
 
 
 def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
-    """Owners of later plans know of this log from now on."""
+    """Owners of later plans know of this log, and of its newest batch, from now on."""
     end = state.end_of(kind.host, kind.host_start, kind.plan)
     if end:
         return OperationResult(OVER, end)
-    record = LogRecord(kind.plan, kind.host, kind.host_start)
-    if record in state.image.logs:
-        return OperationResult(UNCHANGED)
-    state.image.logs.append(record)
+    logs = state.image.logs
+    record = LogRecord(kind.plan, kind.host, kind.host_start, kind.newest)
+    for place, known in enumerate(logs):
+        if (known.plan, known.host, known.host_start) == (record.plan, record.host, record.host_start):
+            if known.newest >= record.newest:
+                return OperationResult(UNCHANGED)
+            logs[place] = record
+            return OperationResult(APPLIED)
+    logs.append(record)
     return OperationResult(APPLIED)

@@ -229,11 +229,16 @@ class RemoveAgent(Kind, frozen=True, gc=False):
 
 
 class OpenHostLog(Kind, frozen=True, gc=False):
-    """A host is about to log inputs under this plan: the owners of later plans will seal its log before they use it."""
+    """A host is about to log inputs under this plan: the owners of later plans will seal its log before they use it.
+
+    Again with another `newest`: batches up to that number are durable, and the owners of later plans will look for them.
+    """
 
     host: str
     host_start: int
     plan: int
+    key: bytes = b""
+    newest: int = 0
 
 
 class EndFleet(Kind, frozen=True, gc=False):

@@ -97,6 +97,78 @@ def test_nothing_is_written_before_the_coordinator_knows_of_the_log(driver: Driv
     assert len(client.batches) == 1
 
 
+def test_plain_log_tells_nothing_but_that_it_is_wanted(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    driver.feed(ev.TimerFired(), after_ns=10 * host_log.TELL_NS)
+    assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)]
+    assert driver.last(le.AppendBatch).certificate == b""
+
+
+class TestLogOfAStoreWithKeys:
+    """Its batches bear the coordinator's certificate, and the coordinator hears which of them are durable."""
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        driver = Driver()
+        driver.receive_plan(2)
+        loaded = tuple(ev.LoadedAgent(agent, 2, None) for agent in driver.here)
+        driver.feed(ev.AgentsLoaded(2, loaded, log_key=b"public", is_authenticated=True))
+        for agent in list(driver.turns):
+            driver.end(agent)
+        return driver
+
+    @pytest.fixture
+    def client(self, driver: Driver) -> Client:
+        client = Client(driver)
+        client.offer(("a", "k1", b"\x011"))
+        driver.feed(msg.LogOpened(2, b"certificate"))
+        return client
+
+    def told(self, driver: Driver) -> list[int]:
+        return [said.newest for said in driver.all_of(msg.OpenLog)]
+
+    def test_batch_bears_the_certificate(self, driver: Driver, client: Client) -> None:
+        assert driver.all_of(msg.OpenLog) == [msg.OpenLog(2, b"public")]
+        assert driver.last(le.AppendBatch).certificate == b"certificate"
+
+    def test_newest_durable_batch_is_told_a_second_later_and_holds_nothing_up(
+        self, driver: Driver, client: Client
+    ) -> None:
+        for number in (1, 2, 3):
+            client.append()
+            client.offer(("b", f"k{number}", b"\x011"))
+        assert self.told(driver) == [0] and driver.last(le.AppendBatch).number == 4
+        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        assert self.told(driver) == [0, 3], "batch 4 is not durable yet"
+
+    def test_it_is_told_until_the_coordinator_knows(self, driver: Driver, client: Client) -> None:
+        client.append()
+        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.ASK_AGAIN_NS)
+        assert self.told(driver) == [0, 1, 1]
+        driver.feed(msg.Welcome(1, "c"))
+        assert self.told(driver) == [0, 1, 1, 1], "another leader"
+        driver.feed(msg.LogOpened(2, b"certificate", 1))
+        driver.feed(ev.TimerFired(), after_ns=10 * host_log.TELL_NS)
+        assert len(self.told(driver)) == 4, "nothing is new"
+
+    def test_what_became_durable_meanwhile_is_told_next(self, driver: Driver, client: Client) -> None:
+        client.append()
+        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        client.offer(("b", "k2", b"\x011"))
+        client.append()
+        driver.feed(msg.LogOpened(2, b"certificate", 1))
+        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        assert self.told(driver) == [0, 1, 2]
+
+    def test_another_plan_has_another_log(self, driver: Driver, client: Client) -> None:
+        client.append()
+        driver.receive_plan(3)
+        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        assert self.told(driver) == [0]
+
+
 def test_input_is_acknowledged_and_has_its_turn_when_its_batch_is_durable(driver: Driver, client: Client) -> None:
     request = client.offer(("a", "k1", b"\x011"))
     assert request not in client.answers and "a" not in driver.turns

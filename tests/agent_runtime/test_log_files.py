@@ -8,7 +8,8 @@ import pytest
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.log_files import LogContents, read_logs
 from snapline.errors import StoreError
-from snapline.storage.log.names import LogName
+from snapline.storage.keys.key_files import Keys, make_signing_key
+from snapline.storage.log.names import LogName, entry_path
 from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedInputs, SavedTurn
 from snapline.storage.store.store import Store
@@ -151,3 +152,68 @@ def test_what_is_missing_of_what_is_dropped_is_not_missed(store: Store) -> None:
     append(store, LogName(3, "h1", 1), 1, ("a", 7))
     with pytest.raises(StoreError, match="lacks inputs 6 to 6"):
         read_logs(store, command, [restored("a", 1)])
+
+
+# -- stores with keys -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "signed", keys=Keys(signing=make_signing_key(b"s" * 32)))
+
+
+def remove(store: Store, log: LogName, number: int) -> None:
+    store.disk.unlink(entry_path(log, number))
+
+
+def test_batch_that_the_coordinator_knows_of_is_looked_for(signed: Store) -> None:
+    for number in (1, 2):
+        append(signed, FIRST, number, ("a", number))
+    command = msgspec.structs.replace(load(3, FIRST), newest={FIRST: 2})
+    assert found(read_logs(signed, command, [])) == [("a", 1), ("a", 2)]
+    remove(signed, FIRST, 2)
+    assert found(read_logs(signed, load(3, FIRST), [])) == [("a", 1)], "without its word the end is not known"
+    with pytest.raises(
+        StoreError, match=r"batch 2 of the log of host 'h1', start 1, plan 1 was taken out .*--drop-inputs"
+    ):
+        read_logs(signed, command, [])
+
+
+def test_log_that_is_gone_is_looked_for(signed: Store) -> None:
+    command = msgspec.structs.replace(load(3, FIRST, SECOND), newest={FIRST: 2, SECOND: 1})
+    with pytest.raises(StoreError, match=r"batch 1 of .* and of 1 other logs was taken out"):
+        read_logs(signed, command, [])
+
+
+def test_batch_that_is_missing_among_others_is_found(signed: Store) -> None:
+    """Its agents' inputs need not have a gap."""
+    append(signed, FIRST, 1, ("a", 1))
+    append(signed, FIRST, 2, ("b", 1))
+    append(signed, FIRST, 3, ("a", 2))
+    remove(signed, FIRST, 2)
+    with pytest.raises(StoreError, match="batch 2 of"):
+        read_logs(signed, load(3, FIRST), [])
+
+
+def test_what_was_deleted_as_garbage_is_not_looked_for(signed: Store) -> None:
+    for number in (1, 2):
+        append(signed, FIRST, number, ("a", number))
+    signed.seal_log(FIRST)
+    signed.delete_batches([(FIRST, 1), (FIRST, 2)])
+    command = msgspec.structs.replace(load(3, FIRST), newest={FIRST: 2})
+    assert found(read_logs(signed, command, [restored("a", 2)])) == []
+
+
+def test_nothing_is_looked_for_in_logs_that_are_dropped(signed: Store) -> None:
+    append(signed, FIRST, 1, ("a", 1))
+    append(signed, FIRST, 2, ("a", 2))
+    remove(signed, FIRST, 1)
+    command = msgspec.structs.replace(load(4, FIRST, SECOND), newest={FIRST: 3, SECOND: 1}, drop_before=3)
+    assert numbers(read_logs(signed, command, []).dropped) == [("a", 2)]
+
+
+def test_host_tells_its_key_where_batches_are_signed(signed: Store, store: Store) -> None:
+    contents = read_logs(signed, load(3), [])
+    assert contents.log_key == signed.log_key != b"" and contents.is_authenticated
+    contents = read_logs(store, load(3), [])
+    assert contents.log_key == b"" and not contents.is_authenticated

@@ -28,7 +28,7 @@ KINDS: list[op.Kind] = [
     op.ForgetHosts(("h1", "h2")),
     op.DrainHosts(("h1", "h2"), True),
     op.ForgiveTurn("a", b"\x00\xff"),
-    op.OpenHostLog("h1", 3, 2),
+    op.OpenHostLog("h1", 3, 2, b"\x00\xff", 7),
     op.MakeToken("ada", "operator", b"\x00\xff", 7),
     op.RevokeToken("ada"),
     op.RecordCall("ada", "operator", b"\x00", "h1", "Settle", "one", "allowed"),

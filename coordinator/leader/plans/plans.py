@@ -355,7 +355,7 @@ class Plans:
             PlacedAgent(agent, record.kind, index[record.host], record.incarnation, agent in unborn, record.ordinal)
             for agent, record in state.placed_by(plan)
         ]
-        logs = [HostLog(x.plan, x.host, x.host_start) for x in state.image.logs if x.plan < plan.number]
+        logs = [HostLog(x.plan, x.host, x.host_start, x.newest) for x in state.image.logs if x.plan < plan.number]
         return Plan(
             number=plan.number,
             line_epoch=plan.line_epoch,

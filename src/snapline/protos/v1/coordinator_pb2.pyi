@@ -393,10 +393,14 @@ class RetireAgent(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class OpenLog(_message.Message):
-    __slots__ = ("plan",)
+    __slots__ = ("plan", "key", "newest")
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     plan: int
-    def __init__(self, plan: _Optional[int] = ...) -> None: ...
+    key: bytes
+    newest: int
+    def __init__(self, plan: _Optional[int] = ..., key: _Optional[bytes] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class WantEpoch(_message.Message):
     __slots__ = ("plan",)
@@ -703,20 +707,26 @@ class Plan(_message.Message):
     def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ...) -> None: ...
 
 class HostLog(_message.Message):
-    __slots__ = ("plan", "host", "host_start")
+    __slots__ = ("plan", "host", "host_start", "newest")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     plan: int
     host: str
     host_start: int
-    def __init__(self, plan: _Optional[int] = ..., host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
+    newest: int
+    def __init__(self, plan: _Optional[int] = ..., host: _Optional[str] = ..., host_start: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class LogOpened(_message.Message):
-    __slots__ = ("plan",)
+    __slots__ = ("plan", "certificate", "newest")
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     plan: int
-    def __init__(self, plan: _Optional[int] = ...) -> None: ...
+    certificate: bytes
+    newest: int
+    def __init__(self, plan: _Optional[int] = ..., certificate: _Optional[bytes] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class BeginEpoch(_message.Message):
     __slots__ = ("epoch", "plan", "hosts", "base", "told", "again")

@@ -361,14 +361,18 @@ class RemoveAgent(_message.Message):
     def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class OpenHostLog(_message.Message):
-    __slots__ = ("host", "host_start", "plan")
+    __slots__ = ("host", "host_start", "plan", "key", "newest")
     HOST_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     host: str
     host_start: int
     plan: int
-    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
+    key: bytes
+    newest: int
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ..., key: _Optional[bytes] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class EndFleet(_message.Message):
     __slots__ = ("epoch", "outcome", "reason", "is_newest")
