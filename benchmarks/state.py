@@ -11,7 +11,7 @@ the store lies (default: a new one beside this file's project, since /tmp may be
     restore  read from the page cache with every digest checked, CPU seconds against memcpy's; the digests alone and the reads alone
     chat     10,000 messages, ten of them new; and an edit of an old one
     agents   1,000 small agents: syncs of one epoch, and its commit (pack, manifest, ref) against atomic writes of 4 KiB
-    inputs   batches of 32 inputs, appended to a host log one after the other, against one write of 4 KiB with fdatasync; the seal
+    inputs   batches of 32 inputs, appended to a host log one after the other, against one write of 4 KiB with fdatasync; the seal; stores with keys
     torch    a model of layers of 16 MiB: DCP async_save, alone and with its stager kept, torch.save, and ours; where torch is
              installed
     dcp      the same model saved whole, and again with one layer changed, through DCP's own FileSystemWriter and through ours: seconds
@@ -41,6 +41,7 @@ from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
+from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LogBatch, LoggedInput
 from snapline.storage.packs import parts
@@ -441,6 +442,43 @@ def inputs(bench: Bench) -> None:
     bench.row("seal : one atomic 4 KiB write", sealing / median(atomic[10:]), "x")
     bench.row("read", count / reading, "batches/s")
     os.close(probe)
+    guarded_inputs(bench)
+
+
+def guarded_inputs(bench: Bench) -> None:
+    """What keys cost a host log: stores of each kind take turns."""
+    signer, wrapping = make_signing_key(b"s" * 32), make_wrapping_key(b"w" * 32)
+    kinds = {"plain": Keys(), "encrypted": Keys((wrapping,)), "signed": Keys(signing=signer)}
+    stores: dict[str, Store] = {}
+    for kind, keys in kinds.items():
+        folder = bench.folder / f"inputs-{kind}"
+        shutil.rmtree(folder, ignore_errors=True)
+        stores[kind] = Store.create("", disk=LocalDisk(folder), keys=keys)
+    log = LogName(1, "h1", 1)
+    prepared: dict[str, list[float]] = {kind: [] for kind in kinds}
+    appended: dict[str, list[float]] = {kind: [] for kind in kinds}
+    count = 30 * bench.rounds + 10
+    for number in range(1, count + 1):
+        batch = LogBatch(
+            [LoggedInput(f"a{i}", number, "client", f"key-{number}-{i}", bytes(200), 0) for i in range(32)]
+        )
+        for kind, store in stores.items():
+            start = time.perf_counter()
+            made = store.prepare_batch(log, number, batch)
+            prepared[kind].append(time.perf_counter() - start)
+            assert store.append_batch(made)
+            appended[kind].append(time.perf_counter() - start)
+    for kind, store in stores.items():
+        bench.row(f"append of a batch, {kind}", median(appended[kind][10:]) * 1e3, "ms")
+        bench.row(f"append of a batch, {kind}, without the disk", median(prepared[kind][10:]) * 1e6, "µs")
+        reading = timed(lambda s=store: [s.read_batch(log, n) for n in s.read_logs()[log]])[0]
+        bench.row(f"read of a batch, {kind}", reading / count * 1e6, "µs")
+        half = [(log, number) for number in range(1, count // 2)]
+        bench.row(
+            f"deletion of {len(half)} batches, {kind}",
+            timed(lambda s=store, h=half: s.delete_batches(h))[0] * 1e3,
+            "ms",
+        )
 
 
 TORCH_LAYER = 2048
