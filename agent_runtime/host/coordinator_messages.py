@@ -86,6 +86,6 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
         for placed in plan.agents
     )
     logs = tuple([LogName(log.plan, log.host, log.host_start) for log in plan.logs])
-    newest = {name: log.newest for name, log in zip(logs, plan.logs, strict=True) if log.newest}
+    newest = tuple([(name, log.newest) for name, log in zip(logs, plan.logs, strict=True) if log.newest])
     line = plan.line_epoch, plan.line_root, plan.begun_epoch
     return ev.PlanReceived(plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest)

@@ -90,7 +90,7 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 class PlanReceived(Event, frozen=True, gc=False):
     """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed.
 
-    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died. `newest`: log →
+    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died. `newest`: logs, each with the
     number of a batch that is in it, as far as the coordinator knows.
     """
 
@@ -103,7 +103,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     logs: tuple[LogName, ...] = ()
     drop_before: int = 0
     deaths: tuple[TurnDeath, ...] = ()
-    newest: dict[LogName, int] = {}
+    newest: tuple[tuple[LogName, int], ...] = ()
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class LoadAgents(Command, frozen=True, gc=False):
     agents: tuple[Placement, ...]
     logs: tuple[LogName, ...] = ()
     drop_before: int = 0
-    newest: dict[LogName, int] = {}
+    newest: tuple[tuple[LogName, int], ...] = ()
 
 
 class AnswerInputs(Command, frozen=True, gc=False):

@@ -6,8 +6,8 @@ coordinator knows of it then, and the owners of a later plan seal it before they
 can never be written (`storage/log/`).
 
 Where the store is signed, the coordinator's answer brings the certificate of this host's key, which goes with every batch. Where it is signed or
-encrypted, the host tells it the number of its newest durable batch, once a second at most while it writes: what was told nobody can take
-away unnoticed. Acknowledgements do not wait for that.
+encrypted, the host tells it the number of its newest durable batch, at once, but once a second at most: what was told nobody can take away
+unnoticed. Acknowledgements do not wait for that.
 """
 
 from typing import Protocol
@@ -28,8 +28,8 @@ BATCH_BYTES_MAX = 8 * 1024 * 1024
 ASK_AGAIN_NS = 1_000_000_000
 
 TELL_NS = 1_000_000_000
-"""From a durable batch to the word of it: one entry in the coordinator's log a second for each host that writes. Batches that are younger
-could be taken away unnoticed when their host dies."""
+"""Between two words of the newest durable batch: one entry in the coordinator's log a second for each host that writes. A younger batch
+could be taken away unnoticed when its host dies."""
 
 
 class PendingEntry:
@@ -89,6 +89,8 @@ class OwnLog:
         """The coordinator knows of the log: so later plans will seal it. Asked for when the first item comes."""
         self._ask_ns: int | None = None
         """When to ask for it, or tell of its newest batch, again; None: there is nothing to say."""
+        self._asked_ns = 0
+        """When that was done last."""
         self._key = self._certificate = b""
         self._is_told = False
         """The coordinator is to know the newest batch."""
@@ -160,7 +162,7 @@ class OwnLog:
     def _open(self) -> None:
         """A question that the coordinator has not answered is asked again: its leader may have dropped it."""
         if self._ask_ns is None or self._ask_ns <= self._desk.now:
-            self._ask_ns = self._desk.now + ASK_AGAIN_NS
+            self._asked_ns, self._ask_ns = self._desk.now, self._desk.now + ASK_AGAIN_NS
             self._desk.out.append(msg.OpenLog(self._desk.plan, self._key, self._durable if self._is_told else 0))
 
     def wakeups_ns(self) -> list[int]:
@@ -186,12 +188,14 @@ class OwnLog:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
             self._ask_ns = None
-            self._tell_later()
+            self._tell()
             self.append()
 
-    def _tell_later(self) -> None:
+    def _tell(self) -> None:
+        """The newest durable batch, at once or when the time has come."""
         if self._is_told and self._ask_ns is None and self._durable > self._known:
-            self._ask_ns = self._desk.now + TELL_NS
+            self._ask_ns = self._asked_ns + TELL_NS
+            self._open()
 
     def on_batch_appended(self, event: le.BatchAppended) -> None:
         """What it holds is durable. That of a log that a plan has ended is found there by its owners."""
@@ -204,7 +208,7 @@ class OwnLog:
         if is_present:
             self.problem = ""
             self._durable = event.number
-            self._tell_later()
+            self._tell()
             self.append()
 
     def on_log_sealed(self, event: le.LogSealed) -> None:

@@ -65,7 +65,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
         is_dropped = log.plan < command.drop_before
         beyond = [each for batch in batches for each in batch.entries if each.turn > ended.get(each.agent, 0)]
         entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
-    newest = {log: number for log, number in command.newest.items() if log.plan >= command.drop_before}
+    newest = {log: number for log, number in command.newest if log.plan >= command.drop_before}
     _check_none_missing(store.missing_batches(found_batches, newest))
     for found in (dropped, given):
         found.sort(key=lambda each: (each.agent, each.number))

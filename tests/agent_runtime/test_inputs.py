@@ -132,7 +132,7 @@ class TestLogOfAStoreWithKeys:
         assert driver.all_of(msg.OpenLog) == [msg.OpenLog(2, b"public")]
         assert driver.last(le.AppendBatch).certificate == b"certificate"
 
-    def test_newest_durable_batch_is_told_a_second_later_and_holds_nothing_up(
+    def test_newest_durable_batch_is_told_once_a_second_and_holds_nothing_up(
         self, driver: Driver, client: Client
     ) -> None:
         for number in (1, 2, 3):
@@ -141,6 +141,11 @@ class TestLogOfAStoreWithKeys:
         assert self.told(driver) == [0] and driver.last(le.AppendBatch).number == 4
         driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
         assert self.told(driver) == [0, 3], "batch 4 is not durable yet"
+
+    def test_first_batch_after_a_silence_is_told_at_once(self, driver: Driver, client: Client) -> None:
+        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        client.append()
+        assert self.told(driver) == [0, 1]
 
     def test_it_is_told_until_the_coordinator_knows(self, driver: Driver, client: Client) -> None:
         client.append()

@@ -169,7 +169,7 @@ def remove(store: Store, log: LogName, number: int) -> None:
 def test_batch_that_the_coordinator_knows_of_is_looked_for(signed: Store) -> None:
     for number in (1, 2):
         append(signed, FIRST, number, ("a", number))
-    command = msgspec.structs.replace(load(3, FIRST), newest={FIRST: 2})
+    command = msgspec.structs.replace(load(3, FIRST), newest=((FIRST, 2),))
     assert found(read_logs(signed, command, [])) == [("a", 1), ("a", 2)]
     remove(signed, FIRST, 2)
     assert found(read_logs(signed, load(3, FIRST), [])) == [("a", 1)], "without its word the end is not known"
@@ -180,7 +180,7 @@ def test_batch_that_the_coordinator_knows_of_is_looked_for(signed: Store) -> Non
 
 
 def test_log_that_is_gone_is_looked_for(signed: Store) -> None:
-    command = msgspec.structs.replace(load(3, FIRST, SECOND), newest={FIRST: 2, SECOND: 1})
+    command = msgspec.structs.replace(load(3, FIRST, SECOND), newest=((FIRST, 2), (SECOND, 1)))
     with pytest.raises(StoreError, match=r"batch 1 of .* and of 1 other logs was taken out"):
         read_logs(signed, command, [])
 
@@ -200,7 +200,7 @@ def test_what_was_deleted_as_garbage_is_not_looked_for(signed: Store) -> None:
         append(signed, FIRST, number, ("a", number))
     signed.seal_log(FIRST)
     signed.delete_batches([(FIRST, 1), (FIRST, 2)])
-    command = msgspec.structs.replace(load(3, FIRST), newest={FIRST: 2})
+    command = msgspec.structs.replace(load(3, FIRST), newest=((FIRST, 2),))
     assert found(read_logs(signed, command, [restored("a", 2)])) == []
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_looked_for_in_logs_that_are_dropped(signed: Store) -> None:
     append(signed, FIRST, 1, ("a", 1))
     append(signed, FIRST, 2, ("a", 2))
     remove(signed, FIRST, 1)
-    command = msgspec.structs.replace(load(4, FIRST, SECOND), newest={FIRST: 3, SECOND: 1}, drop_before=3)
+    command = msgspec.structs.replace(load(4, FIRST, SECOND), newest=((FIRST, 3), (SECOND, 1)), drop_before=3)
     assert numbers(read_logs(signed, command, []).dropped) == [("a", 2)]
 
 
