@@ -32,7 +32,7 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H ReserveAgents        | a turn spawns                                    | AgentsReserved                              |
     | H RetireAgent          | an agent has stopped                             | AgentRetired                                |
     | H LocateAgents         | somebody sends to an agent that the plan lacks   | AgentsLocated                               |
-    | H OpenLog              | there is something for the host log of a plan    | LogOpened                                   |
+    | H OpenLog              | a plan's host log is to be written, or was       | LogOpened                                   |
     | H WantEpoch            | somebody outside waits for a complete epoch      |                                             |
     | H WantRollback         | a turn asks that the fleet goes back             | Plan or RollbackRefused                     |
     | H TurnSurvived         | a turn ends well in which processes have died    |                                             |

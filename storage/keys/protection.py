@@ -62,6 +62,9 @@ WRITERS_MAX = 64
 BEGUN_PACKS_MAX = 4096
 """Ids of packs begun that are remembered, to refuse a second use: a caller that repeats one does it soon."""
 
+VERIFIED_MAX = 64
+"""Signatures that are remembered as right: all batches of a host log bear the same certificate."""
+
 _KEY_ID_BYTES = 16
 
 _VOUCH_CONTEXT = "snapline 1 key of what is vouched for"
@@ -92,6 +95,7 @@ class Protection:
         self._ciphers = _Recent[PackCipher](PACK_CIPHERS_MAX)
         self._writers = _Recent[str](WRITERS_MAX)
         self._begun = _Recent[None](BEGUN_PACKS_MAX)
+        self._verified = _Recent[bool](VERIFIED_MAX)
         self._log_signer: tuple[Ed25519PrivateKey, bytes] | None = None
         self._signer = None if keys.signing is None else signing.load_private(keys.signing.secret)
         self._verifiers = [signing.load_public(key.public) for key in keys.verify_keys()]
@@ -186,7 +190,15 @@ class Protection:
 
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Did one of the keys we trust sign `message`? False for anything else, such as no bytes at all."""
-        return any(signing.is_signed(public, message, signature) for public in self._verifiers)
+        known = blake3(len(message).to_bytes(8, "big") + message + signature).hexdigest()
+        with self._lock:
+            if self._verified.get(known):
+                return True
+        is_signed = any(signing.is_signed(public, message, signature) for public in self._verifiers)
+        if is_signed:
+            with self._lock:
+                self._verified.put(known, True)
+        return is_signed
 
     def log_key(self) -> bytes:
         """Return the public half of the key with which this process signs batches of host logs. It has one, and nobody else knows it."""

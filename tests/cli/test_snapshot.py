@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 from tests.kit.command_line import Run
+from tests.storage.log.logging_hosts import LOG, append, make_batch
+
+from snapline.storage.keys.key_files import Keys, generate_signing_key
+from snapline.storage.log.names import entry_path
+from snapline.storage.store.store import Store
 
 
 def damage(path: Path) -> None:
@@ -129,6 +134,24 @@ def test_verify_works_where_nothing_can_be_opened(run: Run, store: Path) -> None
     done = run("snapshot", "verify", "--store", store)
     assert done.code == 6
     assert identity.name in [finding["path"] for finding in done.json["findings"]]
+
+
+def test_verify_misses_batches_of_host_logs_and_names_forged_ones(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keys(signing=generate_signing_key(tmp_path / "sign", tmp_path / "verify"))
+    store = Store.create(tmp_path / "signed", keys=keys)
+    for number in (1, 2, 3):
+        append(store, number)
+    monkeypatch.setenv("SNAPLINE_VERIFY_KEY", str(tmp_path / "verify"))
+    assert run("snapshot", "verify", "--store", tmp_path / "signed").code == 0
+    store.disk.unlink(entry_path(LOG, 1))
+    forged = Store(store.disk, store.store_id).prepare_batch(LOG, 2, make_batch(9))
+    store.disk.unlink(forged.path)
+    (tmp_path / "signed" / forged.path).write_bytes(forged.data)
+    done = run("snapshot", "verify", "--store", tmp_path / "signed")
+    assert done.code == 6
+    assert {finding["path"] for finding in done.json["findings"]} == {entry_path(LOG, 1), forged.path}
 
 
 def test_damaged_states_are_not_shown(run: Run, store: Path) -> None:
