@@ -6,10 +6,12 @@ import msgspec
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.logged_steps import EFFECT
-from snapline.errors import NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.store.store import Store
+
+WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inputs`"
 
 
 class LogContents(msgspec.Struct, frozen=True):
@@ -40,9 +42,8 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     here that it does not know any more.
 
     Raises:
-        DamagedDataError: a batch is not what was written.
-        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more; or somebody without
-            a key has written or taken away a batch.
+        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more; or a batch is damaged, or
+            somebody without a key has written it or taken it away. None of that is damage of the epoch: another one would ask for the same.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
@@ -82,6 +83,8 @@ def _read(store: Store, log: LogName, number: int) -> LogBatch | None:
         return store.read_batch(log, number)
     except NotFoundError:
         return None
+    except DamagedDataError as error:
+        raise StoreError(f"{error}. Bring the batch back from a copy, or remove it and {WITHOUT_INPUTS}") from error
 
 
 def _check_none_missing(missing: dict[LogName, int]) -> None:
@@ -90,7 +93,7 @@ def _check_none_missing(missing: dict[LogName, int]) -> None:
         more = f", and of {len(missing) - 1} other logs" if len(missing) > 1 else ""
         raise StoreError(
             f"batch {number} of {log}{more} was taken out of the store ({log.directory}), and not by snapline: bring it back from a copy, "
-            "or go on without inputs: `snapline recovery restore ID --drop-inputs`"
+            f"or {WITHOUT_INPUTS}"
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.log_files import LogContents, read_logs
-from snapline.errors import StoreError
+from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.names import LogName, entry_path
 from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
@@ -217,3 +217,15 @@ def test_host_tells_its_key_where_batches_are_signed(signed: Store, store: Store
     assert contents.log_key == signed.log_key != b"" and contents.is_authenticated
     contents = read_logs(store, load(3), [])
     assert contents.log_key == b"" and not contents.is_authenticated
+
+
+def test_damaged_batch_is_no_damage_of_the_epoch_that_is_restored(store: Store, signed: Store) -> None:
+    """Any other epoch would ask for the same batch: all would be condemned, one after the other."""
+    for each in (store, signed):
+        append(each, FIRST, 1, ("a", 1))
+        path = entry_path(FIRST, 1)
+        remove(each, FIRST, 1)
+        (Path(each.location) / path).write_bytes(b"nothing that was written by a host")
+        with pytest.raises(StoreError, match=rf"{path} is damaged: .*--drop-inputs") as caught:
+            read_logs(each, load(3, FIRST), [])
+        assert not isinstance(caught.value, DamagedDataError)

@@ -56,7 +56,8 @@ async def test_an_encrypted_fleet_recovers_and_needs_its_key(data_dir: Path, mon
 
 
 @pytest.mark.timeout(110)
-async def test_the_end_of_a_signed_host_log_is_missed(data_dir: Path) -> None:
+@pytest.mark.parametrize("is_dropped", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_the_end_of_a_signed_host_log_is_missed(data_dir: Path, is_dropped: bool) -> None:
     """The recovery waits, and says for what, until people have mended the store."""
     stop, keys = data_dir.with_name("stop"), data_dir.with_name("keys")
     keys.mkdir()
@@ -77,8 +78,12 @@ async def test_the_end_of_a_signed_host_log_is_missed(data_dir: Path) -> None:
             path.unlink()
         fleet.local.kill("h1")
         await until_said(fleet, "was taken out of the store")
-        for path, data in taken.items():
-            path.write_bytes(data)
+        if is_dropped:
+            found = await snapline("recovery", "restore", "last", "--drop-inputs", "--yes", "--data-dir", data_dir)
+            assert found.code == 0, found.err
+        else:
+            for path, data in taken.items():
+                path.write_bytes(data)
         await fleet.until_recovered()
         await fleet.until_more_epochs(1)
         stop.touch()
