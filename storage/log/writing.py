@@ -139,12 +139,12 @@ class LogWriter:
             wanted.setdefault(check_log(log), set()).add(number)
         removed = []
         with files.writing(self._disk, "the deletion of batches"):
-            found = {log: self._find_deletable(log, wanted[log]) for log in sorted(wanted)}
+            listed = {log: self._find_deletable(log, wanted[log]) for log in sorted(wanted)}
+            found = {log: numbers for log, numbers in listed.items() if numbers}
             self._note(found)
             for log, numbers in found.items():
                 removed += files.unlink(self._disk, [entry_path(log, number) for number in numbers])
-                if numbers:
-                    failpoint("store.log.batch.deleted")
+                failpoint("store.log.batch.deleted")
             removed += self._sweep_temporary(plans_below)
         return removed
 
@@ -233,7 +233,7 @@ class LogWriter:
 
     def _note(self, found: dict[LogName, list[int]]) -> None:
         """Before they go."""
-        if self._guard is None or not authenticates(self._guard) or not any(found.values()):
+        if self._guard is None or not authenticates(self._guard) or not found:
             return
         note_deletions(
             self._disk,
