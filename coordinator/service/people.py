@@ -117,6 +117,8 @@ class FleetPeople:
             if found is None:
                 raise MisuseError("the token is not good, or not any more")
             return Identity(found[1], found[0])
+        if not proof.certificate:
+            raise MisuseError("a host that has calls written down shows the person's token digest or certificate")
         try:
             from snapline.channels.certificates import proved_names
         except MisuseError as error:

@@ -32,8 +32,8 @@ class GrpcHost:
         self._tasks: list[asyncio.Task[None]] = []
         self._call: Any = None
 
-    async def connect(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self._address, options=client_options())
+    async def connect(self, channel: grpc.aio.Channel | None = None) -> None:
+        self._channel = channel or grpc.aio.insecure_channel(self._address, options=client_options())
         stub: Any = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._call = stub.Attend(wait_for_ready=True)
         await self.say(

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 from tests.channels.certificates import Authority
+from tests.coordinator.grpc_host import GrpcHost
 from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.people import AskedPeople
@@ -289,18 +290,24 @@ async def test_a_host_asks_who_bears_a_token_and_says_what_was_asked_of_it(prote
     token = new_token()
     await admin.make_token("bob", "operator", digest_of(token), 3600)
     people = AskedPeople(protected.address, protected.security("host", "h1"))
+    with pytest.raises(MisuseError, match="host h1 is no member of this fleet"):
+        await people.holder(digest_of(token))
+    host = GrpcHost("h1", protected.address, protected.running.open_store())
+    await host.connect(protected.channel("host", "h1"))
+    await host.until(lambda directive: directive.HasField("welcome"))
     assert await people.holder(digest_of(token)) == ("operator", "bob")
     assert await people.holder(digest_of("another")) is None
     caller = Caller(Identity("operator", "bob"), digest_of(token))
     await people.record(caller, "Settle", "a: verb retry", "allowed")
     await admin.revoke_token("bob")
     assert await people.holder(digest_of(token)) == ("operator", "bob"), "it is believed for some seconds"
-    with pytest.raises(MisuseError, match="the token of bob is not good any more"):
+    with pytest.raises(MisuseError, match="the token is not good, or not any more"):
         await people.record(caller, "Settle", "a: verb drop", "allowed")
     settled = [each for each in (await admin.read_audit(50)).calls if each.call == "Settle"]
     assert [(each.at, each.name, each.about) for each in settled] == [("h1", "bob", "a: verb retry")]
     await people.close()
     await admin.close()
+    await host.drop()
 
 
 # ---- each reverted mend is found ------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ async def test_a_host_has_written_down_whom_a_token_names() -> None:
 @pytest.mark.parametrize(
     ("proof", "call", "outcome", "reason"),
     [
-        (Caller(Identity("admin", "eve")), "Settle", "allowed", "proves nobody"),
+        (Caller(Identity("admin", "eve")), "Settle", "allowed", "shows the person's token digest or certificate"),
         (Caller(Identity("admin", "eve"), digest_of("a guess")), "Settle", "allowed", "the token is not good"),
         (Caller(None, DIGEST), "ForgetHost", "allowed", "'ForgetHost' to a host"),
         (Caller(None, DIGEST), "Settle", "done", "is not written down"),
