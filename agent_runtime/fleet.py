@@ -286,6 +286,16 @@ AGENTS_CHARACTERS_MAX = 400
 """Of the agents in a refusal; of more their number is named."""
 
 
+def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
+    """The modules, each with those below it, whose functions may undo effects of agents of this class; `listed`: those that the fleet names.
+
+    Of snapline's own classes it is the package around the class alone, not all of snapline.
+    """
+    modules = [each.__module__ for each in agent_class.__mro__ if each not in Agent.__mro__]
+    packages = [each.rpartition(".")[0] if each.startswith("snapline.") else each.partition(".")[0] for each in modules]
+    return tuple(dict.fromkeys((*packages, *listed)))
+
+
 def _modules_of(given: object) -> tuple[str, ...]:
     modules = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     for each in modules:

@@ -12,12 +12,11 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.agent import Agent
 from snapline.agent_runtime.encoding import message_decoder
 from snapline.agent_runtime.results import encode_argument
 from snapline.errors import MessageTooLargeError, MisuseError
@@ -44,18 +43,8 @@ def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
     return _decoder.decode(body)
 
 
-def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """The modules, each with those below it, whose functions may undo effects of agents of this class; `listed`: those that the fleet names.
-
-    Of snapline's own classes it is the package around the class alone, not all of snapline.
-    """
-    modules = [each.__module__ for each in agent_class.__mro__ if each not in Agent.__mro__]
-    packages = [each.rpartition(".")[0] if each.startswith("snapline.") else each.partition(".")[0] for each in modules]
-    return tuple(dict.fromkeys((*packages, *listed)))
-
-
 def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:
-    """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `own_modules`.
+    """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
 
     Raises:
         MisuseError: it is none that another process could find, or in none of these modules.

@@ -20,7 +20,7 @@ from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType,
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import Stand, TurnJournal
 from snapline.agent_runtime.encoding import encode_ordered, has_one_order
-from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
+from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.flights import (
@@ -40,7 +40,6 @@ from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
 from snapline.agent_runtime.traceparents import without_tail
-from snapline.agent_runtime.undoing import own_modules
 from snapline.conversation.payloads import read_creation, split_message
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
