@@ -17,13 +17,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from snapline.storage.log.records import LoggedEntry
+from snapline.storage.log.records import EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
-
-EFFECT = "effect"
-
-BEGUN = "begun"
-"""How an entry of the host log ends that says of an effect that it is about to be called. No journal has such entries."""
 
 LOGGED_KINDS = ("step", EFFECT, "now")
 """What of a journal is in the host log. Replies, and messages that are received, come from channels and checkpoints alone: taken from a log

@@ -51,20 +51,18 @@ def address_error(sentence: str, error: BaseException | None, advice: str) -> Ad
 
 
 async def until_free(address: str) -> bool:
+    """As `wait_until_free`, in a thread: a name that is looked for may take seconds."""
+    return await asyncio.to_thread(wait_until_free, address)
+
+
+def wait_until_free(address: str) -> bool:
     """Wait while the port is in use or the name is unknown, for `PORT_WAIT_S` at most; returns whether that has passed."""
     deadline_s = time.monotonic() + PORT_WAIT_S
     while is_busy := _is_busy(address):
         if time.monotonic() > deadline_s:
             break
-        await asyncio.sleep(PORT_LOOK_S)
-    return not is_busy
-
-
-def wait_until_free(address: str) -> None:
-    """The same where no event loop runs."""
-    deadline_s = time.monotonic() + PORT_WAIT_S
-    while _is_busy(address) and time.monotonic() < deadline_s:
         time.sleep(PORT_LOOK_S)
+    return not is_busy
 
 
 def _is_busy(address: str) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.turn_deaths import TurnDeath
 
 
@@ -28,23 +29,6 @@ class StoreReading(Protocol):
     def reason(self) -> str: ...
 
 
-class ConcernReading(Protocol):
-    """What the launcher reads of one concern."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def hosts(self) -> tuple[str, ...]: ...
-    @property
-    def agents(self) -> tuple[str, ...]: ...
-    @property
-    def since_ns(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def remedy(self) -> str: ...
-
-
 class FleetReading(Protocol):
     """What the launcher reads of the coordinator's status."""
 
@@ -63,7 +47,7 @@ class FleetReading(Protocol):
     @property
     def store(self) -> StoreReading: ...
     @property
-    def concerns(self) -> Sequence[ConcernReading]: ...
+    def concerns(self) -> Sequence[Concern]: ...
 
 
 class CoordinatorReader(Protocol):

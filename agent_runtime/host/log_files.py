@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.logged_steps import EFFECT
 from snapline.errors import DamagedDataError, NotFoundError, StoreError
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.records import EFFECT, LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.store.store import Store
 
 WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inputs`"

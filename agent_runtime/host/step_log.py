@@ -18,8 +18,8 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, TurnsBegun
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.logged_steps import BEGUN, EFFECT, LOGGED_KINDS, rolled
-from snapline.storage.log.records import LoggedEntry
+from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
+from snapline.storage.log.records import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 

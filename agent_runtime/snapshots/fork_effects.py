@@ -9,8 +9,8 @@ What a failed turn has left behind is no orphan here: a later turn that asks for
 import msgspec
 
 from snapline.agent_runtime.durable import REFUSED
-from snapline.agent_runtime.logged_steps import EFFECT
 from snapline.agent_runtime.undoing import UNDO
+from snapline.storage.log.records import EFFECT
 from snapline.storage.packs.checkpoint import AgentCheckpoint, LetterNumbers, SavedTurn
 from snapline.storage.packs.saved_effects import SavedEffects
 

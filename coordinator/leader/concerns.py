@@ -1,30 +1,32 @@
 """The one place where a fleet's concerns come together: each part says what it waits for, and here is noted since when, and what helps."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from snapline.conversation.concerns import Concern, remedy_of
+from snapline.conversation.concerns import KINDS, Concern, remedy_of
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.state.fleet_records import RUNNING
 
 LOOK_NS = SECOND_NS // 2
 """Between two looks at all parts: heartbeats come as often, and this core handles thousands of events."""
 
 
-class Speaker(Protocol):
-    """A part that knows of concerns."""
+ABORTED_MIN = 3
+"""One or two epochs are aborted by a recovery, or by a turn that lasts."""
 
-    def concerns(self) -> list[Concern]:
-        """Those of now; `since_ns` is 0 where the part does not keep since when."""
+Source = Callable[[], Sequence[Concern]]
+"""Concerns of now; `since_ns` is 0 where it does not keep since when."""
 
 
 class Concerns:
     """Volatile: a new leader sees them anew."""
 
-    def __init__(self, desk: Desk, speakers: Sequence[Speaker]) -> None:
+    def __init__(self, desk: Desk, sources: Sequence[Source]) -> None:
         self._desk = desk
-        self._speakers = speakers
+        self._sources = sources
         self._since_ns: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
         self._look_ns = 0
 
@@ -37,7 +39,7 @@ class Concerns:
     def current(self) -> tuple[Concern, ...]:
         """All of now; a fleet that has ended has none."""
         now, known = self._desk.now, self._since_ns
-        told = () if self._desk.state.image.outcome else [x for part in self._speakers for x in part.concerns()]
+        told = () if self._desk.state.image.outcome else [x for source in self._sources for x in source()]
         found = []
         self._since_ns = {}
         for concern in told:
@@ -45,3 +47,41 @@ class Concerns:
             since_ns = self._since_ns[key] = min(now - concern.since_ns, known.get(key, now))
             found.append(replace(concern, since_ns=now - since_ns, remedy=remedy_of(concern)))
         return tuple(found)
+
+
+def standing_agents(desk: Desk, attendance: Attendance) -> list[Concern]:
+    """Agents that stand in the middle of a durable turn, as heartbeats say: those that are named, and for each host how many more there are."""
+    found: list[Concern] = []
+    for host in attendance.attached():
+        session = attendance.attached_session(host)
+        if session is None:
+            continue
+        heard_ns, beat = max(0, desk.now - session.beaten_ns), session.heartbeat
+        named = [told for told in beat.standing if told.kind in KINDS]  # a host of another release may say more
+        for told in named:
+            text = f"agent {told.agent} on host {host} stands in the middle of a turn: {told.reason}"
+            found.append(Concern(told.kind, (host,), told.elapsed_ns + heard_ns, text, (told.agent,)))
+        more = beat.agents_standing - len(named)
+        if more > 0 and named:
+            last = named[-1]
+            text = (
+                f"{more:,} more {'agents stand' if more > 1 else 'agent stands'} in the middle of a turn on host {host}"
+            )
+            found.append(Concern(last.kind, (host,), last.elapsed_ns + heard_ns, text))
+    return found
+
+
+def aborted_epochs(desk: Desk, store: StoreWatch) -> list[Concern]:
+    """That epochs are aborted one after the other, though the store is well: the fleet works, and nothing of it is saved."""
+    state = desk.state
+    if state.phase != RUNNING or store.is_degraded:
+        return []
+    count = 0
+    for end in reversed(state.image.ends):
+        if end.is_complete:
+            break
+        count += 1
+    if count < ABORTED_MIN:
+        return []
+    text = f"the last {count} epochs were aborted, and nothing is saved of what agents do; the last one: {state.image.ends[-1].reason}"
+    return [Concern("epochs", (), 0, text)]

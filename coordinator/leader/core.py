@@ -86,7 +86,7 @@ from snapline.coordinator.leader.events import (
     TimerFired,
 )
 from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
-from snapline.coordinator.leader.parts import make_parts, speakers_of
+from snapline.coordinator.leader.parts import make_parts, sources_of
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
@@ -122,7 +122,7 @@ class LeaderCore:
         self.parts = make_parts(state, options)
         self.wakeup_ns = 0
         self._is_one_confirmation_of_many = False
-        self._concerns = Concerns(self.parts.desk, speakers_of(self.parts))
+        self._concerns = Concerns(self.parts.desk, sources_of(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
         """Take one event; `now_ns` is monotonic. The commands are to be carried out in order."""

@@ -1,12 +1,12 @@
 """The parts of one leader, and who of them knows whom: each is given those that it asks or tells, and none knows who asks it."""
 
 from dataclasses import dataclass
+from functools import partial
 
-from snapline.coordinator.leader.concerns import Speaker
+from snapline.coordinator.leader.concerns import Source, aborted_epochs, standing_agents
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
-from snapline.coordinator.leader.epochs.aborts import Aborts
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
@@ -24,7 +24,6 @@ from snapline.coordinator.leader.hosts.forgetting import Forgetting
 from snapline.coordinator.leader.hosts.loads import Loads
 from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
 from snapline.coordinator.leader.hosts.spares import Spares
-from snapline.coordinator.leader.hosts.standing_agents import StandingAgents
 from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.autonomous import Autonomous
@@ -61,7 +60,6 @@ class Parts:
     suspicion: Suspicion
     forgetting: Forgetting
     missing_hosts: MissingHosts
-    standing_agents: StandingAgents
     spares: Spares
     cuts: NetworkCuts
     definition: Definition
@@ -74,7 +72,6 @@ class Parts:
     releases: Releases
     triggers: Triggers
     epochs: Epochs
-    aborts: Aborts
     retention: Retention
     # how they are made
     modes: ModeChoice
@@ -103,26 +100,26 @@ class Parts:
     processes: ProcessWatch
 
 
-def speakers_of(parts: Parts) -> tuple[Speaker, ...]:
-    """Those that know of concerns, in the order in which these are shown."""
+def sources_of(parts: Parts) -> tuple[Source, ...]:
+    """What tells of concerns, in the order in which these are shown."""
     return (
-        parts.missing_hosts,
-        parts.processes,
-        parts.suspicion,
-        parts.cuts,
-        parts.answers,
-        parts.stop_question,
-        parts.spares,
-        parts.moves,
-        parts.quiescence,
-        parts.restores,
-        parts.rollbacks,
-        parts.standing_agents,
-        parts.store,
-        parts.aborts,
-        parts.objectives,
-        parts.line_check,
-        parts.plans,
+        parts.missing_hosts.concerns,
+        parts.processes.concerns,
+        parts.suspicion.concerns,
+        parts.cuts.concerns,
+        parts.answers.concerns,
+        parts.stop_question.concerns,
+        parts.spares.concerns,
+        parts.moves.concerns,
+        parts.quiescence.concerns,
+        parts.restores.concerns,
+        parts.rollbacks.concerns,
+        partial(standing_agents, parts.desk, parts.attendance),
+        parts.store.concerns,
+        partial(aborted_epochs, parts.desk, parts.store),
+        parts.objectives.concerns,
+        parts.line_check.concerns,
+        parts.plans.concerns,
     )
 
 
@@ -157,7 +154,6 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         suspicion=Suspicion(desk, attendance),
         forgetting=Forgetting(desk),
         missing_hosts=MissingHosts(desk, attendance),
-        standing_agents=StandingAgents(desk, attendance),
         spares=spares,
         cuts=NetworkCuts(desk, attendance, spares),
         definition=Definition(desk, attendance),
@@ -169,7 +165,6 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         releases=releases,
         triggers=triggers,
         epochs=Epochs(desk, modes, underway, refs, releases, store),
-        aborts=Aborts(desk, store),
         retention=Retention(desk, underway, refs, releases, stop_question),
         modes=modes,
         coordinated=coordinated,

@@ -7,6 +7,7 @@ from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import ReplicaLooked
 from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.state.operations import clip
 
 SHOWN_NS = 3 * SECOND_NS
 """A replica that is started again is connected by then."""
@@ -41,7 +42,7 @@ class ProcessWatch:
             if beat is not None and beat.certificate_left_ns is not None:
                 found.append(_of_certificate(f"host {host}", (host,), beat.certificate_left_ns))
             if beat is not None and beat.log_problem:
-                text = f"host {host} cannot write its log: it takes no inputs, and its durable turns wait: {beat.log_problem}"
+                text = f"host {host} cannot write its log: it takes no inputs, and its durable turns wait: {clip(beat.log_problem)}"
                 found.append(Concern("log", (host,), 0, text))
         return found
 

@@ -30,7 +30,8 @@ from snapline.coordinator.state.going_back import above, refusal_of_restore
 from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
 from snapline.errors import MisuseError, NotFoundError, WorldError
 from snapline.storage.keeping.retention_policy import parse_created
-from snapline.storage.log.records import LoggedEntry
+from snapline.storage.log.records import BEGUN, EFFECT, LoggedEntry
+from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 
@@ -154,16 +155,21 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
                 if each.number > about.inputs.get(each.agent, 0):
                     found.setdefault(each.agent, set()).add(each.number)
             beyond = [each for each in batch.entries if each.turn > about.durable_turns.get(each.agent, 0)]
-            words += [(each.agent, _word_of(each, about.cluster)) for each in beyond if each.entry.kind == "effect"]
+            words += [(each.agent, _word_of(each, about.cluster)) for each in beyond if _is_call(each.entry)]
     return found, words
 
 
+def _is_call(entry: JournalEntry) -> bool:
+    """Was an effect called, or about to be? What an earlier turn has done, or what was refused, is no call."""
+    return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
+
+
 def _word_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
-    """What the ledger says, or would say, of it. A log that says no outcome says that it is about to be called."""
+    """What the ledger says, or would say, of a call."""
     entry = logged.entry
     key, _, number = entry.sender.rpartition("#")
     generation, (undoes, of) = int(number), undone_of(key) or ("", 0)
-    stage = entry.outcome if entry.outcome in (DONE, FAILED) else INTENT
+    stage = INTENT if entry.outcome == BEGUN else entry.outcome
     outside = outside_key(cluster, logged.agent, key, generation)
     return EffectRecord(stage, key, generation, entry.name, outside, undoes=undoes, undoes_generation=of)
 

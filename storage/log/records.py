@@ -57,6 +57,13 @@ class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     admitted_ns: int
 
 
+EFFECT = "effect"
+"""Kind of a journal's entry that is an effect."""
+
+BEGUN = "begun"
+"""How an entry of the host log ends that says of an effect that it is about to be called. No journal has such entries."""
+
+
 class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A finished entry of a durable turn's journal: what a repetition of that very turn need not do again.
 

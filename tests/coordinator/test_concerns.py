@@ -46,6 +46,13 @@ def test_when_all_agents_of_a_host_stand_some_are_named_and_the_others_counted(b
     assert named.agents + other.agents == ("a0", "a2") and more.text.startswith("998 more agents stand")
 
 
+def test_what_a_host_of_another_release_says_is_passed_over(bench: Bench) -> None:
+    beat(bench, msgspec.structs.replace(STANDS, kind="of-tomorrow"), STANDS)
+    assert next(x.agents for x in of_kind(bench, "turn")) == ("a0",) and not of_kind(bench, "of-tomorrow")
+    beat(bench, count=3)
+    assert of_kind(bench, "turn") == []
+
+
 def test_an_effect_in_doubt_is_a_concern(bench: Bench) -> None:
     beat(bench, msg.StandingAgent("a0", "in_doubt", "effect 'pay', key 'k': it may have been done", SECOND))
     (concern,) = of_kind(bench, "in_doubt")

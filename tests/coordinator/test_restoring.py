@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +101,13 @@ def logged(turn: int, key: str, outcome: str, generation: int = 1) -> LoggedEntr
     [
         ([logged(2, "old", "done")], []),
         ([logged(3, "k", "begun"), logged(3, "k", "done")], ["a0: pay, done, key fleet/a0/k"]),
+        (
+            [
+                msgspec.structs.replace(logged(3, "k", ""), entry=JournalEntry("effect", "pay", b"", outcome))
+                for outcome in ("adopted", "refused")
+            ],
+            [],
+        ),
         ([logged(3, "k", "begun")], ["a0: pay, asked for, perhaps done, key fleet/a0/k"]),
         ([logged(3, "k", "failed", 2)], ["a0: pay, failed, perhaps done, key fleet/a0/k#2"]),
         ([logged(3, "k", "done"), logged(4, "k/undo", "done")], []),

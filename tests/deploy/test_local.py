@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from snapline.conversation.concerns import Concern
 from snapline.conversation.turn_deaths import TurnDeath
 from snapline.deploy import keeper, launched
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
-from snapline.deploy.readings import ConcernReading, HostReading
+from snapline.deploy.readings import HostReading
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError, WorldError
 
 LIMIT_S = 20.0
@@ -37,7 +38,7 @@ class Status:
     hosts: tuple[HostReading, ...] = ()
     leader: str = "c2"
     store: StoreStatus = field(default_factory=StoreStatus)
-    concerns: tuple[ConcernReading, ...] = ()
+    concerns: tuple[Concern, ...] = ()
 
 
 @dataclass

@@ -17,6 +17,8 @@ PROBE_NS = 10 * SECOND_NS
 """Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
 
 WHAT_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
+"""Where it is not known what differs."""
+
 GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
 """Of a host that defines a fleet of the same name."""
 
