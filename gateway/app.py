@@ -32,9 +32,9 @@ from snapline.client.giving import TOLD, OutsideMessage
 from snapline.conversation.json_text import NESTED, read_json
 from snapline.errors import MessageTooLargeError, MisuseError, SnaplineError
 from snapline.gateway.browsers import is_from_other_site, is_this_machine
+from snapline.gateway.limits import RequestLimits
 from snapline.gateway.problems import NotJsonError, problem, problem_of
 from snapline.gateway.served import NOTHING, Served
-from snapline.gateway.under_way import UnderWay
 
 ANSWERS = ("none", "early", "final")
 KEY = "Idempotency-Key"
@@ -66,7 +66,7 @@ class Gateway:
         self._token = token.encode()
         self._openapi = openapi
         self._served = served
-        self._under_way = UnderWay()
+        self._limits = RequestLimits()
         self._health_lock, self._health_s, self._phase = asyncio.Lock(), float("-inf"), ""
 
     def app(self) -> Starlette:
@@ -120,7 +120,7 @@ class Gateway:
         TOLD.set(b"" if traceparent is None else traceparent.tail())  # each request has a task of its own
         key = request.headers.get(KEY) or f"http-{secrets.token_hex(16)}"
         agent, name = request.path_params["agent"], request.path_params["message"]
-        with self._under_way.request(agent) as take:
+        with self._limits.request(agent) as take:
             fields = await _body_of(request, take)
             message = OutsideMessage(name, fields, public_only=not self._served.has(agent, name))
             if answer == "none":
@@ -137,7 +137,7 @@ class Gateway:
     async def _outputs(self, request: Request) -> Response:
         after = request.headers.get("Last-Event-ID") or request.query_params.get("after", "")
         async with AsyncExitStack() as opened:
-            opened.enter_context(self._under_way.stream())
+            opened.enter_context(self._limits.stream())
             topic = request.path_params.get("topic", "")
             reader = _Reader(self._client.outputs(topic, after=after, message_type=msgspec.Raw))
             opened.push_async_callback(reader.close)

@@ -24,7 +24,7 @@ from snapline.client.endings import Receipt
 from snapline.client.giving import OutsideMessage
 from snapline.client.outputs import WantedOutputs, wanted_outputs
 from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
-from snapline.gateway import under_way
+from snapline.gateway import limits
 from snapline.gateway.app import PART_BYTES, Gateway, _Reader
 from snapline.gateway.openapi import openapi_of
 from snapline.gateway.problems import STATUSES, BusyError, problem_of
@@ -228,7 +228,7 @@ def test_beyond_loopback_a_token_is_asked_for() -> None:
 
 
 async def test_one_agents_waiting_asks_are_bounded_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "AGENT_REQUESTS_MAX", 3)
+    monkeypatch.setattr(limits, "AGENT_REQUESTS_MAX", 3)
     async with fleet_and_client() as (fleet, client), gateway(client) as http:
         for host in fleet.hosts.values():
             host.hold_asks = []
@@ -261,9 +261,9 @@ async def test_an_ask_ends_when_its_client_has_gone() -> None:
             async with asyncio.timeout(10):
                 while not sum(len(host.hold_asks or []) for host in fleet.hosts.values()):
                     await asyncio.sleep(0.01)
-                assert made._under_way._requests["a"] == 1
+                assert made._limits._requests["a"] == 1
                 writer.close()
-                while made._under_way._requests["a"]:
+                while made._limits._requests["a"]:
                     await asyncio.sleep(0.01)
 
 
@@ -284,18 +284,18 @@ async def test_health_asks_the_coordinator_once_a_second() -> None:
 
 
 async def test_bodies_under_way_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "AGENT_BYTES_MAX", 30)
-    monkeypatch.setattr(under_way, "BYTES_MAX", 40)
-    limits = under_way.UnderWay()
-    with limits.request("a") as take_of_a, limits.request("a") as again, limits.request("b") as take_of_b:
+    monkeypatch.setattr(limits, "AGENT_BYTES_MAX", 30)
+    monkeypatch.setattr(limits, "BYTES_MAX", 40)
+    counted = limits.RequestLimits()
+    with counted.request("a") as take_of_a, counted.request("a") as again, counted.request("b") as take_of_b:
         take_of_a(30)
-        with pytest.raises(BusyError, match="agent a has 30 bytes of requests"), limits.request("a") as more:
+        with pytest.raises(BusyError, match="agent a has 30 bytes of requests"), counted.request("a") as more:
             more(1)
         take_of_b(10)
-        with pytest.raises(BusyError, match="this gateway has 40 bytes of requests"), limits.request("c") as more:
+        with pytest.raises(BusyError, match="this gateway has 40 bytes of requests"), counted.request("c") as more:
             more(1)
         again(0)
-    with limits.request("a") as take_of_a:
+    with counted.request("a") as take_of_a:
         take_of_a(30)
 
 
@@ -316,7 +316,7 @@ async def test_a_body_becomes_no_objects_in_the_gateway() -> None:
 
 
 async def test_readers_of_outputs_are_bounded_and_one_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "STREAMS_MAX", 2)
+    monkeypatch.setattr(limits, "STREAMS_MAX", 2)
     client = Endless()
     async with gateway(client) as http:
         reading = [asyncio.create_task(http.get("/outputs")) for _ in range(2)]

@@ -23,8 +23,8 @@ STREAMS_MAX = 64
 """Streams of outputs at once: each may hold two pages of outputs, some MiB."""
 
 
-class UnderWay:
-    """Of one gateway."""
+class RequestLimits:
+    """Counts what one gateway has under way."""
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
