@@ -290,7 +290,7 @@ class LeaderCore:
             case ReserveAgents() | RetireAgent() | LocateAgents():
                 parts.requests.on_received(session, message)
             case WantEpoch():
-                parts.triggers.on_wanted(message)
+                parts.triggers.on_wanted(session, message)
             case OpenLog():
                 parts.requests.on_log_wanted(session, message)
             case PeerSuspected():

@@ -7,12 +7,13 @@ Epochs by hand, and those that a recovery wants, begin at once.
 
 from snapline.conversation.messages import WantEpoch
 from snapline.coordinator.leader.departures import Departures
-from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.underway import Underway
+from snapline.coordinator.leader.hosts.attendance import HostSession
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
 from snapline.coordinator.leader.plans.moves import Moves
@@ -21,6 +22,10 @@ from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
 """Between two epochs that begin since somebody waits: so long at least, and so many times as long as the last one took."""
+
+OVERDUE_NS, AGAIN_NS = 1 * SECOND_NS, 1 * SECOND_NS
+"""A host whose agents have waited for an epoch for so long, asking again at most so long (or thrice an epoch) after the last time, may wait for
+a line that other agents hold back: those that rest, and have not checkpointed what they did last. It matters to agents that checkpoint by themselves."""
 
 
 class Triggers:
@@ -56,6 +61,10 @@ class Triggers:
         self._stop_question = stop_question
         self._is_held = False
         self._is_wanted = False
+        self._waits: dict[str, tuple[int, int]] = {}
+        """Host → since when it has wanted an epoch, and when it said so last."""
+        self._end_ns: int | None = None
+        """Since when an epoch is wanted that may be the fleet's last one."""
         self._early_ns = 0
         self.skipped = 0
 
@@ -63,9 +72,15 @@ class Triggers:
         """While a plan is wanted no epoch of a logged fleet begins but for its sake."""
         self._is_held = is_wanted
 
-    def on_wanted(self, message: WantEpoch) -> None:
-        """A host has clients that wait for an epoch."""
-        self._is_wanted = self._is_wanted or message.plan == self._desk.state.plan_number
+    def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
+        """A host has clients, or agents, that wait for an epoch."""
+        if message.plan != self._desk.state.plan_number:
+            return
+        now = self._desk.now
+        since, last = self._waits.get(session.host, (now, now))
+        is_again = now - last <= max(AGAIN_NS, 3 * self._last_took_ns())
+        self._is_wanted = True
+        self._waits[session.host] = (since if is_again else now, now)
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """BeginEpoch came back."""
@@ -77,6 +92,7 @@ class Triggers:
         state = self._desk.state
         if state.phase != RUNNING or self._desk.ending is not None:
             self._period.stop()
+            self._waits.clear()
             phase = "ending" if state.phase == RUNNING else state.phase
             self._snapshots.refuse(f"the fleet is {phase}: snapshots are taken while it runs")
             return
@@ -84,11 +100,14 @@ class Triggers:
             return
         count, is_last = self._snapshots.count, self._departures.wants_epoch
         is_due = self._is_due() or is_last
-        wish = Wish(is_asked=count > 0, is_due=is_due, is_held=self._is_held, is_of_all=is_last)
+        is_overdue, is_of_all = self._is_overdue(), is_last or self._is_end_overdue()
+        wish = Wish(count > 0, is_due, self._is_held, is_of_all=is_of_all, is_overdue=is_overdue)
         match self._modes.mode.try_begin(wish):
             case Begun():
                 self._snapshots.assign()
                 self._is_wanted = False
+                if is_overdue:
+                    self._waits.clear()
                 self._early_ns = self._desk.now + max(EARLY_NS, EARLY_FACTOR * self._last_took_ns())
             case Later():
                 self.skipped += is_due
@@ -117,6 +136,18 @@ class Triggers:
         if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
             return False
         return self._store.allows_trigger()
+
+    def _is_overdue(self) -> bool:
+        now = self._desk.now
+        return self._is_wanted and any(now - since >= OVERDUE_NS for since, _ in self._waits.values())
+
+    def _is_end_overdue(self) -> bool:
+        """Has the end of the fleet waited for an epoch, though nobody saves anything?"""
+        if not self._stop_question.wants_epoch:
+            self._end_ns = None
+            return False
+        self._end_ns = self._desk.now if self._end_ns is None else self._end_ns
+        return self._desk.now - self._end_ns >= OVERDUE_NS
 
     def _last_took_ns(self) -> int:
         """The newest complete epoch, from begin to end."""

@@ -125,6 +125,12 @@ class Lines:
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard)
 
     @property
+    def is_behind(self) -> bool:
+        """Whether some agent's newest checkpoint is not on the line: others hold it back."""
+        ledger = self.ledger
+        return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
+
+    @property
     def log_bytes(self) -> int:
         """Of sender logs in the store, above the base."""
         return self.ledger.log_bytes if self.ledger is not None else 0

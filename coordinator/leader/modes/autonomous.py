@@ -8,6 +8,9 @@ created before the epoch began, and is a member. An epoch begins
     log       the sender logs in the store have outgrown half of their limit and the line has advanced
     recovery  the hosts are frozen before a plan and the line has advanced: what survives is made an epoch
 
+Effects and final answers wait for an epoch that holds their agent's checkpoint. Other agents may hold the line back behind it, and may rest: their
+policy lets them save nothing. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
+
 If the logs have outgrown their limit and an epoch does not help, since one agent holds the line back (the domino effect), the
 fleet is frozen, the cut of all live states is made an epoch, and the fleet goes on: a coordinated checkpoint, the only way to
 keep the logs bounded.
@@ -85,7 +88,7 @@ class Autonomous:
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
-        if wish.is_of_all:
+        if wish.is_of_all or (wish.is_overdue and lines.is_behind):
             return self._frozen_trigger("period")
         if wish.is_asked and self._present() is None:
             return "hand"

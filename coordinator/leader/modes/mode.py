@@ -19,12 +19,13 @@ from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 
 class Wish(msgspec.Struct, frozen=True):
     """Why an epoch could begin now: a tool asks, the period is over. `is_held`: a plan is wanted, so none should. `is_of_all`: it is to hold all that every agent has done,
-    though agents checkpoint by themselves; then it is due, too."""
+    though agents checkpoint by themselves; then it is due, too. `is_overdue`: agents have waited for an epoch for so long that others may hold the line back."""
 
     is_asked: bool
     is_due: bool
     is_held: bool
     is_of_all: bool = False
+    is_overdue: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True):
