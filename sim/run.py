@@ -191,6 +191,7 @@ class Watch:
                 is_released=world.is_released(),
             )
             world.check_outputs()
+            desk.workload.has_gone_back = desk.judge.books.inputs.has_fallen_back
             broken = desk.workload.check_end(states) if desk.workload.ends else None
             if broken:
                 desk.say("workload", "G3", broken)

@@ -92,7 +92,7 @@ PATTERN_NAMES = (
     "astray",
     "memory",
     "orders",
-    *("planning", "paying", "returning"),
+    *("planning", "paying", "returning", "booking", "booking-until"),
 )
 """Those that `draw` draws from."""
 

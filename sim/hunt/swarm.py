@@ -71,16 +71,17 @@ _OUTPUT_POINTS = "store.outputs."
 _COSTLY = ("memory", "orders")
 """They cost ten times as much as the others."""
 
-_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray", "planning", "paying")
+_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray")
 """Their agents know no simulated clients."""
 
-_PAYING = "paying"
-"""Its agents call stubs, and people look after what they could not undo."""
+_BOOKING = ("booking", "booking-until")
+_PAYING = ("paying", *_BOOKING)
+"""Their agents call stubs, and people look after what they could not undo."""
 
 PAYING_NS = 90 * S
 """Of a run that pays: calls that fail again and again, and the word of somebody who has them made once more."""
 
-_DURABLE = ("planning", _PAYING)
+_DURABLE = ("planning", *_PAYING)
 """What matters of them are recoveries in the midst of their turns, of which each takes as long as all the messages of others."""
 
 _LATELY = {
@@ -91,7 +92,10 @@ _LATELY = {
 }
 """Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
 
-_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY)] * 2, *_COSTLY)
+_IN_TURN = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
+"""Every other seed has one of these, in turn: what they combine is the youngest part of the product, and a draw by chance would seldom bring it."""
+
+_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY, *_BOOKING)] * 2, *_COSTLY)
 
 _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
 """A third of all runs have the protocol that most fleets have; the other ten share the rest."""
@@ -108,7 +112,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
     liveness = msgspec.structs.replace(template.liveness, heal=heal)
     changed = msgspec.structs.replace(template, run=run, liveness=liveness, swarm=None)
     if swarm.fleet:
-        changed = msgspec.structs.replace(changed, fleet=_draw_fleet(dice, template, run))
+        changed = msgspec.structs.replace(changed, fleet=_draw_fleet(dice, template, run, seed))
     if swarm.network:
         changed = msgspec.structs.replace(
             changed,
@@ -116,17 +120,19 @@ def draw(template: Scenario, seed: int) -> Scenario:
             store=StorePart(delay=_draw_delay(dice, "store", 100 * US, 20 * MS)),
         )
     if swarm.clients and changed.fleet.pattern.name not in _DEAF and not template.fleet.module:
-        changed = msgspec.structs.replace(changed, clients=_draw_clients(dice))
+        changed = msgspec.structs.replace(changed, clients=_draw_clients(dice, changed.fleet.pattern.name))
     if swarm.outputs and not template.fleet.module:
         changed = msgspec.structs.replace(changed, outputs=_draw_outputs(dice))
-    is_paying = changed.fleet.pattern.name == _PAYING and not template.fleet.module
+    is_paying = changed.fleet.pattern.name in _PAYING and not template.fleet.module
     if swarm.clients and is_paying:
-        changed = msgspec.structs.replace(changed, clients=ClientsPart(is_settling=True))
+        clients = msgspec.structs.replace(changed.clients, is_settling=True)
+        changed = msgspec.structs.replace(changed, clients=clients)
     if swarm.steps and swarm.faults_max and (template.fleet.module or is_paying):
         changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
     if swarm.restores and swarm.faults_max and not swarm.faults and not template.fleet.module:
-        changed = msgspec.structs.replace(changed, restores=_draw_restores(dice))
-        run = msgspec.structs.replace(changed.run, moves=_draw_moves(dice))
+        more = 3 if changed.fleet.pattern.name in _DURABLE else 1
+        changed = msgspec.structs.replace(changed, restores=_draw_restores(dice, 6 // more))
+        run = msgspec.structs.replace(changed.run, moves=_draw_moves(dice, 8 // more))
         changed = msgspec.structs.replace(changed, run=run)
     changed = _with_faults(dice, changed, swarm)
     if swarm.faults_max and not swarm.faults and not template.fleet.module:
@@ -182,7 +188,7 @@ def _patient(scenario: Scenario) -> LivenessPart:
     if scenario.fleet.protocol == KOO_TOUEG:
         each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * (store.least_ns + store.jitter_ns))
     within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
-    within_ns += PAYING_NS if scenario.fleet.pattern.name == _PAYING else 0
+    within_ns += PAYING_NS if scenario.fleet.pattern.name in _PAYING else 0
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
 
 
@@ -200,7 +206,7 @@ def _draw_run(dice: Dice, template: Scenario) -> RunPart:
     )
 
 
-def _draw_fleet(dice: Dice, template: Scenario, run: RunPart) -> FleetPart:
+def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> FleetPart:
     swarm, fleet = template.swarm or SwarmPart(), template.fleet
     protocol = dice.of(swarm.protocols or _PROTOCOLS_DRAWN, "protocol")
     if fleet.module:
@@ -208,6 +214,8 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart) -> FleetPart:
     name = dice.of(swarm.patterns or _PATTERNS_DRAWN, "pattern")
     for lately, (one_in, key) in _LATELY.items() if not swarm.patterns else ():
         name = lately if dice.one_in_apart(one_in, key) else name
+    if seed % 2 and not swarm.patterns:
+        name = _IN_TURN[seed // 2 % len(_IN_TURN)]
     counts: tuple[Coordinators, ...] = (1, 3, 5)
     coordinators = dice.of([count for count in counts if count <= swarm.coordinators_max], "coordinators")
     return FleetPart(
@@ -244,10 +252,11 @@ def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
             return TriggerPart(kind="period", every=every, jitter=jitter)
 
 
-def _draw_clients(dice: Dice) -> ClientsPart:
-    """Half of the runs have some."""
-    count = (0, 0, 1, 3)[dice.of_clients(4, "clients")]
-    inputs = (20, 5, 60)[dice.of_clients(3, "inputs")]
+def _draw_clients(dice: Dice, pattern: str) -> ClientsPart:
+    """Half of the runs have some; all, where requests are what the pattern is about, and then fewer of them, for each is much work."""
+    is_booking = pattern in _BOOKING
+    count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.of_clients(4, "clients")]
+    inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.of_clients(3, "inputs")]
     pause = ("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
     is_settling = bool(count) and dice.of_operators(2, "settling") == 1
     return ClientsPart(count=count, inputs=inputs, pause=pause, is_settling=is_settling)
@@ -266,17 +275,17 @@ def _draw_steps(dice: Dice) -> StepsPart:
     return StepsPart() if is_well else StepsPart(late_per_mille=late, lost_per_mille=lost, failed_per_mille=failed)
 
 
-def _draw_restores(dice: Dice) -> RestoresPart:
-    """In a sixth of the runs somebody takes the fleet back, once or more often, with its inputs or without."""
-    if not dice.one_in_apart(6, "restores"):
+def _draw_restores(dice: Dice, one_in: int) -> RestoresPart:
+    """In one of so many runs somebody takes the fleet back, once or more often, with its inputs or without."""
+    if not dice.one_in_apart(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_apart(2, "restores twice") else 1
     return RestoresPart(times=times, drops_one_in=1 if dice.one_in_apart(2, "restores drop") else 2)
 
 
-def _draw_moves(dice: Dice) -> int:
-    """In an eighth of the runs an operator moves agents: once, or many times."""
-    return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(8, "moves") else 0
+def _draw_moves(dice: Dice, one_in: int) -> int:
+    """In one of so many runs an operator moves agents: once, or many times."""
+    return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(one_in, "moves") else 0
 
 
 def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:

@@ -31,6 +31,7 @@ from itertools import zip_longest
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.conversation.effect_records import EFFECTS_TOPIC
+from snapline.conversation.effect_words import is_effect_word
 from snapline.conversation.payloads import CREATE
 from snapline.coordinator.state.operations import Restore
 from snapline.sim.oracles.book_records import (
@@ -53,7 +54,7 @@ from snapline.sim.oracles.book_records import (
 )
 from snapline.sim.oracles.effects import EffectOracle
 from snapline.sim.oracles.inputs import InputOracle
-from snapline.sim.oracles.letters import LetterOracle
+from snapline.sim.oracles.letters import LetterOracle, is_retry_of
 from snapline.sim.oracles.outputs import OutputOracle
 from snapline.sim.oracles.rollbacks import RollbackOracle
 from snapline.sim.oracles.steps import StepOracle
@@ -136,6 +137,7 @@ class Books:
             _put_off(history, payload, is_over=True)
         elif what == "letter":
             self.letters.on_handled(t_ns, history, sender, payload)
+            _take_word(history, sender, payload)
         for child, kind, state in spawns:
             self._send(history, plan, turn, child, creation_payload(kind, state))
         for receiver, data in sends:
@@ -155,6 +157,7 @@ class Books:
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
         history = self.history_of(plan, agent)
         if what == "letter":
+            _put_off(history, payload or b"", is_over=True)
             self.letters.on_buried_again(t_ns, history, payload or b"")
         elif payload is not None:
             self.letters.on_buried(history, sender, payload)
@@ -173,6 +176,9 @@ class Books:
     def on_word_taken(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
         """An operator's word was consumed without a turn."""
         self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
+        _put_off(self.history_of(plan, agent), payload, is_over=True)
+        if is_effect_word(payload):
+            return
         self.letters.on_word_taken(t_ns, self.history_of(plan, agent), payload, told)
 
     def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
@@ -198,6 +204,8 @@ class Books:
             self._tick(plan, history, channel)
 
     def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
+        if is_effect_word(payload):  # the service sees what comes of it
+            return
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
@@ -489,3 +497,11 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
 def _put_off(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
     if not is_over or payload in stash_of(history.put_off):  # else it began a turn, and has had its time before
         history.put_off.append((history.turns, payload, is_over))
+
+
+def _take_word(history: AgentHistory, sender: str, payload: bytes) -> None:
+    """A dead letter has had its turn: if the word that asked for it was put off, it is no more."""
+    for word in stash_of(history.put_off):
+        if is_retry_of(word, sender, payload):
+            _put_off(history, word, is_over=True)
+            return

@@ -1,8 +1,8 @@
 """G12: an effect whose outcome its turn has gone on with is not called again, whatever dies.
 
 The books are the keys that go outside, and what handlers were given. A key is of one effect in one generation, so no other effect has it. Hosts that a plan has replaced may call for
-a while what they had been told to: nothing fences them, and the service knows their keys. Where the bytes of a complete epoch are lost, or somebody takes the fleet back on purpose, what
-was done since may be done again under its key: then nothing is said any more.
+a while what they had been told to: nothing fences them, and the service knows their keys. A fleet that goes back on purpose does not call again what was done since. Where the bytes of a
+complete epoch are lost, it may: then nothing is said any more.
 """
 
 from snapline.agent_runtime.durable import DONE
@@ -12,7 +12,7 @@ from snapline.sim.oracles.inputs import InputOracle
 
 
 class EffectOracle:
-    """Of one run of the world. `inputs`: knows whether the fleet has fallen back behind a complete epoch."""
+    """Of one run of the world. `inputs`: knows whether bytes of a complete epoch are lost."""
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
@@ -23,7 +23,7 @@ class EffectOracle:
     def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
         """An agent's effect is called under this outside key; `is_present`: under the newest plan."""
         self._called[agent, incarnation] = key
-        if is_present and key in self._ended and not self._inputs.has_fallen_back:
+        if is_present and key in self._ended and not self._inputs.has_lost_bytes:
             text = f"{agent} calls an effect again from whose outcome its turn had gone on: {key}"
             self._report("effects", "G12", t_ns, text)
 

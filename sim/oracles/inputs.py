@@ -34,11 +34,12 @@ class InputOracle:
         offered: by payload.
         drops: what was dropped when the fleet was taken back.
         has_fallen_back: behind a complete epoch, whose bytes are lost, or on purpose.
+        has_lost_bytes: of a complete epoch, so that a plan started from an older one.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self.has_fallen_back = False
+        self.has_fallen_back = self.has_lost_bytes = False
         self.offered: dict[bytes, Offered] = {}
         self.drops = Drops()
 
@@ -61,8 +62,12 @@ class InputOracle:
         offered.answer = answer
 
     def on_fallen_back(self) -> None:
-        """An epoch that was complete is damaged, and a plan starts from an older one: answers that were final may be taken back."""
+        """The fleet goes back on purpose, behind a complete epoch: answers that were final may be taken back."""
         self.has_fallen_back = True
+
+    def on_bytes_lost(self) -> None:
+        """An epoch that was complete is damaged, and a plan starts from an older one: effects since then may be called again, too."""
+        self.has_fallen_back = self.has_lost_bytes = True
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
         """A client has been told that it was taken, perhaps again."""

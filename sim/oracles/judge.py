@@ -233,7 +233,7 @@ class Judge:
         self.probes.sometimes(len(plans) > 1 and not plans[-2].done_ns, "recovery killed")
         if any(epoch > kind.line_epoch for epoch in plans[-1].condemned):
             self.probes.hit("damaged epoch skipped")
-            self.books.inputs.on_fallen_back()
+            self.books.inputs.on_bytes_lost()
         if self._is_autonomous and kind.line_epoch == 0 and kind.expected_plan:
             durable = self._lines.durable_of(kind.expected_plan)
             self.probes.sometimes(any(durable.values()), "domino to the initial states")

@@ -14,7 +14,8 @@ import msgspec
 
 from snapline.agent_runtime.host.letters import identity_of
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT
-from snapline.conversation.letters import DROP, GONE, RETRY, LetterWord, read_word
+from snapline.conversation.effect_words import is_effect_wish, is_effect_word
+from snapline.conversation.letters import DROP, GONE, RETRY, WORD, LetterWord, read_word
 from snapline.sim.oracles.book_records import AgentHistory, CutPlace, LetterChange, Report, WordEffect, show
 from snapline.sim.oracles.drops import Drop, Drops
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
@@ -157,6 +158,14 @@ class LetterOracle:
         if len(late) > len(may):
             text = f"words to {verb} a letter of {history.agent} took effect {len(late)} times after they were dropped by plan {drop.plan}, and {len(may)} were said since"
             self._say(t_ns, text)
+
+
+def is_retry_of(payload: bytes, sender: str, letter: bytes) -> bool:
+    """Return whether this input is a word that has the dead letter retried."""
+    if payload[:1] != WORD or is_effect_word(payload) or is_effect_wish(payload):
+        return False
+    word = read_word(payload)
+    return word.verb == RETRY and word.identity == Letter(0, sender, letter).identity
 
 
 def word_name(key: str) -> bytes:

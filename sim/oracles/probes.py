@@ -81,6 +81,8 @@ CATALOGUE: dict[str, Probe] = {
     "restore refused": Probe("somebody who wanted to take the fleet back was refused"),
     "input dropped": Probe("a plan dropped an input that the log of an earlier plan held"),
     "input found in a log": Probe("a plan gave an agent an input that the log of an earlier plan held"),
+    "effect resolved as done": Probe("a person said of an effect in doubt that it was done"),
+    "effect resolved as not done": Probe("a person said of an effect in doubt that it was not done"),
     "effect in doubt": Probe("an effect that came from a checkpoint was called, or asked after"),
     "step found in a log": Probe("a plan gave an agent what the log of an earlier plan held of a durable turn"),
     # failures and recoveries

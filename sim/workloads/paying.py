@@ -16,6 +16,7 @@ import msgspec
 import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
+from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
 
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
@@ -140,6 +141,12 @@ class Payer(snapline.Agent):
             how = await self._order(ctx, order, PARTS[:1])
         self.state.ended[message.order] = how
 
+    @snapline.handler(durable=True)
+    async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
+        """From outside: a wait, and no trace in the state."""
+        await ctx.sleep(0.001)
+        message.take(ctx)
+
     async def _order(self, ctx: snapline.Context, order: str, parts: Sequence[str], *, is_full: bool = False) -> str:
         """All of these, or none."""
         try:
@@ -208,7 +215,7 @@ class PayingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """What a cut says to be settled is settled outside, for good: no recovery undoes it."""
-        helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Go)}
+        helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Go | Nudge)}
         return self._check(cut.states) or self._check_failed(cut.states, helpless)
 
     def is_done(self, states: Mapping[str, object]) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
+from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
 
 WAIT_S = 3600.0
@@ -199,6 +200,12 @@ class Planner(snapline.Agent):
             ctx.reply(answer)
             ctx.send(ctx.sender, Note(3 * message.plan))
 
+    @snapline.handler(durable=True)
+    async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
+        """From outside: a step, and no trace in the state."""
+        await self._look(message.serial, ctx)
+        message.take(ctx)
+
     @snapline.handler
     async def on_hint(self, message: Hint, ctx: snapline.Context) -> None:
         self.state.hinted += 1
@@ -213,7 +220,7 @@ class PlanningWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         for letter in cut.dead_letters:
-            if isinstance(letter.message, Refuse):
+            if isinstance(letter.message, Refuse | Nudge):
                 continue
             return f"there is a dead letter: {letter.error}"
         return self._check(cut.states)

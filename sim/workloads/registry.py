@@ -52,6 +52,11 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "paying:make_paying",
         "orders that are paid outside, in effects and sagas; what is paid is what the states say",
     ),
+    "booking": (
+        "booking:make_booking",
+        "requests whose durable turns are drawn: steps, effects of all kinds, calls, waits, sagas",
+    ),
+    "booking-until": ("booking:make_booking", "the same, and the fleet ends by stop_when while clients still speak"),
     "returning": ("returning:make_returning", "tokens, among agents that have the whole fleet go back now and then"),
     "memory": ("memory:make_memory", "tokens, among agents with a history and an array each: states with parts"),
     "orders": (

@@ -40,7 +40,9 @@ def make_returning(part: FleetPart) -> LedgerWorkload:
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
-    return LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+    made = LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+    made.rolls_back = True
+    return made
 
 
 def _returner(plan: Plan, work: list[int], index: int) -> Returner:

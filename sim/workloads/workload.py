@@ -26,6 +26,9 @@ from snapline.sim.workloads.ledger import (
 
 Make = Callable[[int], snapline.Agent]
 
+Choose = Callable[[str, int], int]
+"""Draws a number below the second argument for the situation that the first one names; 0 is benign."""
+
 SECOND_NS = 1_000_000_000
 
 
@@ -36,7 +39,12 @@ class Workload:
         fleet: with the scenario's protocol and trigger; the world decides when it is over.
         ends: `is_done` becomes true some day.
         costs: what work costs its hosts.
+        rolls_back: its agents ask for rollbacks (`ctx.rollback`), so a person looks after those that are refused.
+        has_gone_back: behind a complete epoch, on purpose or since its bytes are lost. The world says so before it calls `check_end`.
     """
+
+    rolls_back = False
+    has_gone_back = False
 
     def __init__(self, fleet: Fleet, *, ends: bool = False, costs: Costs | None = None) -> None:
         self.fleet = fleet
@@ -53,6 +61,10 @@ class Workload:
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
         """A sentence on what is wrong with the states of a fleet of which `is_done`."""
+        return None
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        """Return what a client says to an agent; None: a nudge."""
         return None
 
 

@@ -123,7 +123,10 @@ class SimClient:
 
     def _make(self, agent: str) -> None:
         speaks = bool(self._desk.scenario.outputs.one_in) and self._serial % SPEAKS_EVERY == 0
-        payload = encode_message(Nudge(self.name, self._serial, self._is_one_in(RAISES_ONE_IN, "raises"), speaks))
+        made = self._desk.workload.input_of(agent, self.name, self._serial, self._pick)
+        payload = encode_message(
+            made or Nudge(self.name, self._serial, self._is_one_in(RAISES_ONE_IN, "raises"), speaks)
+        )
         self._desk.judge.books.inputs.on_offered(agent, self.name, self._serial, payload)
         self._open.append(ev.OfferedInput(agent, f"{self.name}-{self._serial}", payload))
 

@@ -75,6 +75,8 @@ class SimCarrier(HostCarrier):
         self._passed = desk.points.passed
         self._add = desk.journal.add
         self._run_turn = self._watch_turn
+        self._begun_as: dict[str, str] = {}
+        """Agent → what its present turn was begun for; later segments do not say it."""
         self._carriers = {
             **self._carriers,
             we.MessageLeft: self._message_left,
@@ -153,6 +155,8 @@ class SimCarrier(HostCarrier):
         rollbacks = self._judge.books.rollbacks
         if rollbacks.asked:
             rollbacks.on_turn(self._desk.kernel.now_ns, turn.agent, turn.incarnation)
+        if turn.what != "segment":
+            self._begun_as[turn.agent] = turn.what if turn.turn is None else turn.turn.what
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
         if may_wait(self.turns.type_of(turn.agent)):
@@ -187,7 +191,7 @@ class SimCarrier(HostCarrier):
             )  # fmt: skip
             for topic, payload, _ in ended.outputs:
                 self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
-            if ended.reply and turn.what != "letter":  # that answers who said the word
+            if ended.reply and self._begun_as[turn.agent] != "letter":  # that answers who said the word
                 self._judge.books.on_replied(turn.incarnation, turn.agent, turn.payload, ended.reply)
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)

@@ -1,4 +1,5 @@
-"""The operator of a simulated fleet: looks at dead letters, has some retried and some dropped, and is not sure of anything.
+"""The operator of a simulated fleet: looks at dead letters, has some retried and some dropped, and is not sure of anything. Of effects that need people it looks at the service,
+and says what came of them.
 
 It has one request on its way, of a word or two for one agent. The request, and its answer, may be lost, come twice or late; then it says the same again,
 under the same keys, or gives up. It may also speak of a letter that somebody has settled, or that a recovery has undone, since it thinks for a while about what it has seen. What
@@ -9,7 +10,10 @@ from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.letters import identity_of
+from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.undoing import UNDO
+from snapline.conversation.effect_records import outside_key
+from snapline.conversation.effect_words import EffectWord, effect_word_payload, is_effect_word
 from snapline.conversation.inputs import ACCEPTED, InputOutcome
 from snapline.conversation.letters import DROP, RETRY, LetterWord, word_payload
 from snapline.sim.oracles.letters import word_name
@@ -32,7 +36,7 @@ LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_
 RETRIES_MAX = 2
 """Of one letter: where each try crashes its agent, the fleet goes back for it, and gives up at last. Then the letter is dropped."""
 
-_MEANT = (b"\x05Nudge", b"\x08Numbered", UNDO)
+_MEANT = (b"\x05Nudge", b"\x08Numbered", b"\x04Book", UNDO)
 """Letters that may be handled, or not, without harm to what their pattern keeps count of; but what could not be undone is not dropped."""
 
 
@@ -45,14 +49,15 @@ class SimOperator:
         self._desk = desk
         self._log = log
         self._hosts = hosts
-        self._said = 0
+        self._stubs = hosts.steps.stubs
+        self._said = self._said_of_effects = 0
         self._attempt = 0
         self._open: list[ev.OfferedInput] = []
         self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
         """It does not wait until there is a fleet."""
-        if self._desk.scenario.clients.is_settling:
+        if self._desk.scenario.clients.is_settling or self._desk.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
@@ -71,9 +76,36 @@ class SimOperator:
 
     def _look(self) -> None:
         self._attempt += 1
-        if not self._open and self._said < WORDS_MAX:
+        if (
+            not self._open
+            and not self._resolve()
+            and self._said < WORDS_MAX
+            and self._desk.scenario.clients.is_settling
+        ):
             self._choose()
         self._later(LOOK_NS, self._look)
+
+    def _resolve(self) -> bool:
+        """Say what came of an effect that needs people, as its service knows it; whether there is one."""
+        for run in self._hosts.alive():
+            for agent in run.carrier.core.agents.values():
+                effects = agent.effects
+                if effects is None or effects.open is None or not effects.needs_people:
+                    continue
+                opened = effects.open
+                key = outside_key(self._desk.stores.id, agent.id, opened.key, opened.generation)
+                if self._stubs.is_under_way(key):
+                    continue
+                is_done = key in self._stubs.done
+                result = encode_result(opened.name, self._stubs.done[key]) if is_done else b""
+                word = EffectWord(opened.key, opened.generation, opened.number, is_done, result)
+                self._said_of_effects += 1
+                payload = effect_word_payload(word)
+                self._open.append(ev.OfferedInput(agent.id, f"resolve-{self._said_of_effects}", payload, is_word=True))
+                self._desk.judge.probes.hit("effect resolved as done" if is_done else "effect resolved as not done")
+                self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
+                return True
+        return False
 
     def _choose(self) -> None:
         """Words about one agent's letters, if it has any."""
@@ -141,7 +173,7 @@ class SimOperator:
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
         """The host, which was of this plan when it was asked, has spoken; its word may be lost."""
         for word, answer in zip(words, answers, strict=True):
-            if answer.status == ACCEPTED:
+            if answer.status == ACCEPTED and not is_effect_word(word.payload):
                 self._desk.judge.books.inputs.drops.on_taken(plan, word_name(word.key), is_repeated=False)
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
@@ -149,7 +181,7 @@ class SimOperator:
     def _answered(self, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
         for word, answer in zip(words, answers, strict=True):
             self._desk.judge.probes.hit(f"word {answer.status}")
-            if answer.status in ("accepted", "repeated"):
+            if answer.status in ("accepted", "repeated") and not is_effect_word(word.payload):
                 self._desk.judge.books.letters.on_acknowledged(self._desk.kernel.now_ns, word.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
             if answer.status != "retry" and not is_doubted and word in self._open:

@@ -53,7 +53,7 @@ class Restorer:
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
             self._desk.call_at(self._desk.kernel.now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
 
-        if self._desk.scenario.fleet.pattern.name == "returning":
+        if self._desk.workload.rolls_back:
             self._look()
 
     def _look(self) -> None:

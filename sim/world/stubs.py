@@ -69,11 +69,21 @@ class StubCall:
         wait: over when an answer has come.
     """
 
-    def __init__(self, desk: WorldDesk, outages: Outages, name: str, number: int, function: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        desk: WorldDesk,
+        outages: Outages,
+        name: str,
+        number: int,
+        function: Callable[[], Any],
+        arrived: Callable[[Callable[[], Any] | None], None],
+    ) -> None:
+        """`arrived`: called when the request is there, with what the stub has answered, or with None if it never will be."""
         self._desk = desk
         self._name = name
         self._number = number
         self._function = function
+        self._arrived = arrived
         self._answer: Callable[[], Any] = lambda: None
         self.wait = Wait()
         self._begin(outages)
@@ -105,7 +115,7 @@ class StubCall:
                 outages.note(f"{where}: the {'request' if is_before else 'answer'} is lost")
             case _:
                 outages.note(f"{where}: ends in an error {'before' if is_before else 'after'} it was done")
-        self._in(there_ns, self._broken if is_before and self._fate != "late" else self._arrive)
+        self._in(there_ns, self._lose if is_before and self._fate != "late" else self._arrive)
 
     def _in(self, delay_ns: int, call: Callable[[], None]) -> None:
         self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
@@ -115,9 +125,15 @@ class StubCall:
         loop = VirtualLoop(self._desk.kernel)
         drive(loop, _called(self._function), self._done)
 
+    def _lose(self) -> None:
+        """The request never gets there."""
+        self._arrived(None)
+        self._broken()
+
     def _done(self, answer: Callable[[], Any]) -> None:
         """The stub has ended."""
         self._answer = answer
+        self._arrived(answer)
         with contextlib.suppress(Exception):  # that is what the service answers
             self._look_at(answer)
         if self._fate in ("lost", "failed"):
@@ -151,6 +167,7 @@ class StubDesk:
     Attributes:
         outages: what goes wrong with their calls.
         as_they_are: names of steps whose own functions were run, since the fleet gives no stubs at all.
+        done: outside key of an effect → what its stub has answered. A person who looks there finds that.
     """
 
     def __init__(self, desk: WorldDesk) -> None:
@@ -159,6 +176,18 @@ class StubDesk:
         self._calls: dict[str, int] = {}
         self.outages = Outages(desk)
         self.as_they_are: dict[str, None] = {}
+        self.done: dict[str, Any] = {}
+        self._under_way: dict[str, int] = {}
+
+    def is_under_way(self, key: str) -> bool:
+        """Whether a call under this outside key has left, and is not there yet."""
+        return self._under_way.get(key, 0) > 0
+
+    def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:
+        self._under_way[key] -= 1
+        if answer is not None:
+            with contextlib.suppress(Exception):  # that is what the service answers
+                self.done[key] = answer()
 
     def call(self, name: str, function: Callable[[], Any]) -> StubCall | None:
         """Call the stub of a step with the arguments that `function` has; None if the fleet gives no stubs.
@@ -178,7 +207,16 @@ class StubDesk:
             self._desk.misused(text)
             raise NotSimulatedError(text)
         number = self._calls[name] = self._calls.get(name, 0) + 1
-        return StubCall(self._desk, self.outages, name, number, _with_arguments(self._stubs[name], function))
+        key = _outside_key_of(name, function)
+        self._under_way[key] = self._under_way.get(key, 0) + 1
+        arrived = functools.partial(self._note_arrived, key)
+        return StubCall(self._desk, self.outages, name, number, _with_arguments(self._stubs[name], function), arrived)
+
+
+def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
+    """Return the key of an effect's own call; "" for a step, a probe or a compensation, which settle nothing."""
+    keywords = function.keywords if isinstance(function, functools.partial) else {}
+    return "" if "/" in name else str(keywords.get("key", ""))
 
 
 def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:

@@ -34,11 +34,13 @@ _ELSEWHERE = (
     "planning",
     "paying",
     "returning",
+    "booking",
+    "booking-until",
 )
 PATTERNS = tuple(name for name in ALL_PATTERNS if name not in _ELSEWHERE)
 """Those that the executor here can play: it knows no failed turns, no messages for nobody, no steps, and no states with parts.
 `test_failing_workload.py`, `test_astray_workload.py`, `test_memory_workload.py`, `test_orders_workload.py`, `test_planning_workload.py`,
-`test_returning_workload.py` and `test_limits.py` have the others."""
+`test_returning_workload.py`, `test_booking_workload.py` and `test_limits.py` have the others."""
 
 OWN = tuple(name for name in PATTERNS if name not in EXAMPLES)
 

@@ -1,0 +1,375 @@
+"""Bookings: requests from outside whose durable turns are small programs, drawn task by task.
+
+A request names its tasks (`TASKS`) and how it ends (`ENDINGS`). So one pattern meets what users combine: steps, effects of
+every kind, calls, waits and outputs, in sagas that stand or are undone, in turns that fail, roll the fleet back, or stop their
+agent. Every agent also sends itself some requests, so a fleet without clients has work.
+
+The service outside is a stub (`Fleet(simulate=…)`), which outlives hosts. Its ledger, the receipts in the agents' states and the
+answers must agree. The service asserts at once, for each kind of effect:
+
+    keyed      it honours outside keys: a booking is never paid under two of them while the first stands
+    unkeyed    the same, for an effect without an explicit key
+    probed     it may be called again under its key only after it was probed
+    once       it knows no keys: a call under a key whose booking stands charges twice
+
+and for all of them that compensations run newest first.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import name_of, shares
+from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet
+from snapline.sim.world.clocks import START_OF_TIME_NS
+
+EFFECTS = ("keyed", "unkeyed", "probed", "once")
+TASKS = (*EFFECTS, "step", "wait", "call", "emit")
+"""What a request may have its agent do."""
+
+ENDINGS = ("stands", "block stands", "block undone", "fails", "rolls back", "stops")
+"""How a request ends: well; well, in a saga; in a saga that is undone; in a dead letter; well, after the fleet was rolled back for
+it; well, and then its agent stops."""
+
+_ENDINGS_DRAWN = (*ENDINGS[:2] * 3, *ENDINGS[2:4] * 2, ENDINGS[4])
+
+TASKS_MAX = 4
+STOPS_ONE_IN = 24
+
+MESSAGES_OF_A_REQUEST = 40
+"""Of the pattern's messages: the request, and what its tasks say and hear."""
+
+ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
+"""By the host's wall clock: nobody remembers that it has asked, and work has to be done some day."""
+
+ROLLS_BACK = 0.5
+UNDO = "/undo"
+TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
+
+
+class Book(snapline.Message, frozen=True):
+    """The `serial`-th request of a client."""
+
+    client: str
+    serial: int
+    tasks: list[str]
+    ending: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.client}-{self.serial}"
+
+
+class Booked(snapline.Message, frozen=True):
+    """The answer. `draw` differs between histories, so an answer that was taken back is told from one that stands."""
+
+    name: str
+    how: str
+    draw: float
+
+
+class Told(snapline.Message, frozen=True):
+    """What a request has its agent emit."""
+
+    name: str
+    place: int
+    draw: float
+
+
+class Ask(snapline.Message, frozen=True):
+    name: str
+
+
+class Answer(snapline.Message, frozen=True):
+    name: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a request has ended, "done" or "undone", or "stuck" if something could not be undone; and the keys of its effects."""
+
+    how: str
+    keys: dict[str, str] = {}
+
+
+class BookerState(msgspec.Struct):
+    """`own`: requests that the agent sends itself. `ended`: by the request's name."""
+
+    index: int
+    agents: int
+    own: int
+    ended: dict[str, Outcome] = {}
+    asked: int = 0
+
+
+class FullError(Exception):
+    pass
+
+
+class _Sale(msgspec.Struct):
+    """One key at the service. `first`, `last`: when it was asked for, in calls. `is_undone`: for good."""
+
+    task: str
+    first: int
+    last: int
+    is_done: bool = False
+    is_undone: bool = False
+    is_probed: bool = False
+
+
+class Service:
+    """The service outside, and its ledger. A task is `agent/request/place/kind`."""
+
+    def __init__(self) -> None:
+        self.sales: dict[str, _Sale] = {}
+        self._calls = 0
+
+    def pay(self, task: str, *, key: str) -> str:
+        """Do it, and give the receipt."""
+        kind = task.rpartition("/")[2]
+        self._calls += 1
+        sale = self.sales.setdefault(key, _Sale(task, self._calls, self._calls))
+        sale.last = self._calls
+        if sale.is_undone:
+            raise ConnectionRefusedError(f"{task} was undone under {key}")
+        if sale.is_done:
+            assert kind != "once", f"{task} is charged twice, under {key}"
+            assert kind != "probed" or sale.is_probed, f"{task} is called again under {key}, and nobody has probed it"
+        others = [other for other in self.standing(task) if other != key]
+        assert kind in ("unkeyed",) or not others, f"{task} is paid under {key}, and stands under {others[0]}"
+        sale.is_done = True
+        return f"{task} {key}"
+
+    def undo(self, task: str, *, key: str) -> None:
+        """Undo it, also if it was never done: then it never will be."""
+        of = key.removesuffix(UNDO)
+        assert key.endswith(UNDO), f"{task} is undone under the key {key}"
+        sale = self.sales.setdefault(of, _Sale(task, self._calls, self._calls))  # its request may have been lost
+        assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
+        if sale.is_undone:
+            return
+        later = [other.task for other in self.sales.values() if _is_after(other, sale)]
+        assert not later, f"{task} is undone before {later[0]}, paid after it"
+        sale.is_undone = True
+
+    def find(self, task: str, *, key: str) -> str | None:
+        """The probe."""
+        sale = self.sales.get(key)
+        if sale is None or not sale.is_done or sale.is_undone:
+            self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
+            return None
+        sale.is_probed = True
+        return f"{task} {key}"
+
+    def stubs(self) -> dict[str, Callable[..., Any]]:
+        """Return the stubs by name."""
+        names: dict[str, Callable[..., Any]] = {"look": int, "probed/probe": self.find}
+        for kind in EFFECTS:
+            names |= {kind: self.pay, f"{kind}/undo": self.undo}
+        return names
+
+    def standing(self, task: str) -> list[str]:
+        """Keys under which it is done, and was not undone."""
+        return [key for key, sale in self.sales.items() if sale.task == task and sale.is_done and not sale.is_undone]
+
+    def stands(self, key: str) -> bool:
+        sale = self.sales.get(key)
+        return sale is not None and sale.is_done and not sale.is_undone
+
+
+def _is_after(other: _Sale, sale: _Sale) -> bool:
+    """Was this one of the same request paid for the first time after the other one was asked for the last time, and does it stand?"""
+    is_same = other.task.rpartition("/")[0].rpartition("/")[0] == sale.task.rpartition("/")[0].rpartition("/")[0]
+    return is_same and other.is_done and not other.is_undone and other.first > sale.last
+
+
+def never(*args: object, key: str) -> str | None:
+    """Stand where the simulator calls a stub."""
+    raise AssertionError("a stub stands in its place")
+
+
+def undo(task: str, *, key: str) -> None:
+    """Compensate: the simulator calls its stub."""
+    never(key=key)
+
+
+class Booker(snapline.Agent):
+    """See the module."""
+
+    state: BookerState
+    retries = (0.0, 0.05)
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        for serial in range(self.state.own):
+            ctx.send(ctx.agent, own_request(ctx.agent, self.state.index, serial))
+
+    @snapline.handler(durable=True)
+    async def on_book(self, message: Book, ctx: snapline.Context) -> None:
+        keys: dict[str, str] = {}
+        how = "done"
+        if message.ending.startswith("block"):
+            how = await self._block(message, keys, ctx)
+        else:
+            await self._all(message, keys, ctx)
+        draw = ctx.random()
+        if message.ending == "rolls back" and draw < ROLLS_BACK and ctx.now() < ROLLS_BACK_UNTIL_NS:
+            ctx.rollback(f"{message.name} by {draw}")
+        if message.ending == "fails":
+            raise ValueError(f"{message.name} fails after all")
+        self.state.ended[message.name] = Outcome(how, keys)
+        if message.client != ctx.agent:
+            ctx.reply(Booked(message.name, how, draw))
+        if message.ending == "stops":
+            ctx.stop()
+
+    async def _block(self, message: Book, keys: dict[str, str], ctx: snapline.Context) -> str:
+        try:
+            async with ctx.saga(message.name):
+                await self._all(message, keys, ctx)
+                if message.ending == "block undone":
+                    raise FullError
+        except (FullError, snapline.EffectFailedError) as error:
+            return "stuck" if getattr(error, "__notes__", ()) else "undone"
+        return "done"
+
+    async def _all(self, message: Book, keys: dict[str, str], ctx: snapline.Context) -> None:
+        for place, kind in enumerate(message.tasks):
+            if kind in EFFECTS:
+                task = f"{ctx.agent}/{message.name}/{place}/{kind}"
+                keys[task] = await self._pay(task, kind, ctx)
+            else:
+                await self._do(message, place, kind, ctx)
+
+    async def _pay(self, task: str, kind: str, ctx: snapline.Context) -> str:
+        receipt = await ctx.effect(
+            kind,
+            never,
+            task,
+            key="" if kind == "unkeyed" else task,
+            compensate=(undo, task),
+            probe=never if kind == "probed" else None,
+            timeout_s=TIMEOUT_S,
+            retries=() if kind == "once" else WAITS_S,
+            repeatable=kind != "once",
+        )
+        paid, _, key = receipt.partition(" ")
+        assert paid == task, f"{task} was given the receipt {receipt}"
+        return key
+
+    async def _do(self, message: Book, place: int, kind: str, ctx: snapline.Context) -> None:
+        match kind:
+            case "step":
+                found = await ctx.step("look", int, str(place))
+                assert found == place, f"a step of {message.name} gave {found}, not {place}"
+            case "wait":
+                await ctx.sleep(0.001 + 0.05 * ctx.random())
+            case "call" if self.state.index + 1 < self.state.agents:
+                await self._call(message, ctx)
+            case "emit":
+                ctx.emit("bookings", Told(message.name, place, ctx.random()))
+            case _:
+                pass
+
+    async def _call(self, message: Book, ctx: snapline.Context) -> None:
+        """Ask the neighbour, who may have stopped."""
+        try:
+            answer = await ctx.call(name_of(self.state.index + 1), Ask(message.name), Answer, timeout_s=CALL_S)
+        except (snapline.UnansweredCallError, snapline.WaitTimeoutError):
+            return
+        assert answer.name == message.name, f"{message.name} was given the answer to {answer.name}"
+
+    @snapline.handler
+    async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
+        self.state.asked += 1
+        ctx.reply(Answer(message.name))
+
+
+def own_request(agent: str, index: int, serial: int) -> Book:
+    """The request that an agent sends itself: the same in every history."""
+    mixed = 7 * index + 5 * serial
+    tasks = [TASKS[(mixed + 3 * place) % len(TASKS)] for place in range(1 + mixed % TASKS_MAX)]
+    return Book(agent, serial, tasks, _ENDINGS_DRAWN[mixed % len(_ENDINGS_DRAWN)])
+
+
+class BookingWorkload(Workload):
+    """What must be true of bookings. `service`: of the present run."""
+
+    rolls_back = True
+
+    def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
+        super().__init__(fleet, ends=ends)
+        self.service = Service()
+        self._helpless: set[str] = set()
+
+    def open_service(self) -> dict[str, Callable[..., Any]]:
+        """Begin a run."""
+        self.service = Service()
+        return self.service.stubs()
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        tasks = [TASKS[choose(f"task {place}", len(TASKS))] for place in range(1 + choose("tasks", TASKS_MAX))]
+        ending = _ENDINGS_DRAWN[choose("ending", len(_ENDINGS_DRAWN))]
+        may_stop = self.fleet.agents and agent not in list(self.fleet.agents)[:2]
+        if may_stop and choose("stops", STOPS_ONE_IN) == STOPS_ONE_IN - 1:
+            ending = "stops"
+        return Book(client, serial, tasks, ending)
+
+    def check_cut(self, cut: snapline.Cut) -> str | None:
+        """What a cut holds for done is done outside; no recovery undoes it."""
+        self._helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Book)}
+        return self._check(cut.states)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        return all(isinstance(state, BookerState) for state in states.values())
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        return self._check(states) or ("" if self.has_gone_back else self._check_rest(states)) or None
+
+    def _check(self, states: Mapping[str, object]) -> str | None:
+        for agent, state in states.items():
+            assert isinstance(state, BookerState)
+            for name, outcome in state.ended.items():
+                for task, key in outcome.keys.items():
+                    stands = self.service.stands(key)
+                    if outcome.how != "stuck" and stands != (outcome.how == "done"):
+                        now = "stands" if stands else "does not stand"
+                        return f"{name} of {agent} is {outcome.how}, and {task} {now} under {key}"
+        return None
+
+    def _check_rest(self, states: Mapping[str, object]) -> str:
+        """All that stands belongs to a request that is done, once: no history was given up on purpose, or lost."""
+        for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
+            agent, name, *_ = task.split("/")
+            state = states.get(agent)
+            if not isinstance(state, BookerState) or agent in self._helpless:
+                continue
+            outcome, keys = state.ended.get(name), self.service.standing(task)
+            if outcome is None and keys:
+                return f"{task} stands, and {name} of {agent} was not done"
+            if len(keys) > 1:
+                return f"{task} is paid {len(keys)} times, under {', '.join(keys)}"
+        return ""
+
+
+def make_booking(part: FleetPart) -> BookingWorkload:
+    """Make a fleet with about so many messages as the scenario says."""
+    check_agents(part)
+    own = shares(part.pattern.messages // MESSAGES_OF_A_REQUEST, part.agents)
+    fleet = make_fleet(part, functools.partial(_booker, part.agents, own))
+    made = BookingWorkload(fleet, ends=part.pattern.messages > 0)
+    fleet.simulate = made.open_service
+    if part.pattern.name == "booking-until":
+        fleet.stop_when = functools.partial(_are_done, wanted=max(1, sum(own) // 2))
+    return made
+
+
+def _are_done(cut: snapline.Cut, *, wanted: int) -> bool:
+    states: Sequence[object] = list(cut.states.values())
+    return sum(len(state.ended) for state in states if isinstance(state, BookerState)) >= wanted
+
+
+def _booker(agents: int, own: list[int], index: int) -> Booker:
+    return Booker(BookerState(index, agents, own[index]))
