@@ -244,7 +244,7 @@ class Booker(snapline.Agent):
                 await self._do(message, place, kind, ctx)
 
     async def _pay(self, task: str, kind: str, ctx: snapline.Context) -> str:
-        receipt = await ctx.effect(
+        receipt: str = await ctx.effect(
             kind,
             never,
             task,
