@@ -120,7 +120,7 @@ class AgentHistory(msgspec.Struct):
         voids: so many of the messages that it sent are void.
         failed_ns: when it was found that it may not go on under this plan; 0: it may.
         inputs: payload → the turn that consumed it, or the dead letters did. replies: payload → what its turn answered; answered:
-            payload → the turn, or its segment, that ended with that.
+            payload → the turn, or its segment, that ended with that. answers_to_letters: what a dead letter's turn has answered: its client may be told that, too.
         put_off: messages that were consumed before their turns, and those of them that have had them: the turn then, payload, whether
             it is over.
         outputs: turn and bytes of what it emitted, in order.
@@ -143,6 +143,7 @@ class AgentHistory(msgspec.Struct):
     inputs: dict[bytes, int] = {}
     replies: dict[bytes, bytes] = {}
     answered: dict[bytes, int] = {}
+    answers_to_letters: dict[bytes, list[bytes]] = {}
     put_off: list[tuple[int, bytes, bool]] = []
     outputs: list[tuple[int, bytes]] = []
     letters: list[LetterChange] = []

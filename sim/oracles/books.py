@@ -209,9 +209,12 @@ class Books:
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
-    def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes) -> None:
-        """The turn that has just ended has answered this input."""
+    def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_letter: bool = False) -> None:
+        """The turn that has just ended has answered this input, or its dead letter."""
         history = self.history_of(plan, agent)
+        if is_letter:
+            history.answers_to_letters.setdefault(payload, []).append(reply)
+            return
         history.replies[payload] = reply
         history.answered[payload] = history.turns
 
@@ -485,6 +488,7 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         replies={
             payload: reply for payload, reply in history.replies.items() if history.answered[payload] <= place.turns
         },
+        answers_to_letters={payload: list(replies) for payload, replies in history.answers_to_letters.items()},
         put_off=[each for each in history.put_off if each[0] <= place.turns],
         answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},

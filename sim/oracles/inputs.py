@@ -52,9 +52,9 @@ class InputOracle:
         self.offered[payload].is_given_up = True
 
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Its client was told what its turn has answered, for good; b"": nothing, or that it is a dead letter."""
+        """Its client was told what its turn has answered, for good; b"": nothing, or that it is a dead letter, which may be retried."""
         offered = self.offered[payload]
-        if offered.answer not in (None, answer) and not self.has_fallen_back:
+        if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
                 f"{show(payload)} for {offered.agent} was answered {show(answer)} after {show(offered.answer or b'')}"
             )
@@ -107,7 +107,8 @@ class InputOracle:
                 text = f"input {show(payload)} was dropped when the fleet was taken back, and {offered.agent} has consumed it"
                 self._report("inputs", "R1", t_ns, text)
             stands = history.replies.get(payload, b"") if history is not None else b""
-            if offered.answer not in (None, stands) and not self.has_fallen_back:
+            retold = history.answers_to_letters.get(payload, []) if history is not None else []
+            if offered.answer not in (None, stands, *retold) and not self.has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer)}, and {offered.agent} has answered {show(stands)}"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:

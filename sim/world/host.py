@@ -155,7 +155,7 @@ class SimCarrier(HostCarrier):
         rollbacks = self._judge.books.rollbacks
         if rollbacks.asked:
             rollbacks.on_turn(self._desk.kernel.now_ns, turn.agent, turn.incarnation)
-        if turn.what != "segment":
+        if turn.turn is not None or turn.what != "segment":
             self._begun_as[turn.agent] = turn.what if turn.turn is None else turn.turn.what
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
@@ -191,8 +191,11 @@ class SimCarrier(HostCarrier):
             )  # fmt: skip
             for topic, payload, _ in ended.outputs:
                 self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
-            if ended.reply and self._begun_as[turn.agent] != "letter":  # that answers who said the word
-                self._judge.books.on_replied(turn.incarnation, turn.agent, turn.payload, ended.reply)
+            if ended.reply:
+                is_letter = self._begun_as[turn.agent] == "letter"
+                self._judge.books.on_replied(
+                    turn.incarnation, turn.agent, turn.payload, ended.reply, is_letter=is_letter
+                )
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             self._desk.figures.on_turn(now_ns, turn.what)
