@@ -1,15 +1,22 @@
 """An operator who takes the fleet back now and then, to some epoch that is kept, with or without its inputs.
 
-He asks whoever leads, and again until he is answered: the same token is the same restore. When the faults are over he comes only where an agent stands that has asked to go back
-(`ctx.rollback`), and that was refused: then he takes the fleet back to its newest epoch.
+He asks whoever leads, through the product's own service (`coordinator/service/restoring.py`), and again until he is answered: the same token is the same restore. When the faults are
+over he comes only where an agent stands that has asked to go back (`ctx.rollback`), and that was refused: then he takes the fleet back to its newest epoch.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
+from snapline.conversation.answers import RestoreReply
 from snapline.coordinator.leader import events as le
+from snapline.coordinator.service.restoring import AnswerT
+from snapline.errors import MisuseError, NotFoundError, SnaplineError
 from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.seat import SimLeader
+from snapline.sim.world.waiting import VirtualLoop, drive
 
 AGAIN_NS = 400_000_000
 """Without an answer he asks again: an election takes as long."""
@@ -19,8 +26,8 @@ ASKED_MAX = 8
 HELPS_NS = 700_000_000
 """Between two looks of his: long enough for a restore."""
 
-Ask = Callable[[le.RestoreRequested], None]
-"""Says it to whoever leads, if anybody does."""
+READ_S = 0.002
+"""What the service reads of the store for one restore takes so long."""
 
 
 class OperatorsRestore(NamedTuple):
@@ -32,18 +39,46 @@ class OperatorsRestore(NamedTuple):
     asked: int
 
 
+class _LeaderLoop(VirtualLoop):
+    """Virtual time for the service of one leader: with it, what the service has begun ends without a word."""
+
+    def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
+        super().__init__(kernel)
+        self._leader = leader
+
+    def run_in_executor(self, _executor: None, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+        future = self.create_future()
+
+        def work(_: object) -> None:
+            try:
+                found = function()
+            except SnaplineError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(found)
+
+        self.call_later(READ_S, lambda: self._leader.fire((work, None)))
+        return future
+
+
 class Restorer:
     """Of one run."""
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, ask: Ask, stands: Callable[[], bool]) -> None:
-        """`stands`: an agent does, and was refused."""
+    def __init__(
+        self,
+        desk: WorldDesk,
+        log: SimulatedLog,
+        leader: Callable[[], SimLeader | None],
+        stands: Callable[[], bool],
+    ) -> None:
+        """`leader`: whoever leads, if anybody does. `stands`: an agent does, and was refused."""
         self._desk = desk
         self._log = log
-        self._ask = ask
+        self._leader = leader
         self._stands = stands
         self._helps = 0
         self._numbers = 0
-        self._open: dict[int, str] = {}
+        self._open: dict[int, asyncio.Future[Any]] = {}
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
@@ -80,23 +115,48 @@ class Restorer:
     def _say(self, wish: OperatorsRestore) -> None:
         if wish.token in self._answered or wish.asked >= ASKED_MAX:
             return
-        self._numbers += 1
-        self._open[self._numbers] = wish.token
-        self._ask(le.RestoreRequested(self._numbers, wish.token, wish.epoch, "on purpose", wish.drops))
+        leader = self._leader()
+        if leader is not None:
+            loop = _LeaderLoop(self._desk.kernel, leader)
+            drive(loop, self._restore(loop, leader, wish), lambda answer: self._ended(wish, answer))
         again = wish._replace(asked=wish.asked + 1)
         self._desk.call_at(self._desk.kernel.now_ns + AGAIN_NS, lambda: self._say(again))
 
+    async def _restore(self, loop: VirtualLoop, leader: SimLeader, wish: OperatorsRestore) -> RestoreReply:
+        def ask(question: Callable[[int], le.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]:
+            self._numbers += 1
+            future = self._open[self._numbers] = loop.create_future()
+            leader.tell(question(self._numbers))
+            return future
+
+        return await leader.restoring.restore(
+            str(wish.epoch), wish.token, "the operator wants it", is_dropping=wish.drops, ask=ask
+        )
+
     def on_answered(self, answer: le.AnswerRestore) -> None:
-        """What he is told must be so in the log."""
-        token = self._open.pop(answer.request, "")
-        if not token:
+        """The leader has answered the service."""
+        future = self._open.pop(answer.request, None)
+        if future is None:
             self._desk.say("answer", "G4", f"request {answer.request} to go back is answered twice, or was never made")
             return
+        future.set_result(answer)
+
+    def _ended(self, wish: OperatorsRestore, answer: Callable[[], RestoreReply]) -> None:
+        """What he is told must be so in the log."""
         probes = self._desk.judge.probes
-        probes.sometimes(not answer.refused, "fleet taken back")
-        probes.sometimes(bool(answer.refused), "restore refused")
-        if not answer.may_pass:
-            self._answered[token] = None
-        plan = self._log.canonical.plan_asked_for(token)
-        if not answer.refused and (plan is None or plan.number != answer.plan):
-            self._desk.say("answer", "G4", f"{token} is told of plan {answer.plan}, which does not go back for it")
+        try:
+            reply = answer()
+        except (MisuseError, NotFoundError) as error:  # for good
+            self._answered[wish.token] = None
+            probes.hit("restore refused")
+            if "lack inputs" in str(error) and self._desk.scenario.budget == "within":
+                self._desk.say("answer", "R1", f"{wish.token} is refused, and no fault has deleted inputs: {error}")
+            return
+        except SnaplineError:  # for now
+            probes.hit("restore refused")
+            return
+        self._answered[wish.token] = None
+        probes.hit("fleet taken back")
+        plan = self._log.canonical.plan_asked_for(wish.token)
+        if plan is None or (plan.number, plan.line_epoch) != (reply.plan, reply.epoch):
+            self._desk.say("answer", "G4", f"{wish.token} is told of plan {reply.plan}, which does not go back for it")

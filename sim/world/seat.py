@@ -14,6 +14,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
+from snapline.coordinator.service.restoring import Restoring
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
@@ -84,7 +85,7 @@ class SimLeader:
 
     Attributes:
         is_over: it leads no more.
-        freezes: who froze for it.
+        freezes: who froze for it. restoring: the service by which people have the fleet go back.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class SimLeader:
         self.is_over = False
         state = log.state_of(node)
         self._core = LeaderCore(state, _options(desk, f"{node}.{term}"))
+        self.restoring = Restoring(state, desk.stores.of(node))
         keeper = _keeper(desk, node, state)
         self._sessions: dict[int, Stream] = {}
         self._hosts: dict[int, str] = {}
@@ -169,7 +171,7 @@ class SimLeader:
         """Somebody wants a snapshot."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
-    def tell(self, wanted: ev.RestoreRequested | MovesRequested) -> None:
+    def tell(self, wanted: ev.Event | MovesRequested) -> None:
         """An operator wants the fleet to go back, or agents elsewhere."""
         self.fire((self.feed, wanted))
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from snapline.conversation.status import Standing
-from snapline.coordinator.leader.events import RestoreRequested
 from snapline.coordinator.leader.host_words import MovesRequested
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
@@ -37,7 +36,7 @@ from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.restorer import Restorer
-from snapline.sim.world.seat import Seat
+from snapline.sim.world.seat import Seat, SimLeader
 
 
 class World:
@@ -67,7 +66,7 @@ class World:
         self._release_awaited: int | None = None
         self.notes = WorldNotes(desk, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
-        restorer = Restorer(desk, self.log, self._tell_leader, self._does_one_stand)
+        restorer = Restorer(desk, self.log, self._leader, self._does_one_stand)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
         mover = Mover(desk, self.log, self._tell_leader)
@@ -139,13 +138,16 @@ class World:
         every_ns = self.desk.scenario.run.snapshots_every_ns
         if not every_ns:
             return
-        leader = next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
+        leader = self._leader()
         if leader is not None:
             self.notes.questions.put(leader)
         self.desk.call_at(self.desk.kernel.now_ns + every_ns, self._ask_for_snapshots)
 
-    def _tell_leader(self, wanted: RestoreRequested | MovesRequested) -> None:
-        leader = next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
+    def _leader(self) -> SimLeader | None:
+        return next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
+
+    def _tell_leader(self, wanted: MovesRequested) -> None:
+        leader = self._leader()
         if leader is not None:
             leader.tell(wanted)
 
