@@ -19,6 +19,7 @@ HERE: Where = "local"
 NEVER = {
     "hold": "a marker is bytes of a stream, which nothing overtakes",
     "disk: stale-read": "the file systems of one machine show at once what was written",
+    "disk: away": "the store of a run lies in its folder, and is no mount of its own",
 }
 """Words that no real processes can suffer."""
 

@@ -25,6 +25,7 @@ _DISK_MODES: dict[str, DiskMode] = {
     "failed-sync": "failed-sync",
     "slow": "slow",
     "stale-read": "stale-read",
+    "away": "away",
 }
 
 _HANGING: dict[str, Hanging] = {"store": "store", "stop": "stop", "loop": "loop"}

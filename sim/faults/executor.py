@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from snapline.sim.choices import Choices
 from snapline.sim.result import ExecutedFault
 
-DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read"]
+DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read", "away"]
 """Ways in which a disk goes on being wrong until told otherwise."""
 
 Hanging = Literal["store", "stop", "loop"]

@@ -483,6 +483,7 @@ DESCRIPTIONS = (
     ("disk", "disk: full", "writes fail: no space"),
     ("disk", "disk: slow", "everything on the disk takes long"),
     ("disk", "disk: stale-read", "what others wrote in the last moment is not seen yet"),
+    ("disk", "disk: away", "the store's mount is gone: an empty directory is there"),
     ("clock", "clock", "the wall clock is ahead or behind, and drifts"),
     ("coordinator", "coordinator: kill-leader", "the leader is killed"),
     ("coordinator", "coordinator: kill", "a coordinator is killed"),

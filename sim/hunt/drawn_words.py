@@ -270,6 +270,8 @@ def _draw_disk(span: Span) -> Word:
     mode = span.of(modes, "mode")
     word = DiskWord(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
     host = EVERY_HOST if mode != "bit-flip" and span.one_in(4, "everybody") else ""
+    if span.dice.one_in_apart(4, *span.key("away")):
+        mode = "away"
     return msgspec.structs.replace(word, mode=mode, host=host)
 
 

@@ -33,8 +33,8 @@ from snapline.storage.store.record import Buffer
 STALE_NS = 50_000_000
 """How long a stale cache hides a new file. Longer than a turn of the coordinator, shorter than its retries."""
 
-FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow")
-"""What `set_fault` knows. "slow" is only remembered: the world decides what it costs."""
+FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow", "away")
+"""What `set_fault` knows. "slow" is only remembered: the world decides what it costs. "away": its mount is gone, and an empty directory is there."""
 
 _WORDS = {
     errno.EIO: "Input/output error",
@@ -208,6 +208,8 @@ class NodeDisk:
         entries = self._directory(path).entries
         if self.modes:
             self._refuse(path)
+            if "away" in self.modes:
+                return []
             entries = {name: node for name, node in entries.items() if not self._is_stale(node)}
         return [DirectoryEntry(name, isinstance(entries[name], _Directory)) for name in sorted(entries)]
 
@@ -276,6 +278,8 @@ class NodeDisk:
     def _refuse(self, path: str) -> None:
         if "eio" in self.modes:
             raise self._refused(errno.EIO, path)
+        if "away" in self.modes and path:
+            raise self._refused(errno.ENOENT, path)
 
     def _refused(self, number: int, path: str) -> OSError:
         """The error of a fault; counted."""

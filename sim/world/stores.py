@@ -6,6 +6,7 @@ from snapline.sim.choices import Choices, stream_of
 from snapline.sim.scenario import DelayPart
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.network import DELAY_STEPS
+from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.store import Store
 
 SLOW_FACTOR = 100
@@ -33,7 +34,7 @@ class Stores:
 
     def of(self, node: str) -> Store:
         """The store, opened by that node."""
-        return Store(self.disk.of(node), self.id, random_bytes=self._random_bytes)
+        return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
 
     def cost_ns(self, node: str, key: Hashable) -> int:
         """How long one call takes that node."""
