@@ -329,7 +329,9 @@ class DiskWord(HostWord, frozen=True, kw_only=True):
         failpoint: of "eio": OSError at that point instead of for a time.
     """
 
-    mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = "power-cut"
+    mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (
+        "power-cut"
+    )
     restart_after: OptionalDuration = "500ms"
     failpoint: str = ""
     hit: Hit = 1

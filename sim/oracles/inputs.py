@@ -109,7 +109,7 @@ class InputOracle:
             stands = history.replies.get(payload, b"") if history is not None else b""
             retold = history.answers_to_letters.get(payload, []) if history is not None else []
             if offered.answer not in (None, stands, *retold) and not self.has_fallen_back:
-                text = f"input {show(payload)} was answered {show(offered.answer)}, and {offered.agent} has answered {show(stands)}"
+                text = f"input {show(payload)} was answered {show(offered.answer or b'')}, and {offered.agent} has answered {show(stands)}"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:
                 heard.setdefault((offered.client, offered.agent), []).append((offered.serial, turn))

@@ -39,7 +39,7 @@ from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, P
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
-from snapline.sim.oracles.book_records import NOWHERE, CutRecord, digest_of
+from snapline.sim.oracles.book_records import NOWHERE, AgentHistory, CutRecord, digest_of
 from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.letters import check_letters
@@ -218,7 +218,7 @@ class Judge:
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch, is_dropping=kind.drop_inputs)
             case op.EndFleet() as kind:
                 if self._is_within:
-                    self._report_all(t_ns, self._stop.on_ended(kind))
+                    self._report_all(t_ns, self._stop.on_ended(t_ns, kind))
                 probes.sometimes(kind.outcome == "stopped", "stopped by itself")
             case _:
                 pass
@@ -326,7 +326,7 @@ class Judge:
         for agent, checkpoint in checkpoints.items():
             self._check_letters(t_ns, cut, agent, checkpoint)
         seen = Cut(cut.epoch, checkpoints, self._fleet)
-        self._stop.on_cut(seen)
+        self._stop.on_cut(t_ns, seen)
         broken = self._terms.check_cut(seen)
         if broken:
             self._report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
@@ -416,6 +416,26 @@ class Judge:
             if history.turns > kept:
                 found.append((history.turns - kept, sum(image.turns > kept for image in history.captured)))
         return found
+
+    def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
+        """Whether the agent has consumed this input in the cut of an epoch; also if nothing is known of it there."""
+        return self._holds(epoch, agent, payload, lambda history: history.inputs)
+
+    def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:
+        """The same of the end of the turn that has answered it, or its dead letter."""
+        return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
+
+    def _holds(
+        self, epoch: int, agent: str, payload: bytes, turns: Callable[[AgentHistory], Mapping[bytes, int]]
+    ) -> bool:
+        cut = self._cuts.get(epoch)
+        if not epoch:
+            return False
+        if cut is None or agent not in cut.places or cut.places[agent].is_gone:
+            return True
+        history = self.books.branch_of(cut.plan).histories.get(agent)
+        turn = turns(history).get(payload) if history is not None else None
+        return turn is not None and turn <= cut.places[agent].turns
 
     def beyond_line(self) -> list[str]:
         """Agents that have taken turns since their place in the newest complete epoch."""

@@ -325,6 +325,27 @@ class VirtualDisk:
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 
+    def files_below(self, prefix: str) -> dict[str, bytes]:
+        """Return what processes see below a prefix, by path."""
+        found = [(path, node) for path, node in self.nodes.items() if path.startswith(prefix)]
+        return {path: node.data for path, node in found if isinstance(node, _File)}
+
+    def durable_files(self, prefix: str) -> dict[str, bytes]:
+        """Return what no power cut can take away below a prefix, by path."""
+        return {path: data for path, data in self.files_below(prefix).items() if self._is_durable(path)}
+
+    def _is_durable(self, path: str) -> bool:
+        file = self.nodes[path]
+        if not isinstance(file, _File) or file.lost or file.synced < len(file.data):
+            return False
+        while path:
+            parent, _, name = path.rpartition("/")
+            directory = self.nodes[parent]
+            if not isinstance(directory, _Directory) or name in directory.pending:
+                return False
+            path = parent
+        return True
+
     def reader(self) -> Disk:
         """A view that no fault concerns, for oracles; what is written through it is never lost to a power cut."""
         return self._reader

@@ -355,11 +355,22 @@ class SimHost:
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[Sequence[InputOutcome]], None]
     ) -> None:
         """A client's request has come."""
-        self.later(self._kernel.now_ns, lambda _: self.carrier.offer(client, inputs, then))
+
+        def answered(outcomes: Sequence[InputOutcome]) -> None:
+            self.notes.host_logs.on_offered(self.name, inputs, outcomes)
+            then(outcomes)
+
+        self.later(self._kernel.now_ns, lambda _: self.carrier.offer(client, inputs, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
         """A client waits for an answer."""
-        self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, then, is_early=is_early))
+
+        def answered(answer: ev.AskAnswer) -> None:
+            if not is_early:
+                self.notes.host_logs.on_asked(self.name, agent, key, answer)
+            then(answer)
+
+        self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, answered, is_early=is_early))
 
     def pause(self, why: str) -> None:
         """Nothing of it runs, until no reason is left."""

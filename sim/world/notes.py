@@ -6,6 +6,7 @@ from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.leader.events import AnswerRestore
 from snapline.coordinator.leader.host_words import AnswerMoves
 from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.host_log_notes import HostLogNotes
 from snapline.sim.world.log_notes import Freezing, LogNotes
 from snapline.sim.world.questions import SnapshotQuestions
 from snapline.sim.world.replicated_log import SimulatedLog
@@ -20,6 +21,7 @@ class WorldNotes:
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, frozen: Freezing) -> None:
         self.store = StoreNotes(desk, log)
+        self.host_logs = HostLogNotes(desk, log, self.store.flipped)
         self.log = LogNotes(desk, log, self.store, frozen)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
         """Host → the run that a message has killed last, and what it was: the marks that the run leaves."""

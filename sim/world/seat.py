@@ -242,7 +242,9 @@ class SimLeader:
         self.feed(answer)
 
     def _chore(self, command: ev.Command) -> None:
+        logs = self._notes.host_logs.files() if isinstance(command, ev.SweepLogs) else {}
         self._chores[type(command)](command)
+        self._notes.host_logs.on_swept(logs)
         self._notes.store.on_deleted(command, self._node)
 
     def _say(self, command: ev.Command) -> None:

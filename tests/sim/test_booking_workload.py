@@ -12,12 +12,12 @@ SELDOM = TriggerPart(kind="messages", messages=1000)
 """More messages than the fleet sends."""
 
 
-def scenario_of(pattern: str, protocol: str, clients: ClientsPart = ClientsPart()) -> Scenario:
+def scenario_of(pattern: str, protocol: str, clients: ClientsPart | None = None) -> Scenario:
     trigger = SELDOM if is_autonomous(protocol) else TriggerPart()
     fleet = FleetPart(
         agents=4, hosts=2, protocol=protocol, pattern=PatternPart(name=pattern, messages=320), trigger=trigger
     )
-    return Scenario(name="bookings", fleet=fleet, clients=clients)
+    return Scenario(name="bookings", fleet=fleet, clients=clients or ClientsPart())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
