@@ -109,10 +109,13 @@ class TurnEnds:
             self._outlets.leave(agent, event.sends)
         agent.current = None
         self._mode.turn_ended(agent, entry, event)
+        intent = event.pause.intent if event.pause is not None else None
+        agent.current = entry if intent is not None else None  # busy: a checkpoint for its outputs is to hold its intent, too
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
-        if event.pause is not None and event.pause.intent is not None:
-            self._durable.intended(agent, event.pause.intent)
+        agent.current = None
+        if intent is not None:
+            self._durable.intended(agent, intent)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)
         if self._views.waiting:

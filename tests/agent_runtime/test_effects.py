@@ -134,7 +134,7 @@ def test_an_epoch_that_does_not_hold_the_intent_lets_nothing_happen() -> None:
 
 @pytest.mark.parametrize("protocol", ["hmnr", "uncoordinated"])
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_the_last_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_intent(
+def test_each_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_intent(
     protocol: str, is_watched: bool
 ) -> None:
     """Also where the turn has said something before, for which somebody waits: that brings a checkpoint of its own."""
@@ -142,8 +142,9 @@ def test_the_last_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_inte
     driver.feed(msg.OutputsWatched(is_watched))
     pause = Pause(SEED, JournalEntry("effect", "pay", DIGEST), None, [], False, intent())
     driver.end("a", pause=pause, outputs=[("topic", b"before", 1)])
-    taken = [x.control for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a"][-1]
-    assert taken.outputs.number == 2 and taken.effects is not None and taken.effects.open is not None
+    taken = [x.control for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a" and x.control.outputs.number]
+    assert taken and [x.outputs.number for x in taken] == [2] * len(taken), "a freeze would have kept the first one"
+    assert all(x.effects is not None and x.effects.open is not None for x in taken)
 
 
 @pytest.mark.parametrize("protocol", ["hmnr", "uncoordinated"])
