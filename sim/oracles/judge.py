@@ -94,7 +94,7 @@ class Judge:
     def __init__(self, terms: Terms, *, fleet: Fleet, agents: Sequence[str]) -> None:
         self.violations: list[Violation] = []
         self.probes = Probes()
-        self.books = Books(self._report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
+        self.books = Books(self.report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
         self.on_turn = self.books.on_turn
         self.on_buried = self.books.on_buried
         self.on_voided = self.books.on_voided
@@ -140,7 +140,7 @@ class Judge:
         if is_old or is_full or child in self._fleet.agents or self.books.is_created(plan, child):
             return
         text = f"{parent} was refused the creation of {child}, which nobody has created under plan {plan} or before it"
-        self._report("refused", "G3", t_ns, text)
+        self.report("refused", "G3", t_ns, text)
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
         """A host has made an agent from the line of a plan; None: in its initial state."""
@@ -150,11 +150,11 @@ class Judge:
         if checkpoint is None:
             if line_epoch:
                 text = f"{agent} began anew, and plan {plan} starts from epoch {line_epoch}"
-                self._report("restored", "G3", t_ns, text)
+                self.report("restored", "G3", t_ns, text)
             return
         if cut is not None and cut.checkpoints.get(agent) != digest_of(encode_checkpoint(checkpoint)):
             text = f"the checkpoint of {agent} is not the one that epoch {line_epoch} held when it was complete"
-            self._report("restored", "G11", t_ns, f"plan {plan}: {text}")
+            self.report("restored", "G11", t_ns, f"plan {plan}: {text}")
         if not checkpoint.is_unborn:
             self._check_captured(t_ns, f"plan {plan} has restored", checkpoint)
         self.probes.sometimes(any(checkpoint.in_transit.values()), "messages delivered again")
@@ -163,14 +163,14 @@ class Judge:
         difference = self.books.difference(checkpoint)
         if difference:
             name = f"checkpoint {checkpoint.number} of {checkpoint.agent}, incarnation {checkpoint.incarnation}"
-            self._report("restored", "G11", t_ns, f"{what} {name}, which {difference}")
+            self.report("restored", "G11", t_ns, f"{what} {name}, which {difference}")
 
     def _start_branch(self, t_ns: int, plan: int, line_epoch: int, cut: CutRecord | None) -> None:
         if self._outcomes.is_used and plan > self._outcomes.plan:
-            self._report("incarnation", "G9", t_ns, f"a host works under plan {plan}, which is not in the log")
+            self.report("incarnation", "G9", t_ns, f"a host works under plan {plan}, which is not in the log")
         if line_epoch and cut is None and self._is_within:
             text = f"plan {plan} starts from epoch {line_epoch}, which was never seen complete"
-            self._report("outcome", "G4", t_ns, text)
+            self.report("outcome", "G4", t_ns, text)
         if plan > 1:
             self.probes.hit("recovery")
             self.probes.sometimes(line_epoch == 0, "recovery to the initial states")
@@ -282,7 +282,7 @@ class Judge:
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
             if self._is_within:
-                self._report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
+                self.report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
             return
         cut, findings = cuts.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
         base_epoch = self._base_of(epoch)
@@ -305,12 +305,12 @@ class Judge:
             return
         self.probes.hit("old epoch read back")
         if checkpoints is None:
-            self._report("durable", "G7", t_ns, f"epoch {epoch} is kept, and cannot be read any more: {error}")
+            self.report("durable", "G7", t_ns, f"epoch {epoch} is kept, and cannot be read any more: {error}")
             return
         digests = {agent: digest_of(encode_checkpoint(each)) for agent, each in checkpoints.items()}
         if digests != cut.checkpoints:
             text = f"epoch {epoch} is kept, and does not hold any more what it held when it was complete"
-            self._report("restored", "G11", t_ns, text)
+            self.report("restored", "G11", t_ns, text)
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
         """Files were deleted: the epochs with a ref before, with when they were created, and those that have one still."""
@@ -329,7 +329,7 @@ class Judge:
         self._stop.on_cut(t_ns, seen)
         broken = self._terms.check_cut(seen)
         if broken:
-            self._report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
+            self.report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
         for name in cuts.situations(self.books, cut, checkpoints):
             self.probes.hit(name)
 
@@ -337,7 +337,7 @@ class Judge:
         history, place = self.books.branch_of(cut.plan).histories.get(agent), cut.places[agent]
         if history is not None and place.captured is not None:
             for text in check_letters(history, place, checkpoint, cut.epoch):
-                self._report("letters", "G3", t_ns, text)
+                self.report("letters", "G3", t_ns, text)
 
     def _check_line(self, t_ns: int, cut: CutRecord, base: CutRecord | None) -> None:
         self._report_all(t_ns, self._lines.check(cut, base))
@@ -368,7 +368,7 @@ class Judge:
         """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written."""
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
-            self._report("outcome", "G4", t_ns, text)
+            self.report("outcome", "G4", t_ns, text)
 
     # ---- checkpoints of single agents -------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Judge:
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
-            self._report("garbage", "G7", t_ns, f"after files were deleted epoch {epoch}, the newest, cannot be read")
+            self.report("garbage", "G7", t_ns, f"after files were deleted epoch {epoch}, the newest, cannot be read")
         self.probes.sometimes(bool(missing), "checkpoints deleted")
         now = self._outcomes.plan or self.books.newest_plan
         if not self._is_autonomous or plan not in (0, now) or epoch in self._damaged:
@@ -459,7 +459,7 @@ class Judge:
 
     def on_core_failed(self, t_ns: int, node: str, error: BaseException, place: str) -> None:
         """An invariant of a core of the product did not hold, or it raised."""
-        self._report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
+        self.report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
     def at_end(
         self,
@@ -496,14 +496,15 @@ class Judge:
             different = replay(self._fleet, history, states.get(agent) if is_quiet else None)
             self.probes.hit("replay not possible" if different == NOT_POSSIBLE else "replayed")
             if different and different != NOT_POSSIBLE:
-                self._report("replay", "G3", t_ns, different)
+                self.report("replay", "G3", t_ns, different)
 
     # ---- saying ---------------------------------------------------------------------------------------------------
 
-    def _report(self, oracle: str, guarantee: str, t_ns: int, text: str) -> None:
+    def report(self, oracle: str, guarantee: str, t_ns: int, text: str) -> None:
+        """Note a violation."""
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(Violation(oracle, guarantee, t_ns, text))
 
     def _report_all(self, t_ns: int, findings: Iterable[cuts.Finding]) -> None:
         for oracle, guarantee, text in findings:
-            self._report(oracle, guarantee, t_ns, text)
+            self.report(oracle, guarantee, t_ns, text)

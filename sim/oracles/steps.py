@@ -35,6 +35,11 @@ class StepOracle:
         self._captured: dict[tuple[str, int, int], int] = {}
         """The same in each of its checkpoints, by number."""
 
+    def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
+        """Where the agent's turn stands: what it was begun for, and all that it has seen."""
+        run = self._runs[agent, incarnation]
+        return (*run.begun, *run.seen)
+
     def on_captured(self, agent: str, incarnation: int, number: int) -> None:
         """A checkpoint was taken."""
         self._captured[agent, incarnation, number] = self._counts.get((agent, incarnation), 0)

@@ -47,6 +47,8 @@ ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
 """By the host's wall clock: nobody remembers that it has asked, and work has to be done some day."""
 
 ROLLS_BACK = 0.5
+LONG, LONG_S = 0.25, 4.0
+"""Waits that are longer than recoveries take."""
 UNDO = "/undo"
 TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
 
@@ -96,13 +98,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class BookerState(msgspec.Struct):
-    """`own`: requests that the agent sends itself. `ended`: by the request's name."""
+    """`own`: requests that the agent sends itself. `ended`: by the request's name. `looked_ns`: by the clock, when the last step began."""
 
     index: int
     agents: int
     own: int
     ended: dict[str, Outcome] = {}
     asked: int = 0
+    looked_ns: int = 0
 
 
 class FullError(Exception):
@@ -262,10 +265,13 @@ class Booker(snapline.Agent):
     async def _do(self, message: Book, place: int, kind: str, ctx: snapline.Context) -> None:
         match kind:
             case "step":
+                before_ns = ctx.now()
                 found = await ctx.step("look", int, str(place))
                 assert found == place, f"a step of {message.name} gave {found}, not {place}"
+                self.state.looked_ns = before_ns
             case "wait":
-                await ctx.sleep(0.001 + 0.05 * ctx.random())
+                is_long = ctx.random() < LONG
+                await ctx.sleep(LONG_S if is_long else 0.001 + 0.05 * ctx.random())
             case "call" if self.state.index + 1 < self.state.agents:
                 await self._call(message, ctx)
             case "emit":

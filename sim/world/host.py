@@ -39,6 +39,7 @@ from snapline.sim.world.session import SeatDoor, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error, may_wait
 from snapline.sim.world.workers import Workers
 from snapline.storage.capture.image import StateImage
+from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
 
 SECOND_NS = 1_000_000_000
@@ -161,6 +162,9 @@ class SimCarrier(HostCarrier):
         self._outside.draws, self._outside.agent = draws, turn.agent
         if may_wait(self.turns.type_of(turn.agent)):
             self._judge.books.effects.on_started(turn)
+            if turn.found is not None:
+                place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
+                self._desk.waits.on_over(self._desk.kernel.now_ns, turn.agent, place, turn.found)
             self._judge.books.steps.on_started(turn, encode_ordered(self.turns.object_of(turn.agent).state))
         ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
         if ended is None:
@@ -182,6 +186,10 @@ class SimCarrier(HostCarrier):
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
             self._judge.books.steps.on_ended(ended)
+            if ended.pause is not None and ended.pause.timeout_ns is not None:
+                place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
+                is_again = turn.turn is not None and turn.turn.waits is not None
+                self._desk.waits.on_waiting(now_ns, place, ended.pause.timeout_ns, is_again=is_again)
             if turn.turn is not None:
                 self._judge.probes.hit("durable turn run again")
             is_plain = draws is not None and ended.pause is None and not ended.is_durable and turn.what != "segment"
@@ -252,6 +260,7 @@ class SimCarrier(HostCarrier):
             for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
                 checkpoint = each.checkpoint
+                self._desk.waits.on_loaded(now_ns, each.agent)
                 self._judge.books.steps.on_loaded(each.agent, each.incarnation, checkpoint)
                 if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
                     made = outcome.objects[each.agent]
@@ -448,8 +457,9 @@ class SimHost:
     def wall_ns(self) -> int:
         return self.desk.clocks.wall_ns(self.name)
 
-    def boot_clock(self) -> None:
-        return None
+    def boot_clock(self) -> BootClock:
+        """All hosts are of one machine, which is never started anew."""
+        return BootClock("simulated", self._kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
         timer = _Timer(function)

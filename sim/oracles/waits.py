@@ -1,0 +1,58 @@
+"""A durable wait with a time limit is over when its time is, counted from when the turn first stood there: no recovery begins it anew (G3), and none ends it early.
+
+The books are those of `steps.py`: a wait is known by what its turn was begun for and has seen. A host that was down, or slow, is late for that reason alone: so the limit is
+the latest of the wait's own end, the last time that its agent was loaded, and the end of the last fault, and some patience. While wall clocks are wrong nothing is said.
+"""
+
+from collections.abc import Sequence
+
+from snapline.agent_runtime.durable import DONE, LATE
+from snapline.sim.oracles.book_records import Report
+from snapline.sim.result import ExecutedFault
+from snapline.storage.packs.checkpoint import JournalEntry
+
+PATIENCE_NS = 2_000_000_000
+"""For the handler to come to its wait again, and for freezes."""
+
+EARLY_NS = 1_000_000
+
+Place = tuple[object, ...]
+
+
+class WaitOracle:
+    """Of one run. `faults`: as executed so far."""
+
+    def __init__(self, report: Report, faults: Sequence[ExecutedFault]) -> None:
+        self._report = report
+        self._faults = faults
+        self._due_ns: dict[Place, int] = {}
+        self._loaded_ns: dict[str, int] = {}
+
+    def on_loaded(self, t_ns: int, agent: str) -> None:
+        """A plan has made the agent anew."""
+        self._loaded_ns[agent] = t_ns
+
+    def on_waiting(self, t_ns: int, place: Place, timeout_ns: int, *, is_again: bool) -> None:
+        """A turn stands at a wait; `is_again`: the checkpoint that it comes from held it at this wait."""
+        if not is_again or place not in self._due_ns:
+            self._due_ns[place] = t_ns + timeout_ns
+
+    def on_over(self, t_ns: int, agent: str, place: Place, found: JournalEntry) -> None:
+        """The wait is over, and its turn goes on."""
+        due_ns = self._due_ns.get(place)
+        is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
+        if due_ns is None or not is_timed or any(fault.kind == "clock" for fault in self._faults):
+            return
+        if t_ns < due_ns - EARLY_NS:
+            self._report(
+                "waits", "G3", t_ns, f"a {found.kind} of {agent} ends {_s(due_ns - t_ns)} before its time is over"
+            )
+        ends_ns = [fault.until_ns or fault.at_ns for fault in self._faults]
+        latest_ns = max([due_ns, self._loaded_ns.get(agent, 0), *ends_ns])
+        if latest_ns < t_ns - PATIENCE_NS:
+            text = f"a {found.kind} of {agent} ends {_s(t_ns - due_ns)} after its time is over, and {_s(t_ns - latest_ns)} after the last fault or recovery"
+            self._report("waits", "G3", t_ns, text)
+
+
+def _s(span_ns: int) -> str:
+    return f"{span_ns / 1e9:.3g} s"
