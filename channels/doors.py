@@ -308,7 +308,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
         return CALLER.get(Caller(self._security.identity(context))).identity
 
     async def begin(self, context: Context) -> CallUnderWay:
-        """A call with one request begins; it ends here if its caller has too many under way."""
+        """A call begins; it ends here if its caller has too many under way."""
         identity = self.identity(context)
         caller = f"{identity.role}/{identity.name}" if identity is not None else ""
         refusal = self._under_way.refusal(caller)
@@ -350,8 +350,9 @@ class _Call:
         self._handler = handler
 
     async def hand_over(self, requests: Any, context: Context) -> Any:
-        """A stream of hosts or replicas, of bytes both ways: whoever serves it reads and bounds it."""
+        """A stream of bytes both ways: whoever serves it reads and bounds it."""
         await self._check(context)
+        await self._guard.begin(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
 
     async def answer(self, requests: Any, context: Context) -> Any:
@@ -395,6 +396,7 @@ class _Call:
     async def stream(self, requests: Any, context: Context) -> None:
         """A stream of small requests, as reflection has."""
         await self._check(context)
+        await self._guard.begin(context)
 
         async def parsed() -> AsyncIterator[Any]:
             async for data in requests:

@@ -13,7 +13,7 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
-from snapline.channels import doors
+from snapline.channels import doors, under_way
 from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, DoorKeeper
 from snapline.channels.options import client_options
 from snapline.channels.security import Identity, Security, server_name
@@ -132,15 +132,6 @@ async def test_whoever_asks_how_the_fleet_stands_hears_what_they_are_to_it(prote
         await client.close()
 
 
-async def test_a_client_reads_where_agents_live_and_how_the_fleet_stands_and_nothing_else(protected: Protected) -> None:
-    asked = ("Locate", "Status", "RecoveryLine", "ReadSnapshots", "CreateSnapshot", "Backup")
-    found = [await protected.code(f"{COORDINATOR}/{rpc}", b"", role="client", name="c") for rpc in asked]
-    assert found == [grpc.StatusCode.OK] * 2 + [grpc.StatusCode.PERMISSION_DENIED] * 4
-    assert (
-        await protected.code(f"{COORDINATOR}/Locate", b"", role="host", name="h1") is grpc.StatusCode.PERMISSION_DENIED
-    )
-
-
 async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
     async with protected.channel("host", "h1") as channel:
         answer = await first_answer(channel, join("h2"))
@@ -203,6 +194,20 @@ async def test_one_stream_of_a_caller_waits_for_its_first_message(protected: Pro
         assert not waiting.done()
         silent.cancel()
         assert (await waiting).HasField("read_probe")
+
+
+async def test_streams_are_calls_under_way_too(protected: Protected, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds some memory, also while its first message is still to come."""
+    monkeypatch.setattr(under_way, "CALLS_MAX", 2)
+    async with protected.channel("host", "h1") as channel:
+        opened: list[grpc.aio.StreamStreamCall[bytes, bytes]] = []
+        for _ in range(3):
+            opened.append(channel.stream_stream(f"{COORDINATOR}/Attend")(wait_for_ready=True))
+            await opened[-1].wait_for_connection()
+        async with asyncio.timeout(10):
+            assert await opened[2].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "2 calls of this caller are under way" in (await opened[2].details() or "")
+        assert not opened[0].done() and not opened[1].done()
 
 
 def _is_awaited(protected: Protected) -> bool:
