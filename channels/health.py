@@ -3,12 +3,16 @@
 Those who start containers ask for health without certificates, and get no further than a TLS handshake. `--health` opens a door where
 nothing but health is served: who reaches it hears two words, and can do nothing.
 
+Only `Check` is served there, which is answered at once. `Watch` would hold a place for as long as its caller likes: 64 of a stranger's would leave
+no place for those who ask on behalf of Kubernetes, which would end the process.
+
 There are two names since the questions have different consequences. Who does not *live* is killed and started again, which brings no
 lost majority back: so that name depends on nobody else. Who is not *ready* is only waited for.
 """
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,6 +28,9 @@ ALIVE, READY = "alive", "ready"
 
 QUESTIONS_MAX = 64
 """At once at a health door: whoever supervises asks one at a time."""
+
+CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
+"""At a health door; one on which nobody asks is closed then. Who has no certificate can make gRPC hold some ten MiB of headers on each connection."""
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:
@@ -48,8 +55,20 @@ async def open_health_door(stack: AsyncExitStack, servicer: health.aio.HealthSer
     if not address:
         return
     guard = DoorKeeper(Security.insecure())
-    server = grpc.aio.server(options=server_options(), interceptors=(guard,), maximum_concurrent_rpcs=QUESTIONS_MAX)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    options = {
+        **dict(server_options()),
+        "grpc.max_connection_idle_ms": IDLE_MS_MAX,
+        "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
+    }
+    server = grpc.aio.server(
+        options=list(options.items()), interceptors=(guard,), maximum_concurrent_rpcs=QUESTIONS_MAX
+    )
+    check: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
+        servicer.Check,
+        health_pb2.HealthCheckRequest.FromString,
+        health_pb2.HealthCheckResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
     await until_free(address)
     try:
         port = server.add_insecure_port(address)
