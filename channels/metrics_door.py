@@ -8,14 +8,13 @@ nothing otherwise. HTTP is spoken here in its least: one request on a connection
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import snapline
 from snapline.channels.doors import DOORS
@@ -48,10 +47,10 @@ HEAD_BYTES_MAX = 16 * 1024
 """Of a request: monitoring systems send some hundred bytes."""
 
 REQUEST_S_MAX = 10.0
-"""For the handshake, the head, the figures and the answer: Prometheus itself waits for so long."""
+"""For the handshake, the head, the figures, and the answer to be taken: Prometheus itself waits for so long."""
 
 CONNECTIONS_MAX = 16
-"""At once: one or two monitoring systems ask, every few seconds. Whoever comes beyond that is not answered."""
+"""At once: one or two monitoring systems ask, every few seconds. Beyond that the one that was opened first is cut: many that say nothing keep nobody out."""
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -99,7 +98,7 @@ class MetricsDoor:
         self._security = security
         self._exposition = _Exposition((ABOUT, *families))
         self._about: Readings = {ABOUT.name: {(role, name, snapline.__version__): 1.0}}
-        self._connections = 0
+        self._open: list[asyncio.Transport] = []
 
     async def listen(self, stack: AsyncExitStack, address: str) -> str:
         """Answer there until the stack unwinds; returns the address with its port.
@@ -130,24 +129,37 @@ class MetricsDoor:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Whoever asks wrongly, slowly or not at all harms nobody but himself."""
-        self._connections += 1
+        transport = cast("asyncio.Transport", writer.transport)  # that of a socket
+        transport.pause_reading()  # what came before a handshake began would be lost
+        self._open.append(transport)
+        if len(self._open) > CONNECTIONS_MAX:
+            self._open.pop(0).abort()
         try:
-            if self._connections <= CONNECTIONS_MAX:
-                async with asyncio.timeout(REQUEST_S_MAX):
-                    await self._converse(reader, writer)
+            async with asyncio.timeout(REQUEST_S_MAX):
+                await asyncio.sleep(0)  # those that come at the same time may cut it, and a handshake takes 256 KiB
+                if transport.is_closing():
+                    return
+                if not self._security.is_tls:
+                    transport.resume_reading()
+                await self._converse(reader, writer)
+                writer.close()
+                await writer.wait_closed()
         except (TimeoutError, OSError, EOFError, ssl.SSLError, asyncio.LimitOverrunError) as error:
             log.debug("a request for metrics came to nothing: %r", error)
+            _drop_tracebacks(error)
         except asyncio.CancelledError:
             pass  # the process ends; Python 3.11's streams would print a traceback of a task that was cancelled
         finally:
-            self._connections -= 1
-            writer.close()
-            with contextlib.suppress(OSError, ssl.SSLError):
-                await writer.wait_closed()
+            if transport in self._open:
+                self._open.remove(transport)
+            transport.abort()  # a reader that takes nothing would keep it open
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._security.is_tls:
-            await writer.start_tls(self._security.http_context())
+            try:
+                await writer.start_tls(self._security.http_context())
+            except AttributeError as error:  # so Python's streams say that the connection is lost already
+                raise ConnectionAbortedError from error
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         refusal = self._refusal(writer)
         answer = _text(403, refusal) if refusal else await self._answer(head)
@@ -189,6 +201,13 @@ class MetricsDoor:
             return _text(503, str(error))
         kind, body = self._exposition.write({**self._about, **readings}, headers.get("accept", ""))
         return _Answer(200, kind, body)
+
+
+def _drop_tracebacks(error: BaseException | None) -> None:
+    """Free what a failed handshake holds, 256 KiB: its errors lead to frames that lead back to them, and the garbage collector runs seldom."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 class _Exposition:
