@@ -30,6 +30,9 @@ RECEIVE_BYTES_MAX = 2 * 1024 * 1024
 """Largest message that a server takes: gRPC holds a message twice before anybody can ask whose it is. Frames, batches of Raft
 and parts of what hosts say are a MiB and some; answers to clients may be larger."""
 
+METADATA_BYTES_MAX = 16 * 1024
+"""Of one call's metadata: a token, and an id of a call or a trace. gRPC's own bound, said here so that no release changes it."""
+
 STREAMS_MAX = 64
 """Calls at once on one connection: a host has one or two, tools a handful. More wait at the caller."""
 
@@ -59,16 +62,17 @@ def server_options() -> _Options:
     return [
         *_common_options(),
         ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
-        ("grpc.max_allowed_incoming_connections", min(CONNECTIONS_MAX, _files_max() // 2)),
+        ("grpc.max_allowed_incoming_connections", min(CONNECTIONS_MAX, files_max() // 2)),
     ]
 
 
-def _files_max() -> int:
+def files_max() -> int:
     """How many this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX * 2 if soft == resource.RLIM_INFINITY else soft

@@ -8,6 +8,8 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from snapline.channels.options import files_max
+
 REQUEST_S_MAX = 30.0
 """For a request to come to its end: 16 MiB over 5 Mbit/s."""
 
@@ -15,7 +17,8 @@ READER_S_MAX = 60.0
 """For a reader to take what was sent to it, 128 KiB at most and one part of an answer: above that it is not slow, but gone."""
 
 CONNECTIONS_MAX = 800
-"""Below the 1,024 open files that many systems allow. One whose request is not whole takes some 30 KiB."""
+"""Below the 1,024 open files that many systems allow, and no more than half of those that this process may have. One whose request is not whole takes
+some 30 KiB."""
 
 HEAD_BYTES_MAX = 16 * 1024
 """Of a request without its body: twice what browsers send with many cookies."""
@@ -38,7 +41,7 @@ class BoundedConnection(H11Protocol):
         """Called by asyncio."""
         super().connection_made(transport)
         self._wait_for_request()
-        if len(self.connections) > CONNECTIONS_MAX:
+        if len(self.connections) > min(CONNECTIONS_MAX, files_max() // 2):
             open_ones = [each for each in self.connections if isinstance(each, BoundedConnection)]
             waiting = [each for each in open_ones if each.is_waiting and not each.transport.is_closing()]
             min(waiting, key=lambda each: each.waiting_since_s).cut()  # perhaps this one

@@ -150,8 +150,9 @@ async def receive_end(receive: Any, is_over: asyncio.Event) -> None:
     is_over.set()
 
 
-async def test_many_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 5)
+@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "files_max"])
+async def test_many_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(connections, limit, 5 if limit == "CONNECTIONS_MAX" else lambda: 10)
     async with serving() as place:
         strangers = [await asyncio.open_connection(*place) for _ in range(5)]
         for _, writer in strangers:
