@@ -14,6 +14,7 @@ Errors while opening are `LogError`s that say what to do; `write` and `checkpoin
 """
 
 import contextlib
+import os
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,8 @@ class JournalFile:
         """
         try:
             make_folder(self._path.parent)
+            with contextlib.suppress(FileExistsError):  # SQLite gives the files beside it the same mode
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             self._connection = sqlite3.connect(
                 self._path, isolation_level=None, timeout=1.0, check_same_thread=False, cached_statements=32
             )

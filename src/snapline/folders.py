@@ -1,5 +1,6 @@
-"""Folders for keys, tokens, states and logs: their owner's alone, whatever the umask is."""
+"""Folders and files for keys, tokens, states and logs: their owner's alone, whatever the umask is."""
 
+import os
 from pathlib import Path
 
 
@@ -12,3 +13,8 @@ def make_private(folder: Path) -> None:
             raise
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file, with mode 0600 if it is made. An `opener` for `open`."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from snapline.errors import MisuseError, StoreError
+from snapline.folders import open_private
 from snapline.storage.capture.first_values import TORCH_TYPES
 from snapline.storage.capture.saved_values import SavedArray
 
@@ -27,7 +28,7 @@ def write_npy(array: SavedArray, path: Path) -> int:
     head = _head(array)
     content = array.content.whole()
     try:
-        with path.open("xb") as file:
+        with open(path, "xb", opener=open_private) as file:
             try:
                 file.write(head)
                 file.write(content)

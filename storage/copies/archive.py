@@ -30,6 +30,7 @@ from typing import IO
 import msgspec
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.folders import open_private
 from snapline.storage.copies.archive_disk import (
     BLOCK_BYTES,
     DIRECTORY,
@@ -111,7 +112,7 @@ def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
 
 
 def _write(store: Store, paths: list[str], temporary: Path) -> None:
-    with open(temporary, "xb") as file:
+    with open(temporary, "xb", opener=open_private) as file:
         file.writelines(header_of(directory, 0, DIRECTORY) for directory in directories_of(paths))
         for path in paths:
             _write_member(store.disk, path, file)
@@ -157,7 +158,7 @@ def _give_name(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))  # it is ours from here on
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # it is ours from here on
         os.replace(temporary, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
