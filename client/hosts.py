@@ -4,7 +4,7 @@ A host hands a request on when the last message of its stream is there. So a cal
 that message was written, has certainly changed nothing; after it, nobody knows.
 
 Nearly all requests are one message, and called as such: on the wire it is the same. Where a stream's writing fails since the host
-has ended the call, gRPC tells no more why (`test_doors.py` calls it unheard).
+has ended the call, gRPC tells no more why (`tests/access/world.py` calls it unheard).
 """
 
 import asyncio

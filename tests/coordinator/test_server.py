@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -279,12 +278,6 @@ async def test_the_health_door_says_ready_when_it_leads_and_cannot_be_had_twice(
     async with contextlib.AsyncExitStack() as doors:
         with pytest.raises(AddressError, match="choose another --health"):
             await open_health_door(doors, health.aio.HealthServicer(), "192.0.2.1:1")
-
-
-async def test_what_it_makes_is_for_its_user_alone(running: Running) -> None:
-    await running.start()
-    for folder in (running.path / "coordinator", running.store_path):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
 
 
 async def test_an_operator_forgets_a_host(running: Running) -> None:

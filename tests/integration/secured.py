@@ -13,6 +13,8 @@ from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.launching import Kind
 from snapline.deploy.local import LocalFleet
 
+PACED_BANK = "tests.integration.fleets.paced_bank:fleet"
+
 
 def security(folder: Path, owner: str) -> Security:
     """That of ROLE-NAME, in a folder that `auth init` has made."""

@@ -11,11 +11,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.integration.callers import DOMAIN, secured
 from tests.integration.fleets import tills
 from tests.integration.fleets.tills import Counts, Notes, Paid
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import Running, running
+from tests.integration.secured import PACED_BANK, running_secured
 
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
@@ -173,14 +173,16 @@ async def test_commands_give_inputs_and_say_what_is_wrong_with_them(data_dir: Pa
     assert isinstance(state, dict) and state["order"] == [0, 1]
 
 
-async def test_with_certificates_the_role_client_gives_inputs_and_no_other(tmp_path: Path) -> None:
-    async with secured(tmp_path) as fleet:
+async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_dir: Path, tmp_path: Path) -> None:
+    certificates, arguments = tmp_path / "certificates", {"stop": str(tmp_path / "stop"), "agents": "4"}
+    async with running_secured(data_dir, certificates, PACED_BANK, arguments, hosts=2, coordinators=1) as fleet:
+        await fleet.until(lambda now: now.phase == "running")
 
         def files(role: str) -> Certificates:
-            leaf = fleet.set / f"{role}-{role}"
-            return Certificates(f"{leaf}.crt", f"{leaf}.key", fleet.set / "ca.crt", DOMAIN)
+            leaf = certificates / f"{role}-{role}"
+            return Certificates(f"{leaf}.crt", f"{leaf}.key", certificates / "ca.crt")
 
-        async with await Client.connect(fleet.address, tls=files("client")) as client:
+        async with await Client.connect(fleet.local.address, tls=files("client")) as client:
             places = {place.agent: place.host for place in await client.agents()}
             assert set(places.values()) == {"h1", "h2"}, "each is dialled by its own name"
             receipts = await client.send_many([(agent, Tokens(amount=1)) for agent in places])
@@ -189,11 +191,11 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(tmp_p
                 await client.snapshot()
             with pytest.raises(MisuseError, match="RecoveryLine takes one of viewer, operator, admin, and it says"):
                 await client.recovery_line()
-        async with await Client.connect(fleet.address, tls=files("operator")) as operator:
+        async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
             with pytest.raises(MisuseError, match="Offer takes one of client, and it says operator operator"):
                 await operator.send("teller-0", Tokens(amount=1))
             assert (await operator.snapshot())["is_new"] is True
         with pytest.raises(
             MisuseError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
         ):
-            await Client.connect(fleet.address, tls=files("launcher"))
+            await Client.connect(fleet.local.address, tls=files("launcher"))
