@@ -110,11 +110,12 @@ class TurnEnds:
         agent.current = None
         self._mode.turn_ended(agent, entry, event)
         intent = event.pause.intent if event.pause is not None else None
-        agent.current = entry if intent is not None else None  # busy: a checkpoint for its outputs is to hold its intent, too
+        if intent is not None:
+            agent.current = entry  # busy: a checkpoint for its outputs is to hold its intent, too
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
-        agent.current = None
         if intent is not None:
+            agent.current = None
             self._durable.intended(agent, intent)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)

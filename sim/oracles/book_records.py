@@ -7,6 +7,7 @@ import msgspec
 from blake3 import blake3
 
 from snapline.agent_runtime.host.events import Control, Spawn
+from snapline.agent_runtime.undoing import UNDO
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 Key = tuple[str, int, int, int]
@@ -226,11 +227,13 @@ def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
 
 
 def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
-    """Return what is still put off, in order."""
+    """Return what is still put off, in order. What undoes a failed turn comes before all else."""
     stash: list[bytes] = []
     for _, payload, is_over in put_off:
         if is_over:
             stash.remove(payload)
+        elif payload.startswith(UNDO):
+            stash.insert(0, payload)
         else:
             stash.append(payload)
     return stash

@@ -25,7 +25,8 @@ class WaitOracle:
     def __init__(self, report: Report, faults: Sequence[ExecutedFault]) -> None:
         self._report = report
         self._faults = faults
-        self._due_ns: dict[Place, int] = {}
+        self._due_ns: dict[Place, tuple[int, int]] = {}
+        """The earliest and the latest time at which it may be over: several histories may have come to it, and a host that was replaced goes on."""
         self._loaded_ns: dict[str, int] = {}
 
     def on_loaded(self, t_ns: int, agent: str) -> None:
@@ -35,17 +36,20 @@ class WaitOracle:
     def on_waiting(self, t_ns: int, place: Place, timeout_ns: int, *, is_again: bool) -> None:
         """A turn stands at a wait; `is_again`: the checkpoint that it comes from held it at this wait."""
         if not is_again or place not in self._due_ns:
-            self._due_ns[place] = t_ns + timeout_ns
+            due_ns = t_ns + timeout_ns
+            least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
+            self._due_ns[place] = min(least_ns, due_ns), max(most_ns, due_ns)
 
     def on_over(self, t_ns: int, agent: str, place: Place, found: JournalEntry) -> None:
         """The wait is over, and its turn goes on."""
-        due_ns = self._due_ns.get(place)
+        due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
-        if due_ns is None or not is_timed or any(fault.kind == "clock" for fault in self._faults):
+        if due is None or not is_timed or any(fault.kind == "clock" for fault in self._faults):
             return
-        if t_ns < due_ns - EARLY_NS:
+        least_ns, due_ns = due
+        if t_ns < least_ns - EARLY_NS:
             self._report(
-                "waits", "G3", t_ns, f"a {found.kind} of {agent} ends {_s(due_ns - t_ns)} before its time is over"
+                "waits", "G3", t_ns, f"a {found.kind} of {agent} ends {_s(least_ns - t_ns)} before its time is over"
             )
         ends_ns = [fault.until_ns or fault.at_ns for fault in self._faults]
         latest_ns = max([due_ns, self._loaded_ns.get(agent, 0), *ends_ns])

@@ -26,6 +26,7 @@ from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet
 from snapline.sim.world.clocks import START_OF_TIME_NS
+from snapline.sim.world.waiting import sleep
 
 EFFECTS = ("keyed", "unkeyed", "probed", "once")
 TASKS = (*EFFECTS, "step", "wait", "call", "emit")
@@ -49,6 +50,9 @@ ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
 ROLLS_BACK = 0.5
 LONG, LONG_S = 0.25, 4.0
 """Waits that are longer than recoveries take."""
+SLOW_S = 0.2
+"""A service without keys is slow, so that hosts die, and fleets go back, while it is called."""
+
 UNDO = "/undo"
 TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
 
@@ -146,6 +150,12 @@ class Service:
         sale.is_done = True
         return f"{task} {key}"
 
+    async def pay_slowly(self, task: str, *, key: str) -> str:
+        """The same, and the answer takes its time."""
+        receipt = self.pay(task, key=key)
+        await sleep(SLOW_S)
+        return receipt
+
     def undo(self, task: str, *, key: str) -> None:
         """Undo it, also if it was never done: then it never will be."""
         of = key.removesuffix(UNDO)
@@ -171,7 +181,7 @@ class Service:
         """Return the stubs by name."""
         names: dict[str, Callable[..., Any]] = {"look": int, "probed/probe": self.find}
         for kind in EFFECTS:
-            names |= {kind: self.pay, f"{kind}/undo": self.undo}
+            names |= {kind: self.pay_slowly if kind == "once" else self.pay, f"{kind}/undo": self.undo}
         return names
 
     def standing(self, task: str) -> list[str]:

@@ -4,7 +4,6 @@ He asks whoever leads, through the product's own service (`coordinator/service/r
 over he comes only where an agent stands that has asked to go back (`ctx.rollback`), and that was refused: then he takes the fleet back to its newest epoch.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.seat import SimLeader
-from snapline.sim.world.waiting import VirtualLoop, drive
+from snapline.sim.world.waiting import Future, VirtualLoop, drive, settle
 
 AGAIN_NS = 400_000_000
 """Without an answer he asks again: an election takes as long."""
@@ -25,6 +24,9 @@ ASKED_MAX = 8
 
 HELPS_NS = 700_000_000
 """Between two looks of his: long enough for a restore."""
+
+LOOK_NS, LOOKS_MAX = 10_000_000, 200
+"""Half of the times he comes in the middle of an effect's call, if there is one soon."""
 
 READ_S = 0.002
 """What the service reads of the store for one restore takes so long."""
@@ -46,18 +48,9 @@ class _LeaderLoop(VirtualLoop):
         super().__init__(kernel)
         self._leader = leader
 
-    def run_in_executor(self, _executor: None, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+    def run_in_executor(self, _executor: None, function: Callable[[], Any]) -> Future:
         future = self.create_future()
-
-        def work(_: object) -> None:
-            try:
-                found = function()
-            except SnaplineError as error:
-                future.set_exception(error)
-            else:
-                future.set_result(found)
-
-        self.call_later(READ_S, lambda: self._leader.fire((work, None)))
+        self.call_later(READ_S, lambda: self._leader.fire((lambda _: settle(future, function), None)))
         return future
 
 
@@ -70,15 +63,17 @@ class Restorer:
         log: SimulatedLog,
         leader: Callable[[], SimLeader | None],
         stands: Callable[[], bool],
+        is_calling: Callable[[], bool],
     ) -> None:
-        """`leader`: whoever leads, if anybody does. `stands`: an agent does, and was refused."""
+        """`leader`: whoever leads, if anybody does. `stands`: an agent does, and was refused. `is_calling`: an effect is being called."""
         self._desk = desk
         self._log = log
         self._leader = leader
         self._stands = stands
+        self._is_calling = is_calling
         self._helps = 0
         self._numbers = 0
-        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._open: dict[int, Future] = {}
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
@@ -103,7 +98,11 @@ class Restorer:
     def _pick(self, what: str, time: int, n: int) -> int:
         return self._desk.choices.pick("operator", (what, time), n)
 
-    def _come(self, time: int) -> None:
+    def _come(self, time: int, looks: int = 0) -> None:
+        if looks < LOOKS_MAX and self._pick("amid", time, 2) == 1 and not self._is_calling():
+            later_ns = self._desk.kernel.now_ns + LOOK_NS
+            self._desk.call_at(later_ns, lambda: self._come(time, looks + 1))
+            return
         complete = self._log.canonical.complete_epochs()
         if not complete:
             return

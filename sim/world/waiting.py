@@ -1,11 +1,12 @@
 """What handlers, and stubs, wait for in virtual time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, NoReturn
 
+from snapline.errors import SnaplineError, StoreError
 from snapline.sim.world.kernel import Kernel, NotSimulatedError
 
 SECOND_NS = 1_000_000_000
@@ -62,6 +63,27 @@ class Call:
     def make(self, _: object) -> None:
         if not self._is_cancelled:
             self._function()
+
+
+Future = asyncio.Future[Any]
+"""Made by a `VirtualLoop`."""
+
+
+def settle(future: Future, function: Callable[[], Any]) -> None:
+    """End a future with what a function returns, or raises of ours; an error of a failpoint stands for the disk's."""
+    try:
+        found = function()
+    except SnaplineError as error:
+        future.set_exception(error)
+    except OSError as error:
+        future.set_exception(StoreError(f"the store cannot be read: {error}"))
+    else:
+        future.set_result(found)
+
+
+def sleep(seconds: float) -> Awaitable[None]:
+    """Return what a stub may await."""
+    return asyncio.sleep(seconds)
 
 
 class VirtualLoop:

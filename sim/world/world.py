@@ -66,7 +66,7 @@ class World:
         self._release_awaited: int | None = None
         self.notes = WorldNotes(desk, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
-        restorer = Restorer(desk, self.log, self._leader, self._does_one_stand)
+        restorer = Restorer(desk, self.log, self._leader, self._does_one_stand, self._is_calling)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
         mover = Mover(desk, self.log, self._tell_leader)
@@ -154,6 +154,11 @@ class World:
     def _does_one_stand(self) -> bool:
         """An agent whose wish to go back was refused."""
         return any(run.carrier.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
+
+    def _is_calling(self) -> bool:
+        """Whether an effect is being called."""
+        agents = [agent for run in self.hosts.alive() for agent in run.carrier.core.agents.values()]
+        return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
         """A fleet that has never begun waits for all its hosts: those that have left for good are needed once."""

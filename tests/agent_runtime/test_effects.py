@@ -134,9 +134,7 @@ def test_an_epoch_that_does_not_hold_the_intent_lets_nothing_happen() -> None:
 
 @pytest.mark.parametrize("protocol", ["hmnr", "uncoordinated"])
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_each_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_intent(
-    protocol: str, is_watched: bool
-) -> None:
+def test_each_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_intent(protocol: str, is_watched: bool) -> None:
     """Also where the turn has said something before, for which somebody waits: that brings a checkpoint of its own."""
     driver = begun(protocol=protocol)
     driver.feed(msg.OutputsWatched(is_watched))
