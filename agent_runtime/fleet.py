@@ -484,6 +484,23 @@ def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
     return made
 
 
+def load_function(target: str) -> Callable[..., object]:
+    """Load the function that `MODULE:FUNCTION` names.
+
+    Raises:
+        FleetDefinitionError: one sentence on what is wrong with `target`.
+    """
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise FleetDefinitionError(
+            f"{target!r} does not name a function: write MODULE:FUNCTION, such as my_tests:no_coin_is_lost"
+        )
+    found = _attribute(_import(module_name), module_name, attribute, "a function")
+    if not callable(found):
+        raise FleetDefinitionError(f"{target} is a {type(found).__qualname__}: name a function")
+    return found
+
+
 def _import(module_name: str) -> object:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -508,10 +525,10 @@ def _import(module_name: str) -> object:
         ) from error
 
 
-def _attribute(module: object, module_name: str, attribute: str) -> object:
+def _attribute(module: object, module_name: str, attribute: str, wanted: str = "a snapline.Fleet") -> object:
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise FleetDefinitionError(f"module {module_name!r} has no {attribute!r}: name a snapline.Fleet in it")
+            raise FleetDefinitionError(f"module {module_name!r} has no {attribute!r}: name {wanted} in it")
         found = getattr(found, part)
     return found

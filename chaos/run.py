@@ -27,11 +27,11 @@ from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.kept_fleet import KeptPlan
 from snapline.errors import MisuseError, SnaplineError
 from snapline.folders import make_private
-from snapline.sim.checking import AtEnd, CheckedWorkload, Invariant
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.words import DiskWord, PartitionWord
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, format_scenario
+from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
 
 START_S = 120.0
 """For a fleet to begin to work: seconds on a quiet machine."""

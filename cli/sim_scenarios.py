@@ -32,9 +32,6 @@ HOSTS: Final = 3
 COORDINATORS: Final = 3
 """Of a user's own fleet, unless the faults are from a file: enough for a majority that can be lost, and kept."""
 
-PERIODS_WITHIN = 3
-"""So many of a fleet's own periods are there for the epoch that must complete after the faults."""
-
 ScenarioWord = Annotated[
     str,
     typer.Argument(
@@ -79,6 +76,24 @@ class ScenarioChanges:
         int | None,
         typer.Option("--agents", min=1, metavar="N", help="So many agents; at most, if drawn.", show_default=False),
     ] = None
+    invariant: Annotated[
+        str | None,
+        typer.Option(
+            "--invariant",
+            metavar="MODULE:FUNCTION",
+            help="For MODULE:FLEET: a function of a snapline.Cut that asserts what must hold in every complete cut.",
+            show_default=False,
+        ),
+    ] = None
+    at_end: Annotated[
+        str | None,
+        typer.Option(
+            "--at-end",
+            metavar="MODULE:FUNCTION",
+            help="The same, of the states of the fleet at rest.",
+            show_default=False,
+        ),
+    ] = None
     mutant: Annotated[str, typer.Option("--mutant", hidden=True, help="Put in a seeded bug of sim/mutants/.")] = ""
 
     def words(self) -> list[str]:
@@ -89,6 +104,8 @@ class ScenarioChanges:
             "--pattern": self.pattern,
             "--hosts": self.hosts,
             "--agents": self.agents,
+            "--invariant": self.invariant,
+            "--at-end": self.at_end,
             "--mutant": self.mutant or None,
         }
         words = [word for pair in self.arg or () for word in ("--arg", pair)]
@@ -105,27 +122,40 @@ class ScenarioChanges:
         if is_reference(word):
             found = self._around_fleet(word)
         else:
-            if self.arg or self.faults:
-                given = "--arg" if self.arg else "--faults"
-                raise MisuseError(f"{given} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
+            self._refuse_of_fleets(word)
             found = read_scenario(word)
             check_fleet(found)
         changed = self._changed(found)
         check_budget(changed)
         return changed
 
+    def _refuse_of_fleets(self, word: str) -> None:
+        of_fleets = {
+            "--arg": self.arg,
+            "--faults": self.faults,
+            "--invariant": self.invariant,
+            "--at-end": self.at_end,
+        }
+        for name, value in of_fleets.items():
+            if value:
+                raise MisuseError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
+
     def _around_fleet(self, word: str) -> "Scenario":
         """A scenario whose fleet is the user's. What it says of protocol and agents is what the fleet says."""
         import msgspec
 
+        from snapline.agent_runtime.fleet import load_function
         from snapline.cli.fleets import check_reference, load, make_agents
         from snapline.sim.hunt.exercise import turns_of
-        from snapline.sim.scenario import FleetPart, format_duration
+        from snapline.sim.scenario import FleetPart
+        from snapline.sim.workloads import make_workload
 
         check_reference(word)
         arguments = parse_arguments(self.arg)
         fleet = load(word, arguments)
         make_agents(fleet)
+        for name in filter(None, (self.invariant, self.at_end)):
+            load_function(name)
         faults = read_scenario(self.faults or DEFAULT_FAULTS)
         is_built_in = faults.swarm is not None and faults.fleet == FleetPart()
         part = FleetPart(
@@ -135,15 +165,16 @@ class ScenarioChanges:
             protocol=fleet.protocol,
             module=word,
             arguments=arguments,
+            invariant=self.invariant or "",
+            at_end=self.at_end or "",
         )
         swarm = faults.swarm and msgspec.structs.replace(faults.swarm, protocols=[fleet.protocol])
-        within_ns = max(faults.liveness.within_ns, PERIODS_WITHIN * fleet.period_ns)
-        liveness = msgspec.structs.replace(faults.liveness, within=format_duration(within_ns))
-        name = f"{fleet.name}-{faults.name}"
-        made = msgspec.structs.replace(faults, name=name, fleet=part, swarm=swarm, liveness=liveness)
+        made = msgspec.structs.replace(faults, name=f"{fleet.name}-{faults.name}", fleet=part, swarm=swarm)
         if faults.run.turns:
             return made
-        return msgspec.structs.replace(made, run=msgspec.structs.replace(made.run, turns=turns_of(made, None)))
+        return msgspec.structs.replace(
+            made, run=msgspec.structs.replace(made.run, turns=turns_of(made, lambda: make_workload(part)))
+        )
 
     def _changed(self, scenario: "Scenario") -> "Scenario":
         import msgspec

@@ -17,6 +17,7 @@ from snapline.agent_runtime.encoding import encode_body
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.faults import heal
+from snapline.sim.report.words import seconds
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
@@ -29,8 +30,8 @@ from snapline.sim.world.world import World
 LOOK_NS = 100_000_000
 """How often the world is looked at: is it over?"""
 
-WORK_NS = 10_000_000_000
-"""So long a fleet has for its work (`run.turns`) after its faults, at most: one with a turn a minute is judged by what it did."""
+WORK_NS = 300_000_000_000
+"""So long a fleet has for its work (`run.turns`) after its faults, at most: six hundred messages, one after the other, on the slowest network that is drawn."""
 
 LOOKS_APART, AGENTS_A_LOOK = 4, 1_000
 """Invariants of all cores are checked at every fourth look, in large fleets more seldom, and at the end."""
@@ -117,7 +118,7 @@ class Watch:
         self._world = world
         self._desk = desk = world.desk
         self._heal_ns: int | None = None
-        self.healed_ns = 0
+        self.healed_ns = self._whole_ns = 0
         self.pending: list[str] = ["the faults are not over"]
         self._looks = 0
         self._looks_apart = LOOKS_APART + len(desk.agents) // AGENTS_A_LOOK
@@ -145,16 +146,26 @@ class Watch:
             world.hosts.steps.stubs.outages.is_over = True
         if self.healed_ns:
             world.complete_fleet()
-            self.pending = world.outlook.pending(self.healed_ns) + world.clients.pending()
+            owed = self._work_owed()
+            self._whole_ns = now_ns if owed else self._whole_ns or self.healed_ns
+            self.pending = world.outlook.pending(self._whole_ns) + world.clients.pending()
             self.pending += world.operator.pending()
-            self.pending = self.pending or world.owed()
-            if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.outlook.work_owed()):
-                self.pending = [owed]
-        is_late = self.healed_ns and now_ns > self.healed_ns + desk.scenario.liveness.within_ns
+            self.pending = self.pending or world.owed() or owed
+        is_late = self.healed_ns and now_ns > self._whole_ns + desk.scenario.liveness.within_ns
         if desk.judge.violations or (self.healed_ns and not self.pending) or is_late:
             desk.kernel.is_over = True
         else:
             desk.kernel.at(now_ns + LOOK_NS, self._look)
+
+    def _work_owed(self) -> list[str]:
+        """What a user's fleet has to do yet, unless it does nothing any more; what must happen after the faults happens after that."""
+        desk = self._desk
+        now_ns, within_ns = desk.kernel.now_ns, desk.scenario.liveness.within_ns
+        is_over = (
+            now_ns > self.healed_ns + WORK_NS or now_ns > max(desk.figures.last_turn_ns, self.healed_ns) + within_ns
+        )
+        owed = "" if is_over else self._world.outlook.work_owed()
+        return [owed] if owed else []
 
     def _waits_for_work(self) -> bool:
         """A crash in the midst of the work is yet to come; not for ever, and not if there is no work left."""
@@ -197,6 +208,9 @@ class Watch:
                 desk.say("workload", "G3", broken)
         result.violations = list(violations)
         result.error = desk.misuse
+        if desk.workload.failure:
+            at = "".join([f"at {seconds(found.t_ns)}, {found.text}\n" for found in violations[:1]])
+            result.error, result.violations = f"{desk.workload.failure}{at}", []
         result.verdict = self._verdict(result, ended=ended)
         result.pending = self.pending if result.verdict == "undecided" else []
         result.trace_hash = desk.journal.close()
@@ -224,6 +238,18 @@ class Watch:
         for text in self._world.clients.deserted(desk.kernel.now_ns - patience_ns):
             desk.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
+    def _hollow(self) -> str:
+        """Why a run of a user's fleet says nothing of it, though nothing else is missing; "" if it does."""
+        scenario, taken = self._desk.scenario, self._desk.figures.turns
+        if not scenario.run.turns or self.pending:
+            return ""
+        promised = any(part.crash is not None and part.crash.when == "working" for part in scenario.fault)
+        if promised and not self._desk.judge.probes.hits.get("recovery"):
+            return f"the fleet was done after {taken} turns, before the crash that was to come in the midst of them"
+        if self._world.outlook.work_owed() and 2 * taken < scenario.run.turns:
+            return f"only {taken} of {scenario.run.turns} turns were taken"
+        return ""
+
     def _verdict(self, result: Result, *, ended: bool) -> Verdict:
         if result.error:
             return "broken"
@@ -231,6 +257,8 @@ class Watch:
             return "violation"
         if not self._desk.figures.handled:
             self.pending = [*self.pending, "nothing was exercised: no agent has handled a message or a timer"]
+        elif hollow := self._hollow():
+            self.pending = [*self.pending, f"the run is hollow: {hollow}"]
         if not ended:
             self.pending = [*self.pending, f"there were more than {self._desk.scenario.run.events_max} events"]
         return "undecided" if self.pending else "pass"

@@ -149,6 +149,7 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 class FleetPart(Part, frozen=True, kw_only=True):
     """Who runs. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
 
+    `invariant`, `at_end`: "my_tests:no_coin_is_lost", asked about every complete cut of the user's fleet, and about its states at rest.
     `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are what a fleet has that says nothing. `is_varied`: the
     user's fleet runs under this protocol and trigger instead of its own, until nothing moves any more.
     """
@@ -163,6 +164,8 @@ class FleetPart(Part, frozen=True, kw_only=True):
     epoch_timeout: OptionalDuration = ""
     module: str = ""
     arguments: dict[str, str] = {}
+    invariant: str = ""
+    at_end: str = ""
     is_varied: bool = False
 
 
@@ -433,6 +436,9 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
     yield from _unknown("fleet.protocol", [fleet.protocol], PROTOCOLS)
     if not fleet.module:
         yield from _unknown("fleet.pattern.name", [fleet.pattern.name], PATTERNS_KNOWN)
+        for key, name in (("invariant", fleet.invariant), ("at_end", fleet.at_end)):
+            if name:
+                yield f"fleet.{key} is for a fleet of your own, fleet.module: built-in workloads have their own invariants"
     is_drawn = scenario.swarm is not None and scenario.swarm.fleet
     if fleet.trigger.kind in ("messages", "adaptive") and not is_autonomous(fleet.protocol) and not is_drawn:
         yield f"fleet.trigger.kind is {shown(fleet.trigger.kind)}: {fleet.protocol} takes period, none"

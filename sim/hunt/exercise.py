@@ -2,34 +2,45 @@
 
 Of a pattern it is known when its work is done. Of a user's fleet nobody knows: so it is run once on a quick network, without faults, and
 that tells how many turns there are to take, up to `TURNS`. A run goes on until so many were taken, or the fleet is done, and
-what its template promises happens in the midst of them.
+what its template promises happens in the midst of them. A run in which it has not happened is *hollow*: it says nothing of the fleet, and
+is undecided.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.run import run
-from snapline.sim.scenario import LivenessPart, RunPart, Scenario
+from snapline.sim.scenario import DelayPart, LivenessPart, NetworkPart, RunPart, Scenario
 from snapline.sim.workloads import Workload
 
-TURNS = 300
-"""The work of a run, unless the fleet is done before: a few hundred runs take a minute."""
+TURNS = 600
+"""The work of a run, unless the fleet is done before: with timers and first turns, 500 messages at least of agents that talk."""
 
-MEASURED = "10s"
-"""So long, in virtual time, a fleet is watched at most: one with a turn a second has ten."""
+MEASURED = "30s"
+"""Longest virtual time that a fleet is watched: one with a turn a second has thirty."""
+
+QUICK, SLOW = DelayPart(), DelayPart(least="40ms", jitter="40ms")
+"""A fleet that stops at some epoch has taken fewer turns by then on a slow network."""
 
 
-def turns_of(scenario: Scenario, workload: Workload | None) -> int:
-    """How many turns a run of this fleet is to take: as many as it takes undisturbed, up to `TURNS`."""
+def turns_of(scenario: Scenario, make: Callable[[], Workload]) -> int:
+    """Return how many turns a run of this fleet is to take: as many as it takes undisturbed, up to `TURNS`."""
+    workload = make()
+    networks = (QUICK, SLOW) if workload.fleet.stop_when is not None else (QUICK,)
+    taken = min([_taken(scenario, workload if delay is QUICK else make(), delay) for delay in networks])
+    return min(TURNS, taken) or TURNS
+
+
+def _taken(scenario: Scenario, workload: Workload, delay: DelayPart) -> int:
     quiet = Scenario(
         fleet=msgspec.structs.replace(scenario.fleet, coordinators=1),
+        network=NetworkPart(delay=delay),
         run=RunPart(turns=TURNS),
         liveness=LivenessPart(within=MEASURED),
     )
-    taken = int(run(quiet, 0, workload=workload).metrics.get("turns", 0))
-    return min(TURNS, taken) or TURNS
+    return int(run(quiet, 0, workload=workload).metrics.get("turns", 0))
 
 
 def exercised(result: Result) -> str:

@@ -408,9 +408,10 @@ def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
 
 
 def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
-    """Whoever takes one of the turns of the first half of the work is killed, and comes back."""
+    """Whoever takes one of the turns of the first half of the work, of a user's fleet of its second quarter, is killed, and comes back."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
-    hit = dice.between(1, max(1, turns // 2), "at work", "hit")
+    least = max(1, scenario.run.turns // 4)
+    hit = dice.between(least, max(least, turns // 2), "at work", "hit")
     after = dice.duration(200 * MS, 2 * S, "at work", "back")
     return CrashWord(at="0s", when="working", hit=hit, restart_after=after)
 

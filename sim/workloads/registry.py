@@ -6,7 +6,8 @@ from collections.abc import Callable
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import MisuseError
 from snapline.sim.scenario import FleetPart, duration_ns
-from snapline.sim.workloads.workload import SECOND_NS, RestingWorkload, Workload, varied
+from snapline.sim.workloads.checked import checked
+from snapline.sim.workloads.workload import SECOND_NS, RestingWorkload, Workload, own_workload, varied
 
 _PATTERNS: dict[str, tuple[str, str]] = {
     "ring": ("walks:make_walk", "tokens go round"),
@@ -84,7 +85,7 @@ def make_workload(fleet: FleetPart) -> Workload:
     """
     if fleet.module:
         own = load_fleet(fleet.module, fleet.arguments)
-        return RestingWorkload(varied(own, fleet)) if fleet.is_varied else Workload(own)
+        return checked(RestingWorkload(varied(own, fleet)) if fleet.is_varied else own_workload(own), fleet)
     if fleet.pattern.name not in _PATTERNS:
         raise MisuseError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
     made = _maker_of(fleet.pattern.name)(fleet)

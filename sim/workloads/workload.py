@@ -1,5 +1,6 @@
 """What a world knows of the work that its fleet does: when it is done, and what must be true of every cut."""
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 
@@ -8,6 +9,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.errors import MisuseError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
+from snapline.sim.faults.durations import duration_ns
 from snapline.sim.scenario import FleetPart, TriggerPart
 from snapline.sim.workloads.costs import Costs
 from snapline.sim.workloads.ledger import (
@@ -23,6 +25,15 @@ from snapline.sim.workloads.ledger import (
     name_of,
     states_of,
 )
+
+OWN_TURN_NS = 1_000_000
+"""Of a user's fleet: two agents on one host would take tens of thousands of turns, with nothing to be found in them, before a second fault comes."""
+
+PERIOD_MAX_S = 1.0
+"""A user's fleet saves at least so often: a run lasts some seconds of virtual time, and its cuts are what is checked."""
+
+PERIOD_S = 0.5
+"""Of a fleet whose checkpoints are taken by hand: nobody does that here."""
 
 Make = Callable[[int], snapline.Agent]
 
@@ -41,6 +52,7 @@ class Workload:
         costs: what work costs its hosts.
         rolls_back: its agents ask for rollbacks (`ctx.rollback`), so a person looks after those that are refused.
         has_gone_back: behind a complete epoch, on purpose or since its bytes are lost. The world says so before it calls `check_end`.
+        failure: the traceback of an invariant that could not be asked; "" if all is well.
     """
 
     rolls_back = False
@@ -50,6 +62,7 @@ class Workload:
         self.fleet = fleet
         self.ends = ends
         self.costs = costs or Costs()
+        self.failure = ""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """A sentence on what is wrong with a cut that was said to be consistent."""
@@ -66,6 +79,34 @@ class Workload:
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         """Return what a client says to an agent; None: a nudge."""
         return None
+
+
+def own_workload(fleet: Fleet, every: str = "") -> Workload:
+    """Return the workload of a user's fleet, of which nothing is known; `every`: how often it saves instead of as `own_triggers` says."""
+    copied = copy.copy(fleet)  # the user's own stays as it is
+    copied.triggers = own_triggers(fleet, every)
+    return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
+
+
+def own_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
+    """Return when a user's fleet saves: at least each second, whatever it says.
+
+    Raises:
+        MisuseError: `every` is no duration.
+    """
+    if every:
+        return (snapline.Every(duration_ns(every) / SECOND_NS),)
+    if not fleet.triggers and not is_autonomous(fleet.protocol):
+        return (snapline.Every(PERIOD_S),)
+    return tuple([_quick(trigger) for trigger in fleet.triggers])
+
+
+def _quick(trigger: Single) -> Single:
+    match trigger:
+        case snapline.Every() if trigger.seconds > PERIOD_MAX_S:
+            return snapline.Every(PERIOD_MAX_S, trigger.jitter)
+        case _:
+            return trigger
 
 
 class RestingWorkload(Workload):

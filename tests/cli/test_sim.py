@@ -237,6 +237,57 @@ def test_a_users_fleet_that_saves_seldom_gets_the_time_for_it(run: Run, folder: 
     assert (done.code, done.json["verdict"]) == (0, "pass"), done.out
 
 
+# -- the user's own invariants --------------------------------------------------------------------------------------------
+
+FLEETS = "tests.sim.checked_fleets"
+GIVEN = (f"{FLEETS}:ping_pong", "--faults", "quiet", "--invariant", f"{FLEETS}:few_hits")
+
+
+def test_an_invariant_of_the_command_line_is_asked_and_the_printed_line_asks_it_again(run: Run, folder: Path) -> None:
+    done = run("sim", "run", *GIVEN)
+    assert done.code == 6 and "few_hits: too many hits" in done.json["violations"][0]["text"]
+    assert done.json["repeat"] == shlex.join(["snapline", "sim", "run", GIVEN[0], "--seed", "0", *GIVEN[1:]])
+    again = run(*shlex.split(done.json["repeat"])[1:], "--no-folder")
+    assert (again.code, again.json["trace_hash"]) == (6, done.json["trace_hash"])
+    replayed = run("sim", "replay", done.json["folder"])
+    assert replayed.code == 6 and replayed.json["is_same"] is True
+    shrunk = run("sim", "shrink", done.json["folder"], "--time-limit", "500ms")
+    assert shrunk.code == 0 and shrunk.json["signature"] == "violation workload"
+
+
+def test_a_sweep_asks_an_invariant_in_its_processes(run: Run) -> None:
+    done = run("sim", "sweep", *GIVEN, "--seeds", "0:2", "--jobs", 2)
+    (finding,) = done.json["findings"]
+    assert (done.code, finding["oracle"], finding["count"]) == (6, "workload", 2)
+    assert f"--invariant {FLEETS}:few_hits" in finding["repeat"]
+
+
+def test_the_states_at_rest_are_asked_too(run: Run) -> None:
+    short = f"{FLEETS}:short_ping_pong"
+    done = run("sim", "run", short, "--at-end", f"{FLEETS}:all_hits", "--invariant", f"{FLEETS}:hits_follow")
+    assert done.code == 0 and f"--at-end {FLEETS}:all_hits" in done.json["repeat"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mine:fleet", "--invariant", "mine"], "'mine' does not name a function: write MODULE:FUNCTION"),
+        (["mine:fleet", "--invariant", "nothing:total"], "there is no module 'nothing'"),
+        (["mine:fleet", "--invariant", "mine:nothing"], "module 'mine' has no 'nothing': name a function in it"),
+        (["mine:fleet", "--at-end", "mine:__name__"], "mine:__name__ is a str: name a function"),
+        (["quiet", "--invariant", "mine:fleet"], "--invariant is for MODULE:FLEET, and 'quiet' is a scenario"),
+        (["small.toml", "--at-end", "mine:fleet"], "--at-end is for MODULE:FLEET"),
+    ],
+)
+def test_what_is_no_invariant_is_one_sentence_and_exit_code_2(
+    run: Run, folder: Path, small: str, arguments: list[str], words: str
+) -> None:
+    write_fleet(folder, "mine")
+    for command in ("run", "sweep"):
+        done = run("sim", command, *arguments)
+        assert done.code == 2 and words in done.err and done.err.count("\n") == 1, done.err
+
+
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [

@@ -6,6 +6,7 @@ Also copied beside the tests of other pytest runs, as a user's own module: so it
 import asyncio
 import functools
 import random
+from collections.abc import Mapping
 
 import msgspec
 
@@ -215,3 +216,63 @@ class Mute(snapline.Agent):
 
 def mute() -> snapline.Fleet:
     return snapline.Fleet("mute", agents={"a": Mute(0)})
+
+
+class Ball(snapline.Message):
+    hits: int
+
+
+class Player(msgspec.Struct):
+    opponent: str
+    serves: bool = False
+    hits: int = 0
+
+
+class PingPong(snapline.Agent):
+    """The first fleet that somebody writes; `until`: the last hit, 0 is for ever."""
+
+    state: Player
+    until = 0
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.serves:
+            ctx.send(self.state.opponent, Ball(hits=1))
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        self.state.hits = message.hits
+        if message.hits != self.until:
+            ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+class ShortPingPong(PingPong):
+    state: Player
+    until = 100
+
+
+def players(kind: type[PingPong]) -> snapline.Fleet:
+    agents = {"ping": kind(Player("pong", serves=True)), "pong": kind(Player("ping"))}
+    return snapline.Fleet("ping-pong", agents=agents)
+
+
+def ping_pong() -> snapline.Fleet:
+    return players(PingPong)
+
+
+def short_ping_pong() -> snapline.Fleet:
+    return players(ShortPingPong)
+
+
+def hits_follow(cut: snapline.Cut) -> None:
+    """Sound: the players' last hits are one apart."""
+    hits = [state.hits for state in cut.states.values() if isinstance(state, Player)]
+    assert abs(hits[0] - hits[1]) <= 1
+
+
+def few_hits(cut: snapline.Cut) -> None:
+    """Wrong, after a while."""
+    assert all(state.hits < 150 for state in cut.states.values() if isinstance(state, Player)), "too many hits"
+
+
+def all_hits(states: Mapping[str, Player]) -> bool:
+    return sorted(state.hits for state in states.values()) == [99, 100]

@@ -16,7 +16,6 @@ from tests.sim import checked_fleets as fleets
 import snapline
 from snapline.cli import sim_scenarios
 from snapline.errors import FleetDefinitionError, MisuseError
-from snapline.sim import checking
 from snapline.sim.checking import (
     DEFAULT_FAULTS,
     Subject,
@@ -24,22 +23,23 @@ from snapline.sim.checking import (
     run_fleet,
     template_of,
     trigger_part,
-    triggers_for,
 )
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.words import CrashWord, PauseWord
 from snapline.sim.hunt.exercise import exercised, turns_of
 from snapline.sim.hunt.swarm import BUILT_IN, draw
+from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
     FleetPart,
     PatternPart,
+    RunPart,
     Scenario,
     format_scenario,
     host_names,
     parse_scenario,
 )
-from snapline.sim.workloads import Workload
+from snapline.sim.workloads import checked, own_triggers, own_workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 
@@ -97,7 +97,9 @@ def test_the_faults_of_a_check_are_those_of_the_command_line() -> None:
 def test_a_fleet_that_is_soon_done_is_hit_in_the_midst_of_it() -> None:
     subject = Subject(fleets.ending)
     scenarios = [subject.scenario(seed) for seed in range(12)]
-    assert {scenario.run.turns for scenario in scenarios} == {turns_of(scenarios[0], Workload(fleets.ending()))}
+    assert {scenario.run.turns for scenario in scenarios} == {
+        turns_of(scenarios[0], lambda: own_workload(fleets.ending()))
+    }
     assert all(
         part.crash.hit < 120
         for scenario in scenarios
@@ -105,6 +107,34 @@ def test_a_fleet_that_is_soon_done_is_hit_in_the_midst_of_it() -> None:
         if part.crash and part.crash.when == "working"
     )
     assert all(subject.run(scenario, seed).probes.get("recovery") for seed, scenario in enumerate(scenarios))
+
+
+def test_no_default_run_of_a_ping_pong_is_hollow() -> None:
+    """Neither on the command line nor in pytest: a recovery at least, and 500 messages."""
+    template = sim_scenarios.ScenarioChanges().template("tests.sim.checked_fleets:ping_pong")
+    subject = Subject(fleets.ping_pong)
+    results = [run(draw(template, seed), seed) for seed in range(12)]
+    results += [subject.run(subject.scenario(seed), seed) for seed in range(4)]
+    assert [result.verdict for result in results] == ["pass"] * 16
+    assert [result.seed for result in results if not result.probes.get("recovery") or result.messages < 500] == []
+
+
+def test_a_fleet_that_ends_early_is_recovered_in_the_midst_of_all_that_it_has() -> None:
+    template = sim_scenarios.ScenarioChanges().template("tests.sim.checked_fleets:short_ping_pong")
+    for seed in range(6):
+        scenario = draw(template, seed)
+        assert all(25 <= part.crash.hit <= 51 for part in scenario.fault if part.crash and part.crash.when == "working")
+        result = run(scenario, seed)
+        assert result.verdict == "pass" and result.probes["recovery"] and result.messages >= 99, seed
+
+
+def test_a_run_whose_crash_has_not_come_is_hollow() -> None:
+    crash = FaultPart(crash=CrashWord(at="0s", when="working", hit=10_000))
+    fleet = FleetPart(agents=2, module="tests.sim.checked_fleets:short_ping_pong")
+    result = run(Scenario(fleet=fleet, fault=[crash], run=RunPart(until="1s", turns=102)), 1)
+    assert result.verdict == "undecided" and result.pending == [
+        "the run is hollow: the fleet was done after 102 turns, before the crash that was to come in the midst of them"
+    ]
 
 
 def test_a_run_without_a_turn_is_undecided() -> None:
@@ -214,12 +244,12 @@ def with_triggers(*triggers: Any, protocol: str = "chandy-lamport") -> snapline.
 
 def test_a_fleet_saves_at_least_each_second() -> None:
     every, messages = snapline.Every, snapline.EveryMessages
-    assert triggers_for(with_triggers(every(0.3)), "") == (every(0.3),)
-    assert triggers_for(with_triggers(every(60, 0.2)), "") == (every(1.0, 0.2),)
-    assert triggers_for(with_triggers(), "") == (every(0.5),)
-    assert triggers_for(with_triggers(protocol="bcs"), "") == ()
-    assert triggers_for(with_triggers(messages(5), every(9), protocol="bcs"), "") == (messages(5), every(1.0))
-    assert triggers_for(with_triggers(every(60)), "20ms") == (every(0.02),)
+    assert own_triggers(with_triggers(every(0.3)), "") == (every(0.3),)
+    assert own_triggers(with_triggers(every(60, 0.2)), "") == (every(1.0, 0.2),)
+    assert own_triggers(with_triggers(), "") == (every(0.5),)
+    assert own_triggers(with_triggers(protocol="bcs"), "") == ()
+    assert own_triggers(with_triggers(messages(5), every(9), protocol="bcs"), "") == (messages(5), every(1.0))
+    assert own_triggers(with_triggers(every(60)), "20ms") == (every(0.02),)
 
 
 def test_the_scenario_says_when_the_fleet_saves() -> None:
@@ -318,7 +348,7 @@ def test_a_long_state_is_cut_and_a_broken_repr_does_no_harm() -> None:
         def __repr__(self) -> str:
             raise OSError("no")
 
-    states = checking._ReadStates({"a": "x" * 10**6, "b": Loud()})
+    states = checked._ReadStates({"a": "x" * 10**6, "b": Loud()})
     _ = states["a"]
     assert len(states.told()) < 300
     _ = states["b"]
