@@ -171,6 +171,11 @@ class TurnJournal:
         self._logged = LoggedSteps(self.seed, logged)
         self.has_left = True
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the handler has asked for more than was known when it was run."""
+        return self._place > len(self._known)
+
     def draw(self) -> bytes:
         """The next 32 random bytes."""
         self._draws += 1

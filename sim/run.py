@@ -105,6 +105,7 @@ def _run(world: World, result: Result) -> None:
         watch.conclude(result, ended=ended)
     finally:
         world.hosts.forget()
+        world.desk.judge.replays.finish()
 
 
 class Watch:
@@ -170,7 +171,10 @@ class Watch:
     def _waits_for_work(self) -> bool:
         """A crash in the midst of the work is yet to come; not for ever, and not if there is no work left."""
         world = self._world
-        is_over = self._heal_ns is None or self._desk.kernel.now_ns > self._heal_ns + WORK_NS
+        desk = self._desk
+        idle_ns = desk.kernel.now_ns - max(desk.figures.last_turn_ns, self._heal_ns or 0)
+        is_over = self._heal_ns is None or desk.kernel.now_ns > self._heal_ns + WORK_NS
+        is_over = is_over or idle_ns > desk.scenario.liveness.within_ns
         return world.executor.waits_for_work and not is_over and not world.outlook.is_at_rest()
 
     def _validate(self) -> None:
@@ -192,13 +196,14 @@ class Watch:
         if not violations and ended and self.healed_ns:
             self._look_for_deserted()
         if not violations and not self.pending and ended:
-            states = world.outlook.states()
-            images = {agent: encode_body(state) for agent, state in states.items()}
+            states, is_quiet = world.outlook.states(), world.outlook.is_idle()
+            resting = states if is_quiet else world.outlook.resting()
+            images = {agent: encode_body(states[agent]) for agent in resting if agent in states}
             desk.judge.at_end(
                 desk.kernel.now_ns,
                 images,
                 heard=world.outlook.heard(),
-                is_quiet=world.outlook.is_idle(),
+                is_quiet=is_quiet,
                 is_released=world.is_released(),
             )
             world.check_outputs()
@@ -228,6 +233,9 @@ class Watch:
         """All is whole, and the fleet lacks nothing: then clients are owed their answers. A fleet that is still busy may be slow."""
         desk = self._desk
         patience_ns = desk.scenario.liveness.within_ns // 2
+        if desk.scenario.budget == "within":
+            for agent, why in self._world.outlook.blocked().items():
+                desk.say("stuck", "G10", f"{agent} stands in the middle of a durable turn, for good: {why}")
         if not self.pending or desk.scenario.budget != "within":
             return
         for agent in self._world.outlook.forsaken(desk.kernel.now_ns - patience_ns):

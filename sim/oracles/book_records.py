@@ -16,8 +16,16 @@ Key = tuple[str, int, int, int]
 Report = Callable[[str, str, int, str], None]
 """Oracle, guarantee, time, one sentence."""
 
-Draws = tuple[float | int, ...]
-"""What `ctx.random()` and `ctx.now()` gave in a turn, in order. None in its place: not known."""
+Draws = tuple[object, ...]
+"""What `ctx.random()`, `ctx.now()` and `ctx.step()` gave in a turn, in order. None in its place: not known."""
+
+
+class StepOutcome(msgspec.Struct, frozen=True):
+    """How an attempt of a step has ended, in a plain turn."""
+
+    value: object = None
+    error: Exception | None = None
+
 
 DIGEST_BYTES = 16
 
@@ -48,7 +56,7 @@ class ChannelBook(msgspec.Struct):
     left_at: list[int]
 
 
-class Turn(msgspec.Struct, gc=False):
+class Turn(msgspec.Struct):
     """What a turn was given and what it sent, for running it again."""
 
     plan: int

@@ -7,6 +7,7 @@ happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            books.py
     a step is run           steps G3                                              steps.py
+    a durable turn ends     replay G3                                             durable_replay.py
     a creation is refused   refused G3                                            here
     an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cuts.py
                             workload G3, outcome G4; line G5                      lines.py
@@ -17,7 +18,7 @@ happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle
     the fleet has ended     stop G3                                               stopping.py
     files are deleted       garbage G7                                            garbage.py
     a core has raised       core                                                  here
-    the run is over         replay G3; useless and tracking G6                    replay.py, useless.py
+    the run is over         replay G3 (replay.py, replays.py); useless and tracking G6  useless.py
 
 What is wrong is appended to `violations`; the world ends the run after the event that brought the first one. Beyond the fault
 budget the store may lose what was complete: then nothing is said of epochs that cannot be read.
@@ -47,7 +48,8 @@ from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
 from snapline.sim.oracles.probes import Probes
-from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
+from snapline.sim.oracles.replay import NOT_POSSIBLE
+from snapline.sim.oracles.replays import ReplayOracle
 from snapline.sim.oracles.retention import Wanted, check_retained
 from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
@@ -69,7 +71,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         budget: "within" the fault budget, or beyond. wanted: what the user's retention policy keeps.
         check_cut: the workload's own invariant.
-        with_clocks, with_replay: the oracles that cost most are asked too.
+        with_clocks, with_replay: the oracles that cost most are asked too. is_own: the fleet is a user's.
     """
 
     protocol: str
@@ -77,6 +79,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     check_cut: Callable[[Cut], str | None]
     with_clocks: bool
     with_replay: bool = True
+    is_own: bool = False
     wanted: Wanted | None = None
 
 
@@ -87,6 +90,7 @@ class Judge:
         violations: the first ones.
         probes: situations met.
         books: for whoever wants to know more.
+        replays: the oracle that runs turns again.
         on_turn, on_buried, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
         on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
     """
@@ -101,12 +105,12 @@ class Judge:
         self.on_left = self.books.on_left
         self._terms = terms
         self._is_autonomous = is_autonomous(terms.protocol)
-        self._is_within = terms.budget == "within"
         self._fleet = fleet
         self._outcomes = Outcomes()
         self._log = LogHistory()
         self._lines = LineOracle(self.books)
         self._stop = StopOracle(fleet)
+        self.replays = ReplayOracle(self.report, fleet, is_own=terms.is_own)
         self._live = LivePlaces(self.books)
         self.on_frozen = self._live.on_frozen
         self.on_unsaved = self._live.on_unsaved
@@ -470,8 +474,8 @@ class Judge:
         is_quiet: bool,
         is_released: bool = True,
     ) -> None:
-        """The run is over. If it is quiet, `states` are compared, and the inputs of agents that have `heard` all; otherwise turns may be
-        running. `is_released`: the outputs of the newest complete epoch are."""
+        """The run is over. `states`: of agents that stand between two turns. If it is quiet, the inputs of agents that have `heard` all are compared;
+        otherwise turns may be running. `is_released`: the outputs of the newest complete epoch are."""
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
         for name in cuts.situations_at_end(self.books, self._fleet.agents):
             self.probes.hit(name)
@@ -493,10 +497,14 @@ class Judge:
         if not self._terms.with_replay:
             return
         for agent, history in branch.histories.items():
-            different = replay(self._fleet, history, states.get(agent) if is_quiet else None)
+            different = self.replays.check(history, states.get(agent))
             self.probes.hit("replay not possible" if different == NOT_POSSIBLE else "replayed")
             if different and different != NOT_POSSIBLE:
                 self.report("replay", "G3", t_ns, different)
+
+    @property
+    def _is_within(self) -> bool:
+        return self._terms.budget == "within"
 
     # ---- saying ---------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ the real agent ended in. With "exactly-once" (the messages given are those that 
 States are compared as bytes; where these differ, both are decoded and encoded once more, since a state that was restored may
 have its values in another form (`1` for `1.0`) than one that never left memory.
 
-Not run again: agents whose handlers wait for the outside (`ctx.step`, durable turns), since nobody kept the answers; those that drew
-while other turns ran; and, from there on, agents that failed with `on_error = "keep"`, which promise only that nothing was changed.
+Not run again: agents that have had durable turns (`durable_replay.py` looks at each of those); and, from there on, agents that failed with `on_error = "keep"`, which promise only that nothing was changed.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
@@ -22,10 +22,11 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import STALE, read_call
 from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
+from snapline.agent_runtime.heartbeats import Beat
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.outside import Outside
 from snapline.conversation.payloads import CREATE, read_creation, split_message
-from snapline.sim.oracles.book_records import AgentHistory, Turn, show
+from snapline.sim.oracles.book_records import AgentHistory, StepOutcome, Turn, show
 
 NOT_POSSIBLE = "not possible"
 
@@ -38,34 +39,55 @@ class _Draws(Outside):
     """Gives what was drawn, in order."""
 
     def __init__(self) -> None:
-        self.left: list[float | int] = []
+        self.left: list[object] = []
 
     def now_ns(self) -> int:
-        return int(self._next())
+        found = self._next("asks for the time")
+        return found if isinstance(found, int) else 0
 
     def random(self) -> float:
-        return float(self._next())
+        found = self._next("draws")
+        return found if isinstance(found, float) else 0.0
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        raise _NotPossibleError
+        found = self._next(f"runs step {name!r}")
+        if isinstance(found, StepOutcome):
+            if found.error is not None:
+                raise found.error
+            return copy.deepcopy(found.value)
+        raise LookupError(f"it runs step {name!r} where it did not")
 
-    def _next(self) -> float | int:
+    def beating(self, name: str, function: Callable[[], Any], _beat: Beat, _heartbeat_s: float | None) -> Any:
+        return self.step(name, function)
+
+    async def pause(self, seconds: float) -> None:
+        """Time that has passed."""
+
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what ran
+        return await running
+
+    def _next(self, what: str) -> object:
         if not self.left:
-            raise LookupError("it draws more often than it did")
+            raise LookupError(f"it {what} more often than it did")
         return self.left.pop(0)
 
 
-def replay(fleet: Fleet, history: AgentHistory, state: bytes | None) -> str:
-    """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs. `state` None: compare the sends alone."""
+def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None = None) -> str:
+    """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs. `state` None: compare the sends alone.
+
+    `first`: the initial state; None: as the fleet makes the agent now.
+    """
     try:
-        return _run(fleet, history, state)
+        return _run(fleet, history, state, first)
     except _NotPossibleError:
         return NOT_POSSIBLE
 
 
-def _run(fleet: Fleet, history: AgentHistory, state: bytes | None) -> str:
+def _run(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None) -> str:
     draws = _Draws()
     agent: Agent | None = fleet.make(history.agent) if history.agent in fleet.agents else None
+    if agent is not None and first is not None:
+        agent.state = agent_type(type(agent)).state_decoder.decode(first)
     for number, turn in enumerate(history.log, 1):
         if turn.what.startswith("buried"):
             agent = agent or _first_state(fleet, turn)

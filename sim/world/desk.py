@@ -116,6 +116,7 @@ def _judge_of(scenario: Scenario, workload: Workload) -> Judge:
         check_cut=workload.check_cut,
         with_clocks=is_small,
         with_replay=is_small,
+        is_own=bool(scenario.fleet.module),
         wanted=_wanted(scenario) if scenario.run.retention else None,
     )
     return Judge(terms, fleet=fleet, agents=tuple(fleet.agents))

@@ -71,7 +71,7 @@ class SimCarrier(HostCarrier):
         super().__init__(sim.name, fleet, sim, sim.transport, world=outside, trace=trace, is_watched=True)
         self.sim = sim
         self._desk = desk
-        self._outside = outside
+        self.outside = outside
         self._judge = desk.judge
         self._passed = desk.points.passed
         self._add = desk.journal.add
@@ -158,30 +158,34 @@ class SimCarrier(HostCarrier):
             rollbacks.on_turn(self._desk.kernel.now_ns, turn.agent, turn.incarnation)
         if turn.turn is not None or turn.what != "segment":
             self._begun_as[turn.agent] = turn.what if turn.turn is None else turn.turn.what
-        draws: list[float | int] = []
-        self._outside.draws, self._outside.agent = draws, turn.agent
-        if may_wait(self.turns.type_of(turn.agent)):
+        draws: list[object] = []
+        self.outside.draws, self.outside.agent = draws, turn.agent
+        known = self.turns.type_of(turn.agent)
+        if known is not None and self._judge.replays.is_own:
+            self._judge.replays.on_turn(turn.agent, known, self.turns.object_of(turn.agent))
+        if may_wait(known):
+            state = encode_ordered(self.turns.object_of(turn.agent).state)
             self._judge.books.effects.on_started(turn)
             if turn.found is not None:
                 place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
                 self._desk.waits.on_over(self._desk.kernel.now_ns, turn.agent, place, turn.found)
-            self._judge.books.steps.on_started(turn, encode_ordered(self.turns.object_of(turn.agent).state))
+            self._judge.books.steps.on_started(turn, state)
+            self._judge.replays.durable.on_started(turn, state)
         ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
         if ended is None:
-            self.sim.waiting[turn.agent] = turn
+            self.sim.waiting[turn.agent] = turn, draws
             return None
         self._note(turn, ended, draws)
         return ended
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        turn = self.sim.waiting.pop(event.agent)
+        turn, draws = self.sim.waiting.pop(event.agent)
         ended = self._desk.speech.spoken(turn, event, self._desk.kernel.now_ns)
         assert isinstance(ended, ev.TurnEnded | ev.TurnFailed)
-        self._note(turn, ended, None)
+        self._note(turn, ended, draws)
         super()._turn_ended(ended)
 
-    def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[float | int] | None) -> None:
-        """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
+    def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[object]) -> None:
         now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
@@ -190,12 +194,15 @@ class SimCarrier(HostCarrier):
                 place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
                 is_again = turn.turn is not None and turn.turn.waits is not None
                 self._desk.waits.on_waiting(now_ns, place, ended.pause.timeout_ns, is_again=is_again)
+            known = self.turns.type_of(turn.agent)
+            if may_wait(known):
+                self._judge.replays.durable.on_ended(now_ns, ended, known, self.turns.object_of(turn.agent), draws)
             if turn.turn is not None:
                 self._judge.probes.hit("durable turn run again")
-            is_plain = draws is not None and ended.pause is None and not ended.is_durable and turn.what != "segment"
+            is_plain = ended.pause is None and not ended.is_durable and turn.what != "segment"
             self._judge.on_turn(
                 now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
-                draws=tuple(draws) if draws is not None and is_plain else None,
+                draws=tuple(draws) if is_plain else None,
             )  # fmt: skip
             for topic, payload, _ in ended.outputs:
                 self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
@@ -209,6 +216,7 @@ class SimCarrier(HostCarrier):
             self._desk.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
             self._judge.books.steps.on_ended(ended)
+            self._judge.replays.durable.on_failed(now_ns, ended, turn, self.turns.type_of(turn.agent))
             self._judge.probes.hit("turn failed" if ended.rollback is None else "rollback asked for")
             if ended.rollback is not None:
                 self._judge.books.rollbacks.on_asked(now_ns, turn.agent, turn.incarnation)
@@ -305,7 +313,7 @@ class SimHost:
     Attributes:
         is_alive: it has neither crashed nor ended.
         stops: why nothing of it goes on; empty: it does.
-        waiting: turns that await something.
+        waiting: turns that await something, and what they have drawn.
         costs_ns: what the present batch has cost, at full speed.
     """
 
@@ -320,7 +328,7 @@ class SimHost:
         self._kernel = desk.kernel
         self.is_alive = True
         self.stops: dict[str, None] = {}
-        self.waiting: dict[str, ev.StartTurn] = {}
+        self.waiting: dict[str, tuple[ev.StartTurn, list[object]]] = {}
         self._held: deque[tuple[Callable[[Any], object], object]] = deque()
         self._is_pumping = False
         self._busy_until_ns = 0
@@ -447,7 +455,7 @@ class SimHost:
             self.carrier.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: Coroutine[object, None, None]) -> DrivenTurn:
-        return DrivenTurn(self, coroutine)
+        return DrivenTurn(self, coroutine, self.carrier.outside)
 
     # ---- surroundings ---------------------------------------------------------------------------------------------
 

@@ -41,6 +41,18 @@ class Outlook:
                 found[agent] = run.carrier.turns.object_of(agent).state
         return found
 
+    def resting(self) -> list[str]:
+        """Agents that stand between two turns, under the plan in force."""
+        plan = self._log.canonical.plan_number
+        cores = [run.carrier.core for run in self._hosts.alive() if run.carrier.core.plan == plan]
+        agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
+        return [agent.id for agent in agents if agent.current is None and agent.turn is None and not agent.is_failed]
+
+    def blocked(self) -> dict[str, str]:
+        """Agents that stand in the middle of a durable turn that cannot be gone on with → why."""
+        agents = [agent for run in self._hosts.alive() for agent in run.carrier.core.agents.values()]
+        return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
+
     def heard(self) -> list[str]:
         """Agents that have heard all that was said to them, once nothing moves; those of a fleet that has ended may not have."""
         state = self._log.canonical
@@ -170,4 +182,5 @@ def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
 def _is_going_on(agent: LocalAgent) -> bool:
     """Whether a durable turn of its will go on by itself."""
     turn = agent.turn
-    return turn is not None and (turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect"))
+    is_unfinished = turn is not None and (turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect"))
+    return is_unfinished and turn is not None and not turn.problem

@@ -1,11 +1,13 @@
 """Time, chance and the outside of the handlers of one simulated host."""
 
+import copy
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from snapline.agent_runtime.heartbeats import Beat
 from snapline.agent_runtime.outside import Outside
+from snapline.sim.oracles.book_records import StepOutcome
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.steps import Steps, limited
 from snapline.sim.world.waiting import Wait
@@ -14,12 +16,12 @@ SECOND_NS = 1_000_000_000
 
 
 class SimOutside(Outside):
-    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn."""
+    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn, of `agent`, and came of its steps."""
 
     def __init__(self, host: HostRun, steps: Steps) -> None:
         self._host = host
         self._steps = steps
-        self.draws: list[float | int] = []
+        self.draws: list[object] = []
         self.agent = ""
 
     def now_ns(self) -> int:
@@ -39,7 +41,13 @@ class SimOutside(Outside):
         return self.step(name, function)  # as it is, for its stub
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        return await self._steps.step(self._host, name, function)
+        try:
+            found = await self._steps.step(self._host, name, function)
+        except Exception as error:
+            self.draws.append(StepOutcome(error=error))
+            raise
+        self.draws.append(StepOutcome(_kept(found)))
+        return found
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
         """In the thread of the simulation, at one instant."""
@@ -51,4 +59,18 @@ class SimOutside(Outside):
         await Wait(round(seconds * SECOND_NS))
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
-        return await limited(self._host, running, round(seconds * SECOND_NS))
+        draws, known = self.draws, len(self.draws)
+        try:
+            return await limited(self._host, running, round(seconds * SECOND_NS))
+        except TimeoutError as error:
+            if len(draws) == known:  # it is the step that has not ended
+                draws.append(StepOutcome(error=error))
+            raise
+
+
+def _kept(value: Any) -> Any:  # what a step returned
+    """The same, whatever its handler does with it; as it is if it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value

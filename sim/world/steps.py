@@ -6,7 +6,7 @@ in the thread of the simulation. What it costs in virtual time is drawn.
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
@@ -83,11 +83,19 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
     )
 
 
-class DrivenTurn:
-    """A handler that waits now and then."""
+class Drawing(Protocol):
+    """What notes the draws of the turn that runs now: `outside.SimOutside`."""
 
-    def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]") -> None:
+    draws: list[object]
+    agent: str
+
+
+class DrivenTurn:
+    """A handler that waits now and then, while other turns run."""
+
+    def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]", drawing: Drawing) -> None:
         self._host = host
+        self._drawing, self._draws, self._agent = drawing, drawing.draws, drawing.agent
         self._coroutine = coroutine
         self._is_over = False
         host.later(host.desk.kernel.now_ns, self._go_on)
@@ -100,6 +108,7 @@ class DrivenTurn:
     def _go_on(self, _: object) -> None:
         if self._is_over:
             return
+        self._drawing.draws, self._drawing.agent = self._draws, self._agent
         try:
             waits_for = self._coroutine.send(None)
         except StopIteration:

@@ -6,7 +6,9 @@ Also copied beside the tests of other pytest runs, as a user's own module: so it
 import asyncio
 import functools
 import random
+import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
@@ -276,3 +278,207 @@ def few_hits(cut: snapline.Cut) -> None:
 
 def all_hits(states: Mapping[str, Player]) -> bool:
     return sorted(state.hits for state in states.values()) == [99, 100]
+
+
+# -- planted -------------------------------------------------------------------------------------------------------------
+
+TOTAL = 0
+HEARD: list[int] = []
+CUBES: dict[int, int] = {}
+
+
+class Totalling(PingPong):
+    """Planted: counts in a global variable. A recovery sees the turns that it has undone."""
+
+    state: Player
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        global TOTAL
+        TOTAL += 1
+        self.state.hits = TOTAL
+        ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+def totalling() -> snapline.Fleet:
+    return players(Totalling)
+
+
+def heard_before(hits: int) -> bool:
+    is_known = hits in HEARD
+    HEARD.append(hits)
+    return is_known
+
+
+class Deduping(PingPong):
+    """Planted: drops what it believes to have heard, in another function."""
+
+    state: Player
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        if not heard_before(message.hits):
+            ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+def deduping() -> snapline.Fleet:
+    return players(Deduping)
+
+
+class ClassCounting(PingPong):
+    """Planted: the same in an attribute of the class."""
+
+    state: Player
+    balls: ClassVar[dict[str, int]] = {}
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        self.balls[ctx.agent] = self.balls.get(ctx.agent, 0) + 1
+        self.state.hits = self.balls[ctx.agent]
+        ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+def class_counting() -> snapline.Fleet:
+    return players(ClassCounting)
+
+
+@functools.lru_cache
+def square(hits: int) -> int:
+    return hits * hits
+
+
+def cube(hits: int) -> int:
+    """Remembers what it has computed: it says the same whoever has asked before."""
+    global TOTAL
+    TOTAL += 1
+    if hits not in CUBES:
+        CUBES[hits] = hits**3
+    return CUBES[hits]
+
+
+class Caching(PingPong):
+    """Sound: caches, and a counter that nobody reads."""
+
+    state: Player
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        self.state.hits = square(message.hits % 7) + cube(message.hits % 5)
+        ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+def caching() -> snapline.Fleet:
+    return players(Caching)
+
+
+def reserve(order: int) -> int:
+    return order
+
+
+class Order(snapline.Message):
+    number: int
+
+
+class Sales(msgspec.Struct):
+    done: int = 0
+    said: str = ""
+
+
+class Seller(snapline.Agent):
+    """Reserves and pays in one durable turn, one order after the other; sound."""
+
+    state: Sales
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Order(1))
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        self.state.said = f"{ctx.now()} {ctx.random()} {ctx.uuid()}"
+        await ctx.step("reserve", reserve, order.number)
+        self.state.said += f" {ctx.now()} {ctx.random()}"
+        await ctx.step("pay", reserve, order.number)
+        self.state.said += f" {ctx.now()} {ctx.random()}"
+        self.state.done = order.number
+        ctx.send(ctx.agent, Order(order.number + 1))
+
+
+class RandomSeller(Seller):
+    """Planted: throws dice of its own on what to do."""
+
+    state: Sales
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        if random.random() < 0.5:
+            await ctx.step("reserve", reserve, order.number)
+        await ctx.step("pay", reserve, order.number)
+        self.state.done = order.number
+        ctx.send(ctx.agent, Order(order.number + 1))
+
+
+class StampingSeller(Seller):
+    """Planted: the time of its step's arguments is the clock's."""
+
+    state: Sales
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        await ctx.step("reserve", reserve, time.time_ns())
+        ctx.send(ctx.agent, Order(order.number + 1))
+
+
+class TotallingSeller(Seller):
+    """Planted: a global variable in a durable turn."""
+
+    state: Sales
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        global TOTAL
+        TOTAL += 1
+        await ctx.step("reserve", reserve, order.number)
+        self.state.done = TOTAL
+        ctx.send(ctx.agent, Order(order.number + 1))
+
+
+def sellers(kind: type[Seller]) -> snapline.Fleet:
+    agents = {name: functools.partial(_seller, kind) for name in ("anna", "otto")}
+    return snapline.Fleet("sellers", agents=agents, simulate={"reserve": reserve, "pay": reserve})
+
+
+def _seller(kind: type[Seller]) -> Seller:
+    return kind(Sales())
+
+
+def selling() -> snapline.Fleet:
+    return sellers(Seller)
+
+
+def random_selling() -> snapline.Fleet:
+    return sellers(RandomSeller)
+
+
+def stamping() -> snapline.Fleet:
+    return sellers(StampingSeller)
+
+
+def totalling_sellers() -> snapline.Fleet:
+    return sellers(TotallingSeller)
+
+
+class StepTotalling(PingPong):
+    """Planted: a global variable in a plain turn that waits for a step."""
+
+    state: Player
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        global TOTAL
+        TOTAL += await ctx.step("reserve", reserve, 1, timeout_s=2.0, retries=2)
+        self.state.hits = TOTAL
+        ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+def step_totalling() -> snapline.Fleet:
+    return players(StepTotalling)

@@ -1,0 +1,189 @@
+"""Running a durable turn again (G3): from its journal it asks for the same things in the same order, and leaves the same state.
+
+Theory of operation
+-------------------
+A recovery runs the handler of a durable turn again, with the state that the turn began with, and answers from its journal. Most handlers die seldom in
+the middle of a turn, so this oracle does the same with each turn of a user's fleet that has ended after a wait: on a fresh object, restored as a recovery
+would, with the entries that the turn has had. Nothing of that leaves. A handler that asks for something else departs from its journal, here or at the
+recovery in which the product finds it out (`DivergenceError`): both are the same violation, and name agent, handler and line.
+
+Not run again: turns that never waited, that failed, or whose state cannot be restored; compensations.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, AgentType, Handler
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import Stand, TurnJournal, read_call
+from snapline.agent_runtime.encoding import encode_ordered
+from snapline.agent_runtime.fleet import own_modules, restore_agent
+from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
+from snapline.agent_runtime.outside import Outside
+from snapline.conversation.payloads import split_message
+from snapline.errors import DivergenceError
+from snapline.sim.oracles.book_records import Report
+from snapline.sim.oracles.suspects import INSTEAD, Suspects, place_of, relative
+from snapline.storage.log.records import LoggedEntry
+from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+
+_ADVICE = ": a durable handler must"
+"""Where the product's sentence goes on with what to do: this one says that in its own words."""
+
+
+class _Clock(Outside):
+    """Gives what the turn's last segment read."""
+
+    def __init__(self, draws: Sequence[object]) -> None:
+        self._left = [drawn for drawn in draws if isinstance(drawn, int)]
+        self.journal: TurnJournal | None = None
+
+    def now_ns(self) -> int:
+        assert self.journal is not None
+        return self._left.pop(0) if self.journal.is_beyond and self._left else 0
+
+
+class DurableRun(msgspec.Struct):
+    """A durable turn: what it began for, in which state, and what came of all that it asked for."""
+
+    what: str
+    sender: str
+    payload: bytes
+    state: bytes
+    entries: list[JournalEntry]
+    logged: tuple[LoggedEntry, ...]
+    seed: bytes = b""
+    is_repeated: bool = False
+
+
+class DurableOracle:
+    """Of one run of the world. `is_again`: turns are run again; otherwise only what recoveries find is said."""
+
+    def __init__(self, report: Report, suspects: Suspects, *, is_again: bool) -> None:
+        self._report = report
+        self._suspects = suspects
+        self._is_again = is_again
+        self._runs: dict[tuple[str, int], DurableRun] = {}
+
+    def on_started(self, turn: StartTurn, state: bytes) -> None:
+        """A turn begins, or its next segment; `state`: of its agent, encoded."""
+        if not self._is_again:
+            return
+        place, saved = (turn.agent, turn.incarnation), turn.turn
+        if saved is not None:
+            run = DurableRun(saved.what, saved.sender, saved.payload, state, list(saved.journal), turn.logged)
+            run.seed, run.is_repeated = saved.seed, True
+            self._runs[place] = run
+        elif turn.what != "segment":
+            self._runs[place] = DurableRun(turn.what, turn.sender, turn.payload, state, [], turn.logged)
+        elif turn.found is not None and place in self._runs:
+            self._runs[place].entries.append(turn.found)
+
+    def on_failed(self, t_ns: int, failed: TurnFailed, turn: StartTurn, known: AgentType | None) -> None:
+        """A handler has raised, or did not repeat itself when it was run again after a recovery."""
+        payload = self._runs.pop((failed.agent, failed.incarnation), None)
+        if not failed.is_divergent:
+            return
+        begun = turn.turn.payload if turn.turn is not None else turn.payload if payload is None else payload.payload
+        said = failed.error.strip().rpartition("\n")[2].partition(": ")[2]
+        self._say(t_ns, failed.agent, known, begun, said)
+
+    def on_ended(
+        self, t_ns: int, ended: TurnEnded, known: AgentType | None, made: Agent, draws: Sequence[object]
+    ) -> None:
+        """A segment is over, or the turn: then it is run again."""
+        run = self._runs.get((ended.agent, ended.incarnation))
+        if run is None:
+            return
+        if ended.pause is not None:
+            run.entries += ended.pause.entries
+            run.seed = ended.pause.seed
+            return
+        del self._runs[ended.agent, ended.incarnation]
+        if not ended.is_durable or not run.seed or known is None:
+            return
+        said = _departs(ended, run, known, made, draws)
+        if said:
+            self._say(t_ns, ended.agent, known, run.payload, said)
+
+    def _say(self, t_ns: int, agent: str, known: AgentType | None, payload: bytes, said: str) -> None:
+        handler = _handler_of(known, payload)
+        named, why = "its handler", f"draw chance and time from {INSTEAD}"
+        if handler is not None and known is not None:
+            named = place_of(known.agent_class, handler.name)
+            reasons = self._suspects.reasons(known.agent_class, handler.name)
+            why = f"it {'; it '.join([reason for _, reason in reasons])}" if reasons else why
+        said = relative(said.partition(_ADVICE)[0])
+        text = f"{agent}: {named}, run again by the journal of its turn, departs from it: {said}; {why}"
+        self._report("replay", "G3", t_ns, text)
+
+
+def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
+    try:
+        name, _ = split_message(read_call(payload)[1])
+    except Exception:  # of one that nobody can read
+        return None
+    return known.handlers.get(name) if known is not None else None
+
+
+def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
+    """Return what the turn does otherwise when it is run again; "" if nothing, or if it cannot be."""
+    handler, clock = _handler_of(known, run.payload), _Clock(draws)
+    if handler is None or not handler.is_durable:
+        return ""
+    call, message = read_call(run.payload)
+    begun = SavedTurn(run.what, run.sender, run.payload, run.seed, "", run.entries)
+    journal = clock.journal = TurnJournal(b"", begun, run.logged, own_modules=own_modules(known.agent_class, ()))
+    ctx = Context(ended.agent, ended.incarnation, run.sender, clock)
+    ctx.begin(call=call, journal=journal)
+    try:
+        again = restore_agent(known.agent_class, run.state)
+        decoded = handler.decoder.decode(split_message(message)[1])
+    except Exception:  # it holds what a restored agent would not: captures say so
+        return ""
+    said = _asks(handler.function(again, decoded, ctx), journal)
+    if said or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
+        return said  # the clock of effects was read too, and nobody knows for which
+    outcome = ctx.outcome(is_durable=True)
+    if [to for to, _ in outcome.sends] != [to for to, _ in ended.sends]:
+        return f"it sends {len(outcome.sends)} messages at its end, not {len(ended.sends)}"
+    return "it leaves another state than it did" if _differ(known, again, made) else ""
+
+
+def _asks(coroutine: Any, journal: TurnJournal) -> str:
+    """Let the handler run to its end, by the journal."""
+    try:
+        stand = coroutine.send(None)
+    except StopIteration:
+        journal.end()
+        return str(journal.divergence) if journal.divergence is not None else ""
+    except DivergenceError as error:
+        return str(journal.divergence or error)
+    except Exception as error:
+        return (
+            str(journal.divergence) if journal.divergence is not None else f"it raises {type(error).__name__}: {error}"
+        )
+    frame = coroutine.cr_frame
+    place = f", at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+    coroutine.close()
+    if not isinstance(stand, Stand):
+        return f"it awaits a {type(stand).__qualname__}{place}"
+    return (
+        str(journal.divergence)
+        if journal.divergence
+        else f"it asks for {stand.waits.kind} {stand.waits.name!r}{place}, where it had ended"
+    )
+
+
+def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
+    """Whether the states differ, also in the form in which a restored agent has them."""
+    images = [encode_ordered(each.state) for each in (again, made)]
+    if images[0] == images[1]:
+        return False
+    try:
+        decoded = [encode_ordered(known.state_decoder.decode(image)) for image in images]
+    except Exception:  # it does not even decode: captures say so
+        return False
+    return decoded[0] != decoded[1]

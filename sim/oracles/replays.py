@@ -1,0 +1,54 @@
+"""The two oracles that run turns again (G3), and what they share: why a user's fleet does something else then.
+
+The turns of an agent are run again at the end of a run (`replay.py`), once with the variables of the user's modules as the run has left them, and once as
+another process finds them: a variable that outlives a recovery shows in one of the two at least. Durable turns are run again as they end (`durable_replay.py`).
+"""
+
+from snapline.agent_runtime.agent import Agent, AgentType
+from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.fleet import Fleet
+from snapline.sim.oracles.book_records import AgentHistory, Report
+from snapline.sim.oracles.durable_replay import DurableOracle
+from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
+from snapline.sim.oracles.suspects import Suspects
+
+
+class ReplayOracle:
+    """Of one run of the world.
+
+    Attributes:
+        durable: of single durable turns.
+        is_own: the fleet is a user's: its own variables are looked at, and durable turns run again.
+    """
+
+    def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
+        self.is_own = is_own
+        self._fleet = fleet
+        self._suspects = Suspects()
+        self._classes: dict[str, type[Agent]] = {}
+        self._first: dict[str, bytes] = {}
+        self.durable = DurableOracle(report, self._suspects, is_again=is_own)
+
+    def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
+        """A turn begins; of each agent the first one counts, for which it has its initial state."""
+        if agent not in self._classes:
+            self._suspects.look(known)
+            self._classes[agent] = known.agent_class
+            self._first[agent] = encode_body(made.state)
+
+    def finish(self) -> None:
+        """The run is over."""
+        self._suspects.finish()
+
+    def check(self, history: AgentHistory, state: bytes | None) -> str:
+        """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs and why."""
+        first = self._first.get(history.agent)
+        different = replay(self._fleet, history, state, first)
+        if not different and self.is_own:
+            with self._suspects.fresh():
+                different = replay(self._fleet, history, state, first)
+        known = self._classes.get(history.agent)
+        if not different or different == NOT_POSSIBLE or known is None:
+            return different
+        why = [f"{handler} {reason}" for handler, reason in self._suspects.reasons(known)]
+        return f"{different}: {'; '.join(why)}" if why else different

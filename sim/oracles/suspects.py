@@ -1,0 +1,305 @@
+"""Why a turn that is run again does something else: what its handler uses that no checkpoint holds.
+
+Theory of operation
+-------------------
+The replay oracles (`replay.py`, `durable_replay.py`) have seen that a turn, run again, does something else. This module guesses nothing about
+whether: it looks for the reason, so that the violation names a line. It follows the code of a handler, from its bytecode, through functions
+and classes of the agents' own modules, and notes which global variables and class attributes it uses, and which calls of the clock and of
+chance it makes. Values are noted before the first turn of an agent class in a run. Of variables that have other values at the end, one sentence is
+said; if there is none, one of the calls.
+
+The next run in this process finds those variables as they were before, unless somebody else has changed them: another process would, too.
+
+A variable that never changes, a cache whose values are the same whenever they are computed, a counter that nobody reads: they are no reason, for of
+them no replay ever says anything.
+"""
+
+import contextlib
+import copy
+import dis
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, AgentType
+from snapline.agent_runtime.fleet import own_modules
+
+LEFT = "__snapline_left__"
+"""Name in a user's module."""
+
+OUTSIDE = ("random", "time", "uuid", "secrets", "datetime", "os")
+"""Modules whose functions say something else each time."""
+
+INSTEAD = "ctx.random(), ctx.now() or ctx.step()"
+
+FUNCTIONS_MAX = 1_000
+"""Of one handler: what is not reached by then is not looked at."""
+
+SAID_MAX = 2
+"""Reasons in one sentence; the others mostly have the same cause."""
+
+_Key = tuple[str, str]
+"""The module, or module and class, and the name in it."""
+
+
+class Use(msgspec.Struct, frozen=True):
+    """A place where a handler uses a variable, or calls something outside."""
+
+    key: _Key
+    place: str
+    is_call: bool = False
+    is_set: bool = False
+
+
+class Suspects:
+    """Of one run: what the handlers of its agents use that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        self._uses: dict[type[Agent], dict[str, list[Use]]] = {}
+        self._holders: dict[_Key, Callable[[], object]] = {}
+        self._before: dict[_Key, bytes] = {}
+        self._first: dict[_Key, object] = {}
+
+    def look(self, known: AgentType) -> None:
+        """Note what an agent class uses, before a turn of it; only the first time counts."""
+        if known.agent_class in self._uses:
+            return
+        search = _Search(own_modules(known.agent_class, ()), known.agent_class)
+        functions = {handler.name: handler.function for handler in known.handlers.values()}
+        functions["on_start"] = known.agent_class.on_start
+        self._uses[known.agent_class] = {name: search.uses_of(function) for name, function in functions.items()}
+        for key, holder in search.holders.items():
+            if key in self._holders:
+                continue
+            _put_back(key, holder())
+            self._holders[key], self._before[key] = holder, _image(holder())
+            with contextlib.suppress(Exception):  # what cannot be copied stays as runs leave it
+                self._first[key] = copy.deepcopy(holder())
+
+    def finish(self) -> None:
+        """The run is over: remember what it has left behind, for the next one."""
+        for key, holder in self._holders.items():
+            left = _image(holder())
+            if left != self._before[key] and key in self._first:
+                _left_behind(key)[key] = left, self._first[key]
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Meanwhile the variables are as they were before the run: as another process finds them."""
+        changed = {key: self._holders[key]() for key in self._changed() if key in self._first}
+        present = {key: copy.copy(value) for key, value in changed.items()}
+        for key, value in changed.items():
+            _set(key, value, copy.deepcopy(self._first[key]))
+        try:
+            yield
+        finally:
+            for key, value in present.items():
+                kept = changed[key]
+                _set(key, kept, value if isinstance(kept, list | bytearray | dict | set) else kept)
+
+    def _changed(self) -> list[_Key]:
+        return [key for key, holder in self._holders.items() if _image(holder()) != self._before[key]]
+
+    def reasons(self, agent_class: type[Agent], handler: str = "") -> list[tuple[str, str]]:
+        """Return what may have made the difference: handlers with their places, and what each of them does. `handler`: of this one alone."""
+        found = {name: uses for name, uses in self._uses.get(agent_class, {}).items() if handler in ("", name)}
+        said = [reason for key in self._changed() if (reason := _reason_of(agent_class, found, key))]
+        if not said:
+            said = [reason for name, uses in found.items() if (reason := _call_in(agent_class, name, uses))]
+        return said[:SAID_MAX]
+
+
+def _left_behind(key: _Key) -> dict[_Key, tuple[bytes, object]]:
+    """What runs in this process have left in a module's variables, and what these were before. The module itself keeps it."""
+    found: dict[_Key, tuple[bytes, object]] = vars(sys.modules[key[0].partition(":")[0]]).setdefault(LEFT, {})
+    return found
+
+
+def _put_back(key: _Key, value: object) -> None:
+    """Another process would begin with the variable as it was: if nobody but the run before has changed it, it is set back."""
+    if key[0].partition(":")[0] in sys.modules:
+        left, first = _left_behind(key).pop(key, (b"", None))
+        if left == _image(value):
+            _set(key, value, copy.deepcopy(first))
+
+
+def _set(key: _Key, value: Any, other: Any) -> None:  # of whatever type it is
+    """Give a variable with this value another one; a container keeps its identity, since others may know it by another name."""
+    match value, other:
+        case (list(), list()) | (bytearray(), bytearray()):
+            value[:] = other
+        case (dict(), dict()) | (set(), set()):
+            value.clear()
+            value.update(other)
+        case _:
+            module, _, of_class = key[0].partition(":")
+            holder: Any = sys.modules[module]
+            for part in of_class.split(".") if of_class else ():
+                holder = getattr(holder, part)
+            setattr(holder, key[1], other)
+
+
+def place_of(agent_class: type, handler: str) -> str:
+    """Return a handler's name with its file and line."""
+    function = getattr(agent_class, handler, None)
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    return f"{handler} ({relative(code.co_filename)}:{code.co_firstlineno})" if code else handler
+
+
+def relative(text: str) -> str:
+    """Return the same with the files of the current folder as one types them."""
+    return text.replace(f"{Path.cwd()}/", "")
+
+
+def _reason_of(agent_class: type[Agent], uses: dict[str, list[Use]], key: _Key) -> tuple[str, str] | None:
+    """One variable that has changed, and the handler that uses it: one that sets it, if there is any."""
+    of_key = [(name, use) for name, each in uses.items() for use in each if use.key == key and not use.is_call]
+    if not of_key:
+        return None
+    handler, use = next((pair for pair in of_key if pair[1].is_set), of_key[0])
+    holder, name = key
+    kind = f"the class attribute {holder.rpartition(':')[2]}.{name}" if ":" in holder else f"the global variable {name}"
+    verb, changed = ("changes", "") if use.is_set else ("uses", " has changed since the run began and")
+    said = f"{verb} {kind}, at {use.place}, which{changed} no checkpoint holds: keep it in the agent's state"
+    return place_of(agent_class, handler), said
+
+
+def _call_in(agent_class: type[Agent], handler: str, uses: list[Use]) -> tuple[str, str] | None:
+    call = next((use for use in uses if use.is_call), None)
+    if call is None:
+        return None
+    return place_of(agent_class, handler), f"calls {call.key[1]}, at {call.place}: use {INSTEAD}"
+
+
+class _Search:
+    """Follows code.
+
+    Attributes:
+        holders: what was found to be used → its present value.
+    """
+
+    def __init__(self, own: tuple[str, ...], agent_class: type[Agent]) -> None:
+        self._own = own
+        self._class = agent_class
+        self.holders: dict[_Key, Callable[[], object]] = {}
+
+    def uses_of(self, function: object) -> list[Use]:
+        """Return what a function uses, and all that it calls in the agents' own modules."""
+        found: list[Use] = []
+        waiting, seen = [function], dict[CodeType, None]()
+        while waiting and len(seen) < FUNCTIONS_MAX:
+            unwrapped = inspect.unwrap(waiting.pop(0))  # type: ignore[arg-type]  # whatever it is
+            if not isinstance(unwrapped, FunctionType) or unwrapped.__code__ in seen:
+                continue
+            seen[unwrapped.__code__] = None
+            for code in _codes(unwrapped.__code__):
+                waiting += self._follow(code, unwrapped.__globals__, found)
+        return found
+
+    def _follow(self, code: CodeType, names: dict[str, Any], found: list[Use]) -> Iterator[object]:
+        """Note the uses in one piece of code; yield the functions that it may call."""
+        holder: object = None
+        line = code.co_firstlineno
+        for step in dis.get_instructions(code):
+            line = step.positions.lineno if step.positions and step.positions.lineno else line
+            place, name = f"{relative(code.co_filename)}:{line}", step.argval
+            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                found.append(self._variable(names, name, place, is_set=True))
+            elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in names:
+                holder = names[name]
+                yield from self._value(names, name, holder, place, found)
+                continue
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+                yield from self._attribute(holder, name, place, found, is_set=step.opname == "STORE_ATTR")
+            holder = holder if step.opname in ("PUSH_NULL", "CACHE", "PRECALL") else None
+
+    def _value(self, names: dict[str, Any], name: str, value: object, place: str, found: list[Use]) -> Iterator[object]:
+        match value:
+            case FunctionType() if self._is_own(value):
+                yield value
+            case type() if self._is_own(value):
+                yield from _functions_of(value)
+            case _ if getattr(value, "__module__", None) in OUTSIDE and callable(value) and not isinstance(value, type):
+                found.append(Use(("", f"{getattr(value, '__module__', '')}.{name}"), place, is_call=True))
+            case _ if _is_variable(value):
+                found.append(self._variable(names, name, place, is_set=False))
+            case _:
+                pass
+
+    def _variable(self, names: dict[str, Any], name: str, place: str, *, is_set: bool) -> Use:
+        key = (str(names.get("__name__", "")), name)
+        self.holders[key] = lambda: names.get(name)
+        return Use(key, place, is_set=is_set)
+
+    def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
+        """Something of a module, of a class, or of what may be the agent."""
+        if isinstance(holder, ModuleType):
+            if holder.__name__ in OUTSIDE and holder.__name__ != "os":
+                found.append(Use(("", f"{holder.__name__}.{name}"), place, is_call=True))
+            elif self._is_own_name(holder.__name__):
+                yield from self._value(vars(holder), name, getattr(holder, name, None), place, found)
+                if is_set:
+                    found.append(self._variable(vars(holder), name, place, is_set=True))
+            return
+        if isinstance(holder, type) and holder.__module__ in OUTSIDE:
+            found.append(Use(("", f"{holder.__qualname__}.{name}"), place, is_call=True))
+            return
+        of_class = holder if isinstance(holder, type) and self._is_own(holder) else self._class
+        for each in of_class.__mro__:
+            value = vars(each).get(name)
+            if value is None or not self._is_own(each):
+                continue
+            if isinstance(value, FunctionType):
+                yield value
+            elif _is_variable(value) and not hasattr(type(value), "__get__") and (holder is of_class or not is_set):
+                key = (f"{each.__module__}:{each.__qualname__}", name)
+                self.holders[key] = _of_class(each, name)
+                found.append(Use(key, place, is_set=is_set))
+            return
+
+    def _is_own(self, value: Any) -> bool:
+        return self._is_own_name(getattr(value, "__module__", None) or "")
+
+    def _is_own_name(self, module: str) -> bool:
+        return any(module == own or module.startswith(f"{own}.") for own in self._own)
+
+
+def _of_class(each: type, name: str) -> Callable[[], object]:
+    return lambda: vars(each).get(name)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """It, and what is written within it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
+def _functions_of(of_class: type) -> Iterator[object]:
+    return (value for value in vars(of_class).values() if isinstance(value, FunctionType))
+
+
+def _is_variable(value: object) -> bool:
+    """Something whose value may change: no module, function, class, and nothing of a library that is only called."""
+    if isinstance(value, ModuleType | type) or callable(value):
+        return False
+    return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
+
+
+def _image(value: object) -> bytes:
+    """Return what a value is compared by: its content, where it can be told; else its type."""
+    try:
+        return msgspec.msgpack.encode(value, enc_hook=_plain, order="deterministic")
+    except Exception:  # of whatever classes somebody has
+        return type(value).__qualname__.encode()
+
+
+def _plain(value: object) -> object:
+    known = getattr(value, "__dict__", None)
+    return {str(name): each for name, each in known.items()} if known else type(value).__qualname__
