@@ -64,7 +64,7 @@ def run(
     result, place = _run(drawn, number, changes, None if no_folder else folder)
     again = changes.repeat(scenario, number)
     shown = result_document(result, drawn, folder=None if place is None else str(place), repeat=again)
-    display.printer().result(shown, lambda _, tables: _show_run(result, place, again, tables))
+    display.printer().result(shown, lambda _, tables: _show_run(result, drawn, place, again, tables))
     raise typer.Exit(_exit_code(result))
 
 
@@ -101,17 +101,21 @@ def _exit_code(result: "Result") -> int:
     return EXIT_CODES[result.verdict]
 
 
-def _show_run(result: "Result", place: Path | None, again: str, tables: DocumentTables) -> None:
+def _show_run(result: "Result", scenario: "Scenario", place: Path | None, again: str, tables: DocumentTables) -> None:
     from snapline.sim.report.folder import REPORT
-    from snapline.sim.report.text import summarise
+    from snapline.sim.report.text import brief, summarise
 
+    report = "" if place is None else f"report {place / REPORT}"
+    if result.verdict == "pass":
+        tables.line(brief(result, scenario).rstrip("\n"))
+        tables.line(f"again    {again}{'; ' if report else ''}{report}")
+        return
     tables.line(summarise(result).rstrip("\n"))
+    if report:
+        tables.line(report)
+    tables.line(f"again  {again}")
     if place is not None:
-        tables.line(f"report {place / REPORT}")
-    if result.verdict != "pass":
-        tables.line(f"again  {again}")
-        if place is not None:
-            tables.line(f"next   snapline sim shrink {place}")
+        tables.line(f"next   snapline sim shrink {place}")
 
 
 # -- replay -------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import typer
 
 from snapline.cli.command import INTERRUPTED, command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, DocumentTables, Printer, count, document, readable, rows_of
+from snapline.cli.output import Document, Printer, document, readable
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import (
     RunOrScenario,
@@ -23,6 +23,7 @@ from snapline.cli.sim_scenarios import (
     parse_seeds,
     run_folder,
 )
+from snapline.cli.sim_sweep_tables import show_all, show_briefly
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
 
 UNDECIDED = 3
-
-TEXT_SHOWN_MAX = 300
-"""Characters of the evidence; `-o json` has all."""
 
 Jobs = Annotated[
     int | None,
@@ -81,6 +79,9 @@ def sweep(
     require_probes: Annotated[
         bool, typer.Option("--require-probes", help="Exit with 3 if a probe was never hit.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="In a table: every metric, fault and probe, not a screen of them.")
+    ] = False,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -110,7 +111,7 @@ def sweep(
     if file is not None:
         file.write_text(json.dumps(readable(found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         printer.progress(f"wrote {file}")
-    printer.result(found, _show_sweep)
+    printer.result(found, show_all if verbose else show_briefly)
     raise typer.Exit(_sweep_code(summary, numbers, stop_after, is_strict=require_probes))
 
 
@@ -213,84 +214,6 @@ def _sweep_document(summary: "SweepSummary", repeats: dict[int, str]) -> Documen
     for found, divergence in zip(fields["divergences"], summary.divergences, strict=True):
         found["words"] = divergence.text
     return document("SimulationSweep", verdict=summary.verdict, seeds_per_s=round(summary.seeds_per_s, 1), **fields)
-
-
-def _show_sweep(result: Document, tables: DocumentTables) -> None:
-    tables.line(_verdicts_line(result))
-    for finding in rows_of(result, "findings"):
-        tables.line()
-        _show_finding(finding, tables)
-    _show_metrics(result, tables)
-    _show_drawn(result, tables)
-    _show_checks(result, tables)
-
-
-def _verdicts_line(result: Document) -> str:
-    verdicts, runs, elapsed_s = result["verdicts"], result["runs"], result["elapsed_s"]
-    assert isinstance(verdicts, dict) and isinstance(runs, int) and isinstance(elapsed_s, float)
-    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts.items() if number)
-    stopped = ", stopped" if result["is_stopped"] else ""
-    pace = f"{elapsed_s:.1f} s, {result['seeds_per_s']} runs/s"
-    return f"{result['name']}: {count(runs, 'run')}{stopped}: {counts or 'none'} ({pace})"
-
-
-def _show_finding(finding: Any, tables: DocumentTables) -> None:  # Any: one of the document's own
-    guarantee = f" ({finding['guarantee']})" if finding["guarantee"] else ""
-    seeds = ", ".join(map(str, finding["seeds"])) + (" …" if finding["count"] > len(finding["seeds"]) else "")
-    tables.line(
-        f"{finding['verdict']}: {finding['oracle']}{guarantee}, {count(finding['count'], 'run')}: seeds {seeds}"
-    )
-    said = " ".join(finding["text"].split())
-    tables.line(f"    {said if len(said) <= TEXT_SHOWN_MAX else said[: TEXT_SHOWN_MAX - 1] + '…'}")
-    tables.line(f"    {finding['repeat']}")
-
-
-def _show_metrics(result: Document, tables: DocumentTables) -> None:
-    metrics = result["metrics"]
-    if not isinstance(metrics, dict) or not metrics:
-        return
-    tables.line()
-    tables.line("of the runs that passed:")
-    rows = [
-        [name, *(_number(of[key]) for key in ("mean", "low", "high", "p50", "p95", "max"))]
-        for name, of in metrics.items()
-        if of["max"] or of["mean"]
-    ]
-    tables.table(("METRIC", "MEAN", "95 % FROM", "TO", "MEDIAN", "P95", "MAX"), rows)
-
-
-def _show_drawn(result: Document, tables: DocumentTables) -> None:
-    """Group for group, how many runs were given what."""
-    drawn = result["drawn"]
-    if not isinstance(drawn, dict) or not drawn:
-        return
-    tables.line()
-    tables.line("what the runs were given (so many of them):")
-    for group, counts in drawn.items():
-        given = ", ".join(f"{name} {runs}" for name, runs in counts.items() if runs)
-        tables.line(f"  {group}: {given or 'nothing'}")
-    never = result["never_drawn"]
-    assert isinstance(never, dict)
-    said = [f"{group}: {', '.join(names)}" for group, names in never.items()]
-    tables.line(f"never given: {'; '.join(said) or 'nothing'}")
-
-
-def _number(value: object) -> str:
-    return "?" if not isinstance(value, int | float) else f"{value:,.6g}"
-
-
-def _show_checks(result: Document, tables: DocumentTables) -> None:
-    tables.line()
-    never = result["never_hit"]
-    assert isinstance(never, list)
-    tables.line(f"probes never hit: {', '.join(never) if never else 'none'}")
-    divergences = rows_of(result, "divergences")
-    checked = result["checked"]
-    assert isinstance(checked, int)
-    found = f"{len(divergences)} differ" if divergences else "all the same"
-    tables.line(f"{count(checked, 'run')} made twice: {found}" if checked else "no run was made twice")
-    for divergence in divergences:
-        tables.line(str(divergence["words"]))
 
 
 # -- coverage -----------------------------------------------------------------------------------------------------------

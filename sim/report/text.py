@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.pictures.look import clean, shortened
-from snapline.sim.hunt.exercise import exercised
+from snapline.sim.hunt.exercise import exercised, kinds_of
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import ExecutedFault, Result, Violation
+from snapline.sim.scenario import Scenario
 
 WIDTH = 96
+BRIEF_WIDTH = 160
+"""Of one that says what steps have really run."""
+
 LINES_MAX = 24
 """Of the smallest usual terminal."""
 
@@ -43,6 +47,24 @@ def summarise(result: Result) -> str:
     if len(lines) > LINES_MAX:
         lines[LINES_MAX - 1 :] = ["…"]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def brief(result: Result, scenario: Scenario) -> str:
+    """A run that passed in four lines: that it did, what ran, what it met, and what was asked of it."""
+    fleet, figures, hits = scenario.fleet, result.metrics, result.probes
+    turns, epochs = int(figures.get("turns", 0)), int(figures.get("epochs_complete", 0))
+    agents = f"{count(fleet.agents, 'agent')} on {count(fleet.hosts, 'host')}"
+    ran = f"{agents}, {count(turns, 'turn')}, {count(result.messages, 'message')}"
+    ran += f", {result.virtual_ns / 1e9:.1f} s of virtual time in {result.cpu_s:.2f} s CPU"
+    recoveries = hits.get("recovery", 0)
+    met = [f"{recoveries} {'recovery' if recoveries == 1 else 'recoveries'}", f"{count(epochs, 'complete epoch')}"]
+    met += [", ".join(kinds_of(result.faults)) or "no fault"]
+    asked = [f"all guarantees, {count(hits.get('replayed', 0), 'agent')} run again"]
+    asked += [name for name in (fleet.invariant, fleet.at_end) if name]
+    asked += [*_as_they_are(result)]
+    lines = [f"{result.verdict.upper()}  {result.name}, seed {result.seed}", f"ran      {ran}"]
+    lines += [f"met      {', '.join(met[:2])}; {met[2]}", f"checked  {'; '.join(asked)}"]
+    return "".join([f"{shortened(clean(line), BRIEF_WIDTH)}\n" for line in lines])
 
 
 def _violation(violation: Violation) -> Iterator[str]:

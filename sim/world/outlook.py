@@ -182,5 +182,7 @@ def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
 def _is_going_on(agent: LocalAgent) -> bool:
     """Whether a durable turn of its will go on by itself."""
     turn = agent.turn
-    is_unfinished = turn is not None and (turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect"))
+    is_unfinished = turn is not None and (
+        turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect")
+    )
     return is_unfinished and turn is not None and not turn.problem

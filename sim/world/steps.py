@@ -87,7 +87,6 @@ class Drawing(Protocol):
     """What notes the draws of the turn that runs now: `outside.SimOutside`."""
 
     draws: list[object]
-    agent: str
 
 
 class DrivenTurn:
@@ -95,7 +94,7 @@ class DrivenTurn:
 
     def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]", drawing: Drawing) -> None:
         self._host = host
-        self._drawing, self._draws, self._agent = drawing, drawing.draws, drawing.agent
+        self._drawing, self._draws = drawing, drawing.draws
         self._coroutine = coroutine
         self._is_over = False
         host.later(host.desk.kernel.now_ns, self._go_on)
@@ -108,7 +107,7 @@ class DrivenTurn:
     def _go_on(self, _: object) -> None:
         if self._is_over:
             return
-        self._drawing.draws, self._drawing.agent = self._draws, self._agent
+        self._drawing.draws = self._draws
         try:
             waits_for = self._coroutine.send(None)
         except StopIteration:

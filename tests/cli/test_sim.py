@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from snapline.cli import sim_compare
 from snapline.cli.output import Printer
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
+from snapline.cli.sim_sweep_tables import show_briefly
 from snapline.cli.sim_sweeps import _sweep_code
 from snapline.errors import MisuseError
 from snapline.sim.explorer import exploration
@@ -223,8 +224,8 @@ def test_without_a_folder_nothing_is_written(run: Run, folder: Path, small: str)
 
 def test_a_users_fleet_gets_faults_from_a_template_or_a_file(run: Run, folder: Path, small: str) -> None:
     fleet = write_fleet(folder, "good")
-    done = run("sim", "run", fleet, "--faults", "crashing.toml", "--hosts", 2, "-o", "table")
-    assert done.code == 0 and "h1 is killed" in done.out
+    done = run("sim", "run", fleet, "--faults", "crashing.toml", "--hosts", 2)
+    assert done.code == 0 and [fault["text"] for fault in done.json["faults"]] == ["h1 is killed"]
     done = run("sim", "run", fleet, "--arg", "every=0.2", "--print")
     printed = parse_scenario(done.out, source="printed")
     assert (printed.name, printed.fleet.module, printed.fleet.arguments) == ("mine-crashes", fleet, {"every": "0.2"})
@@ -418,9 +419,86 @@ def test_a_sweep_as_a_table(run: Run, small: str) -> None:
     assert done.code == 6 and ", stopped: " in done.out.splitlines()[0]
     assert re.search(r"^violation: \S+ \(G\d+\), 1 run: seeds \d+$", done.out, re.MULTILINE)
     assert f"    snapline sim run {shlex.join(['swarm'])} --seed " in done.out
-    calm = run("sim", "sweep", small, "--seeds", "5", "--jobs", 0, "-o", "table")
+    calm = run("sim", "sweep", small, "--seeds", "5", "--jobs", 0, "-o", "table", "--verbose")
     assert calm.code == 0 and calm.out.startswith("small: 1 run: 1 pass (") and "probes never hit: " in calm.out
     assert "?" in calm.out, "the interval of one run is unknown"
+
+
+def rows(text: str, width: int = 80) -> int:
+    """Of a terminal."""
+    return sum(max(1, -(-len(line) // width)) for line in text.splitlines())
+
+
+def test_a_run_that_passes_is_told_in_five_lines(run: Run, folder: Path) -> None:
+    done = run("sim", "run", f"{FLEETS}:ping_pong", "--seed", 2, "--invariant", f"{FLEETS}:hits_follow", "-o", "table")
+    lines = done.out.splitlines()
+    assert done.code == 0 and [line.split()[0] for line in lines] == ["PASS", "ran", "met", "checked", "again"]
+    assert re.match(r"ran +2 agents on 2 hosts, \d+ turns, [5-9]\d\d messages, [\d.]+ s of virtual time", lines[1])
+    assert re.match(r"met +\d+ recover(y|ies), \d+ complete epochs; .*\bcrash\b", lines[2])
+    assert lines[3] == f"checked  all guarantees, 2 agents run again; {FLEETS}:hits_follow"
+    assert lines[4].startswith(
+        f"again    snapline sim run {FLEETS}:ping_pong --seed 2 --invariant {FLEETS}:hits_follow; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["swarm", "--seeds", "0:3"], 0),
+        ([f"{FLEETS}:short_ping_pong", "--seeds", "0:4"], 0),
+        (
+            [
+                f"{FLEETS}:totalling",
+                "--seeds",
+                "0:3",
+                "--invariant",
+                f"{FLEETS}:few_hits",
+                "--at-end",
+                f"{FLEETS}:all_hits",
+            ],
+            6,
+        ),
+    ],
+)
+def test_a_sweep_fits_on_a_terminal(run: Run, arguments: list[str], code: int) -> None:
+    done = run("sim", "sweep", *arguments, "--jobs", 0, "-o", "table")
+    assert done.code == code and rows(done.out) <= 24, done.out
+    assert re.search(r"^never met \d+/\d+ situations, \d+/\d+ faults.* \(--verbose\)$", done.out, re.MULTILINE)
+    assert ("passed    " in done.out) == (code == 0)
+
+
+def test_a_sweep_with_many_kinds_of_findings_fits_on_a_terminal() -> None:
+    findings = [
+        {
+            "verdict": "violation",
+            "oracle": f"o{n}",
+            "guarantee": "G3",
+            "count": 40,
+            "seeds": list(range(10)),
+            "text": "x" * 900,
+            "repeat": "y" * 130,
+        }
+        for n in range(5)
+    ]
+    counts = {f"fault {n}": n for n in range(40)}
+    result = {
+        "name": "many",
+        "runs": 100,
+        "verdicts": {"violation": 100},
+        "elapsed_s": 1.0,
+        "seeds_per_s": 1.0,
+        "is_stopped": False,
+        "findings": findings,
+        "metrics": {},
+        "drawn": {"faults": counts, "failpoints": counts},
+        "probes": {"a": 1},
+        "never_hit": ["b"],
+        "divergences": [],
+        "checked": 5,
+    }
+    lines: list[str] = []
+    show_briefly(result, SimpleNamespace(line=lambda text="": lines.append(text)))  # type: ignore[arg-type]  # enough of tables
+    assert rows("\n".join(lines)) <= 24 and "… 3 more kinds of findings: --verbose" in lines
 
 
 def test_probes_that_nobody_hit_are_an_exit_code_for_who_asks(run: Run, small: str) -> None:

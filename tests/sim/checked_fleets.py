@@ -185,6 +185,19 @@ def talkers() -> snapline.Fleet:
     return snapline.Fleet("talkers", agents=agents, triggers=[snapline.Every(0.2)])
 
 
+class Babbler(Talker):
+    """Says another word each time that the same seed runs."""
+
+    state: list[str]
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send("listener", Word(text=str(random.random())))
+
+
+def babbling() -> snapline.Fleet:
+    return snapline.Fleet("babbling", agents={"a": Babbler(["a"]), "listener": Talker([])})
+
+
 class Shout(snapline.Message):
     """To the other one, for ever."""
 

@@ -67,6 +67,9 @@ def test_leaking(snapline_sim):
 def test_dicer(snapline_sim):
     snapline_sim.check(my_module.dicer, seeds=2, **QUICK)
 
+def test_babbling(snapline_sim):
+    snapline_sim.check(my_module.babbling, seeds=2, **QUICK)
+
 def test_sleeper(snapline_sim):
     snapline_sim.check(my_module.sleeper)
 
@@ -139,7 +142,7 @@ def failures(runs: Runs) -> dict[str, str]:
 
 
 def test_sound_fleets_pass_whatever_names_them(failures: dict[str, str]) -> None:
-    names = ("wrong", "invariant", "leaking", "dicer", "sleeper", "undecided", "misused")
+    names = ("wrong", "invariant", "leaking", "dicer", "babbling", "sleeper", "undecided", "misused")
     assert sorted(failures) == sorted(f"test_{name}" for name in names)
 
 
@@ -173,8 +176,14 @@ def test_a_memory_outside_of_the_state_is_found_shrunk_and_hinted_at(failures: d
 
 
 def test_a_fleet_that_does_not_repeat_is_said_to(failures: dict[str, str]) -> None:
-    assert "The seed ran again and went another way." in failures["test_leaking"]
-    assert "shrunk" not in failures["test_leaking"]
+    assert "The seed ran again and went another way." in failures["test_babbling"]
+    assert "shrunk" not in failures["test_babbling"]
+
+
+def test_a_variable_that_outlives_a_run_is_named_and_the_run_repeats(failures: dict[str, str]) -> None:
+    said = " ".join(failures["test_leaking"].split())
+    assert "uses the global variable SEEN" in said
+    assert "The seed ran again" not in said and "shrunk in " in said
 
 
 def test_the_first_seed_runs_twice_since_a_difference_may_break_nothing() -> None:
