@@ -19,7 +19,7 @@ import copy
 import dis
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -40,6 +40,14 @@ INSTEAD = "ctx.random(), ctx.now() or ctx.step()"
 FUNCTIONS_MAX = 1_000
 """Of one handler: what is not reached by then is not looked at."""
 
+COPIED_BYTES_MAX = 2**20
+"""Of one variable's content: larger ones, as data that a module has loaded, are compared by their size, and stay as runs leave them."""
+
+ITEMS_MAX = 10_000
+"""Of a container that is looked at."""
+
+_CONTAINERS = (list, bytearray, dict, set)
+
 SAID_MAX = 2
 """Reasons in one sentence; the others mostly have the same cause."""
 
@@ -56,12 +64,56 @@ class Use(msgspec.Struct, frozen=True):
     is_set: bool = False
 
 
+class Variable:
+    """A global variable, or an attribute of a class: `of_class`, whose `names` are then its own."""
+
+    def __init__(self, name: str, names: dict[str, Any], of_class: type | None = None) -> None:
+        self._name = name
+        self._names = names
+        self._class = of_class
+
+    def get(self) -> Any:  # of whatever type it is
+        return self._names.get(self._name) if self._class is None else vars(self._class).get(self._name)
+
+    def bind(self, value: Any) -> None:
+        """Let the name stand for this very value."""
+        if self._class is None:
+            self._names[self._name] = value
+        else:
+            setattr(self._class, self._name, value)
+
+    def set(self, other: Any) -> None:
+        """Give it another value. A container keeps its identity, since others may know it by another name."""
+        if not _filled(self.get(), other):
+            self.bind(other)
+
+    def left(self) -> dict[_Key, tuple[bytes, object]]:
+        """What runs in this process have left in variables, and what these were before. The module keeps that itself."""
+        module = sys.modules.get(self._class.__module__) if self._class is not None else None
+        names = self._names if self._class is None else vars(module) if module is not None else {}
+        found: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
+        return found
+
+
+def _filled(value: Any, other: Any) -> bool:  # of whatever types they are
+    """Give a container the content of another one; False if these are none."""
+    match value, other:
+        case (list(), list()) | (bytearray(), bytearray()):
+            value[:] = other
+        case (dict(), dict()) | (set(), set()):
+            value.clear()
+            value.update(other)
+        case _:
+            return False
+    return True
+
+
 class Suspects:
     """Of one run: what the handlers of its agents use that no checkpoint holds."""
 
     def __init__(self) -> None:
         self._uses: dict[type[Agent], dict[str, list[Use]]] = {}
-        self._holders: dict[_Key, Callable[[], object]] = {}
+        self._variables: dict[_Key, Variable] = {}
         self._before: dict[_Key, bytes] = {}
         self._first: dict[_Key, object] = {}
 
@@ -73,37 +125,44 @@ class Suspects:
         functions = {handler.name: handler.function for handler in known.handlers.values()}
         functions["on_start"] = known.agent_class.on_start
         self._uses[known.agent_class] = {name: search.uses_of(function) for name, function in functions.items()}
-        for key, holder in search.holders.items():
-            if key in self._holders:
-                continue
-            _put_back(key, holder())
-            self._holders[key], self._before[key] = holder, _image(holder())
+        for key, variable in search.variables.items():
+            if key not in self._variables:
+                self._note(key, variable)
+
+    def _note(self, key: _Key, variable: Variable) -> None:
+        """Another process would begin with the variable as it was: if nobody but the run before has changed it, it is set back."""
+        left, first = variable.left().pop(key, (b"", None))
+        if left == _image(variable.get()):
+            variable.set(copy.deepcopy(first))
+        self._variables[key], self._before[key] = variable, _image(variable.get())
+        if len(self._before[key]) <= COPIED_BYTES_MAX and not _is_large(variable.get()):
             with contextlib.suppress(Exception):  # what cannot be copied stays as runs leave it
-                self._first[key] = copy.deepcopy(holder())
+                self._first[key] = copy.deepcopy(variable.get())
 
     def finish(self) -> None:
         """The run is over: remember what it has left behind, for the next one."""
-        for key, holder in self._holders.items():
-            left = _image(holder())
-            if left != self._before[key] and key in self._first:
-                _left_behind(key)[key] = left, self._first[key]
+        for key in self._changed():
+            if key in self._first:
+                variable = self._variables[key]
+                variable.left()[key] = _image(variable.get()), self._first[key]
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
         """Meanwhile the variables are as they were before the run: as another process finds them."""
-        changed = {key: self._holders[key]() for key in self._changed() if key in self._first}
-        present = {key: copy.copy(value) for key, value in changed.items()}
-        for key, value in changed.items():
-            _set(key, value, copy.deepcopy(self._first[key]))
+        changed = {key: self._variables[key].get() for key in self._changed() if key in self._first}
+        present = {key: copy.copy(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
+        for key in changed:
+            self._variables[key].set(copy.deepcopy(self._first[key]))
         try:
             yield
         finally:
-            for key, value in present.items():
-                kept = changed[key]
-                _set(key, kept, value if isinstance(kept, list | bytearray | dict | set) else kept)
+            for key, value in changed.items():
+                self._variables[key].bind(value)
+                if key in present:
+                    _filled(value, present[key])
 
     def _changed(self) -> list[_Key]:
-        return [key for key, holder in self._holders.items() if _image(holder()) != self._before[key]]
+        return [key for key, variable in self._variables.items() if _image(variable.get()) != self._before[key]]
 
     def reasons(self, agent_class: type[Agent], handler: str = "") -> list[tuple[str, str]]:
         """Return what may have made the difference: handlers with their places, and what each of them does. `handler`: of this one alone."""
@@ -112,36 +171,6 @@ class Suspects:
         if not said:
             said = [reason for name, uses in found.items() if (reason := _call_in(agent_class, name, uses))]
         return said[:SAID_MAX]
-
-
-def _left_behind(key: _Key) -> dict[_Key, tuple[bytes, object]]:
-    """What runs in this process have left in a module's variables, and what these were before. The module itself keeps it."""
-    found: dict[_Key, tuple[bytes, object]] = vars(sys.modules[key[0].partition(":")[0]]).setdefault(LEFT, {})
-    return found
-
-
-def _put_back(key: _Key, value: object) -> None:
-    """Another process would begin with the variable as it was: if nobody but the run before has changed it, it is set back."""
-    if key[0].partition(":")[0] in sys.modules:
-        left, first = _left_behind(key).pop(key, (b"", None))
-        if left == _image(value):
-            _set(key, value, copy.deepcopy(first))
-
-
-def _set(key: _Key, value: Any, other: Any) -> None:  # of whatever type it is
-    """Give a variable with this value another one; a container keeps its identity, since others may know it by another name."""
-    match value, other:
-        case (list(), list()) | (bytearray(), bytearray()):
-            value[:] = other
-        case (dict(), dict()) | (set(), set()):
-            value.clear()
-            value.update(other)
-        case _:
-            module, _, of_class = key[0].partition(":")
-            holder: Any = sys.modules[module]
-            for part in of_class.split(".") if of_class else ():
-                holder = getattr(holder, part)
-            setattr(holder, key[1], other)
 
 
 def place_of(agent_class: type, handler: str) -> str:
@@ -180,13 +209,13 @@ class _Search:
     """Follows code.
 
     Attributes:
-        holders: what was found to be used → its present value.
+        variables: those that were found to be used.
     """
 
     def __init__(self, own: tuple[str, ...], agent_class: type[Agent]) -> None:
         self._own = own
         self._class = agent_class
-        self.holders: dict[_Key, Callable[[], object]] = {}
+        self.variables: dict[_Key, Variable] = {}
 
     def uses_of(self, function: object) -> list[Use]:
         """Return what a function uses, and all that it calls in the agents' own modules."""
@@ -233,7 +262,7 @@ class _Search:
 
     def _variable(self, names: dict[str, Any], name: str, place: str, *, is_set: bool) -> Use:
         key = (str(names.get("__name__", "")), name)
-        self.holders[key] = lambda: names.get(name)
+        self.variables[key] = Variable(name, names)
         return Use(key, place, is_set=is_set)
 
     def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
@@ -258,7 +287,7 @@ class _Search:
                 yield value
             elif _is_variable(value) and not hasattr(type(value), "__get__") and (holder is of_class or not is_set):
                 key = (f"{each.__module__}:{each.__qualname__}", name)
-                self.holders[key] = _of_class(each, name)
+                self.variables[key] = Variable(name, {}, each)
                 found.append(Use(key, place, is_set=is_set))
             return
 
@@ -267,10 +296,6 @@ class _Search:
 
     def _is_own_name(self, module: str) -> bool:
         return any(module == own or module.startswith(f"{own}.") for own in self._own)
-
-
-def _of_class(each: type, name: str) -> Callable[[], object]:
-    return lambda: vars(each).get(name)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -292,8 +317,14 @@ def _is_variable(value: object) -> bool:
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
 
 
-def _image(value: object) -> bytes:
+def _is_large(value: object) -> bool:
+    return isinstance(value, (*_CONTAINERS, str, bytes, tuple, frozenset)) and len(value) > ITEMS_MAX
+
+
+def _image(value: Any) -> bytes:
     """Return what a value is compared by: its content, where it can be told; else its type."""
+    if _is_large(value):
+        return f"{len(value)} items".encode()
     try:
         return msgspec.msgpack.encode(value, enc_hook=_plain, order="deterministic")
     except Exception:  # of whatever classes somebody has

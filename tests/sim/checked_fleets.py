@@ -7,8 +7,8 @@ import asyncio
 import functools
 import random
 import time
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -495,3 +495,125 @@ class StepTotalling(PingPong):
 
 def step_totalling() -> snapline.Fleet:
     return players(StepTotalling)
+
+
+# -- planted, with money ---------------------------------------------------------------------------------------------------
+
+SHOP_ORDERS = 15
+CHARGED: dict[int, int] = {}
+"""Order → how often it was charged and not given back, in the present run."""
+
+
+class Shop(msgspec.Struct):
+    shipped: list[int] = []
+    refused: list[int] = []
+
+
+class Shipper(snapline.Agent):
+    """Charges, then ships what is there; a refusal is to give the money back, in the same saga. Sound."""
+
+    state: Shop
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Order(1))
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        try:
+            await self.sell(order.number, ctx)
+            self.state.shipped.append(order.number)
+        except snapline.StepFailedError:
+            self.state.refused.append(order.number)
+        if order.number < SHOP_ORDERS:
+            ctx.send(ctx.agent, Order(order.number + 1))
+
+    async def sell(self, order: int, ctx: snapline.Context) -> None:
+        async with ctx.saga("sale"):
+            await ctx.effect("charge", charge, order, compensate=(refund, order))
+            await ctx.step("ship", ship, order)
+
+
+class ForgetfulShipper(Shipper):
+    """Planted: nobody gives the money back."""
+
+    state: Shop
+
+    async def sell(self, order: int, ctx: snapline.Context) -> None:
+        await ctx.effect("charge", charge, order)
+        await ctx.step("ship", ship, order)
+
+
+class TwiceCharging(Shipper):
+    """Planted: charges in a step of a plain turn, which a recovery runs again."""
+
+    state: Shop
+
+    @snapline.handler
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        await ctx.step("charge", charge, order.number)
+        self.state.shipped.append(order.number)
+        if order.number < SHOP_ORDERS:
+            ctx.send(ctx.agent, Order(order.number + 1))
+
+
+def charge(order: int, *, key: str = "") -> int:
+    raise RuntimeError("this is where a bank is called")
+
+
+def refund(order: int, *, key: str) -> None:
+    raise RuntimeError("so is this")
+
+
+def ship(order: int) -> None:
+    raise RuntimeError("and a warehouse")
+
+
+class Bank:
+    """The bank and the warehouse of one run."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, None] = {}
+        CHARGED.clear()
+
+    def charge(self, order: int, *, key: str = "") -> int:
+        if not key or key not in self.keys:
+            self.keys[key] = None
+            CHARGED[order] = CHARGED.get(order, 0) + 1
+        assert CHARGED[order] < 2, f"order {order} is charged twice"
+        return order
+
+    def refund(self, order: int, *, key: str) -> None:
+        if key not in self.keys:
+            self.keys[key] = None
+            CHARGED[order] -= 1
+
+    def ship(self, order: int) -> None:
+        if order % 5 == 0:
+            raise LookupError(f"nothing is there for order {order}")
+
+    def stubs(self) -> dict[str, Callable[..., object]]:
+        return {"charge": self.charge, "charge/undo": self.refund, "ship": self.ship}
+
+
+def shipping(kind: type[Shipper] = Shipper) -> snapline.Fleet:
+    agents: dict[str, Any] = {"shop": functools.partial(_shipper, kind), "idle": Mute(0)}
+    return snapline.Fleet("shipping", agents=agents, triggers=[snapline.Every(0.1)], simulate=lambda: Bank().stubs())
+
+
+def _shipper(kind: type[Shipper]) -> Shipper:
+    return kind(Shop())
+
+
+def forgotten_refunds() -> snapline.Fleet:
+    return shipping(ForgetfulShipper)
+
+
+def double_charges() -> snapline.Fleet:
+    return shipping(TwiceCharging)
+
+
+def only_what_is_shipped_is_paid(states: Mapping[str, object]) -> str:
+    shop = states["shop"]
+    assert isinstance(shop, Shop)
+    wrong = [order for order, times in CHARGED.items() if times != (order in shop.shipped)]
+    return f"order {wrong[0]} is charged, and neither shipped nor refunded" if wrong else ""
