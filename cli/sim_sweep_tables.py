@@ -4,8 +4,8 @@ from typing import Any
 
 from snapline.cli.output import Document, DocumentTables, count, rows_of
 
-TEXT_SHOWN_MAX = 300
-"""Characters of the evidence; `-o json` has all."""
+TEXT_SHOWN_MAX, ALONE_MAX = 300, 600
+"""Characters of the evidence, and where one finding has the screen for itself; `-o json` has all."""
 
 FINDINGS_MAX = 2
 """Kinds of findings on one screen of 25 lines of 80 characters, which each take up to eight."""
@@ -29,7 +29,7 @@ def show_briefly(result: Document, tables: DocumentTables) -> None:
     findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
     for finding in findings[:FINDINGS_MAX]:
         tables.line()
-        _show_finding(finding, tables)
+        _show_finding(finding, tables, ALONE_MAX if len(findings) == 1 else TEXT_SHOWN_MAX)
     if len(findings) > FINDINGS_MAX:
         tables.line(f"… {count(len(findings) - FINDINGS_MAX, 'more kind')} of findings: --verbose")
     tables.line()
@@ -91,7 +91,7 @@ def show_all(result: Document, tables: DocumentTables) -> None:
     tables.line(_verdicts_line(result))
     for finding in rows_of(result, "findings"):
         tables.line()
-        _show_finding(finding, tables)
+        _show_finding(finding, tables, ALONE_MAX)
     _show_metrics(result, tables)
     _show_drawn(result, tables)
     _show_checks(result, tables)
@@ -106,14 +106,14 @@ def _verdicts_line(result: Document) -> str:
     return f"{result['name']}: {count(runs, 'run')}{stopped}: {counts or 'none'} ({pace})"
 
 
-def _show_finding(finding: Any, tables: DocumentTables) -> None:  # Any: one of the document's own
+def _show_finding(finding: Any, tables: DocumentTables, characters_max: int) -> None:  # Any: one of the document's own
     guarantee = f" ({finding['guarantee']})" if finding["guarantee"] else ""
     seeds = ", ".join(map(str, finding["seeds"])) + (" …" if finding["count"] > len(finding["seeds"]) else "")
     tables.line(
         f"{finding['verdict']}: {finding['oracle']}{guarantee}, {count(finding['count'], 'run')}: seeds {seeds}"
     )
     said = " ".join(finding["text"].split())
-    tables.line(f"    {said if len(said) <= TEXT_SHOWN_MAX else said[: TEXT_SHOWN_MAX - 1] + '…'}")
+    tables.line(f"    {_cut(said, characters_max)}")
     tables.line(f"    {finding['repeat']}")
 
 

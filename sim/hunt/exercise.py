@@ -40,7 +40,8 @@ def _taken(scenario: Scenario, workload: Workload, delay: DelayPart) -> int:
         run=RunPart(turns=TURNS),
         liveness=LivenessPart(within=MEASURED),
     )
-    return int(run(quiet, 0, workload=workload).metrics.get("turns", 0))
+    result = run(quiet, 0, workload=workload)
+    return TURNS if result.verdict == "violation" else int(result.metrics.get("turns", 0))  # which has ended it early
 
 
 def exercised(result: Result) -> str:
