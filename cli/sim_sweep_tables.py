@@ -14,6 +14,9 @@ WIDTH = 78
 FIELD = 10
 """Columns of a line of the short form, and of what stands before its words."""
 
+ROUNDED = 100
+"""Means from here on are shown as whole numbers."""
+
 METRICS_SHOWN = {
     "turns": "turns",
     "recoveries": "recoveries",
@@ -62,8 +65,8 @@ def _means(result: Document) -> str:
     metrics = result["metrics"]
     if not isinstance(metrics, dict) or not metrics:
         return ""
-    means = [f"{metrics[name]['mean']:,.1f} {word}" for name, word in METRICS_SHOWN.items() if name in metrics]
-    return f"{', '.join(means)} (means)"
+    means = {word: metrics[name]["mean"] for name, word in METRICS_SHOWN.items() if name in metrics}
+    return f"mean {', '.join(f'{mean:,.{int(mean < ROUNDED)}f} {word}' for word, mean in means.items())}"
 
 
 def _met(result: Document) -> str:

@@ -10,6 +10,7 @@ recovery in which the product finds it out (`DivergenceError`): both are the sam
 Not run again: turns that never waited, that failed, or whose state cannot be restored; compensations.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -167,7 +168,8 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
         )
     frame = coroutine.cr_frame
     place = f", at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    coroutine.close()
+    with contextlib.suppress(Exception):  # a handler that does not let go is left where it is
+        coroutine.close()
     if not isinstance(stand, Stand):
         return f"it awaits a {type(stand).__qualname__}{place}"
     return (

@@ -4,6 +4,8 @@ The turns of an agent are run again at the end of a run (`replay.py`), once with
 another process finds them: a variable that outlives a recovery shows in one of the two at least. Durable turns are run again as they end (`durable_replay.py`).
 """
 
+import contextlib
+
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet
@@ -34,7 +36,10 @@ class ReplayOracle:
         if agent not in self._classes:
             self._suspects.look(known)
             self._classes[agent] = known.agent_class
-            self._first[agent] = encode_body(made.state)
+            with contextlib.suppress(Exception):  # captures say what is wrong with it
+                image = encode_body(made.state)
+                known.state_decoder.decode(image)
+                self._first[agent] = image
 
     def finish(self) -> None:
         """The run is over."""
