@@ -22,7 +22,7 @@ LINES_MAX = 24
 """Of the smallest usual terminal."""
 
 VIOLATIONS_MAX, PENDING_MAX, FAULTS_MAX = 3, 5, 5
-TEXT_LINES_MAX = 3
+TEXT_LINES_MAX = 5
 """Of one violation, or of an error."""
 
 _Item = TypeVar("_Item")
