@@ -20,11 +20,10 @@ Place = tuple[object, ...]
 
 
 class WaitOracle:
-    """Of one run. `faults`: as executed so far."""
+    """Of one run."""
 
-    def __init__(self, report: Report, faults: Sequence[ExecutedFault]) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
-        self._faults = faults
         self._due_ns: dict[Place, tuple[int, int]] = {}
         """The earliest and the latest time at which it may be over: several histories may have come to it, and a host that was replaced goes on."""
         self._loaded_ns: dict[str, int] = {}
@@ -40,18 +39,20 @@ class WaitOracle:
             least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
             self._due_ns[place] = min(least_ns, due_ns), max(most_ns, due_ns)
 
-    def on_over(self, t_ns: int, agent: str, place: Place, found: JournalEntry) -> None:
-        """The wait is over, and its turn goes on."""
+    def on_over(
+        self, t_ns: int, agent: str, place: Place, found: JournalEntry, faults: Sequence[ExecutedFault]
+    ) -> None:
+        """The wait is over, and its turn goes on. `faults`: as executed so far."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
-        if due is None or not is_timed or any(fault.kind == "clock" for fault in self._faults):
+        if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):
             return
         least_ns, due_ns = due
         if t_ns < least_ns - EARLY_NS:
             self._report(
                 "waits", "G3", t_ns, f"a {found.kind} of {agent} ends {_s(least_ns - t_ns)} before its time is over"
             )
-        ends_ns = [fault.until_ns or fault.at_ns for fault in self._faults]
+        ends_ns = [fault.until_ns or fault.at_ns for fault in faults]
         latest_ns = max([due_ns, self._loaded_ns.get(agent, 0), *ends_ns])
         if latest_ns < t_ns - PATIENCE_NS:
             text = f"a {found.kind} of {agent} ends {_s(t_ns - due_ns)} after its time is over, and {_s(t_ns - latest_ns)} after the last fault or recovery"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from snapline.sim.choices import Choices, Randoms
 from snapline.sim.oracles.judge import Judge, Terms
 from snapline.sim.oracles.retention import Wanted
-from snapline.sim.oracles.waits import WaitOracle
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
@@ -67,7 +66,6 @@ class WorldDesk:
         self.recording = recording
         self.trace = SharedTrace(self.kernel, recording, self.agents) if recording is not None else None
         self.faults: list[ExecutedFault] = []
-        self.waits = WaitOracle(self.judge.report, self.faults)
         self.misuse = ""
 
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:

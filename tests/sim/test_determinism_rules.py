@@ -58,7 +58,7 @@ FORBIDDEN = (
 HARMLESS = {("os", "strerror"), ("random", "Random")}
 """What of those depends on nothing. `Random` is a type: making one is not harmless."""
 
-FUTURES = {("asyncio", "Future"), ("asyncio", "events")}
+FUTURES = {("asyncio", "Future"), ("asyncio", "events"), ("asyncio", "sleep")}
 """What stubs await: futures, and a loop of their own for `asyncio.sleep`, in virtual time."""
 
 WAITING = "sim/world/waiting.py"

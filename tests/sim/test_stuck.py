@@ -70,7 +70,7 @@ def test_a_creation_of_an_undone_turn_is_no_reason() -> None:
 def spawn_pending() -> Result:
     """A user's fleet, of whose sums nobody knows."""
     scenario = parse_scenario(SPAWN_PENDING, source="here")
-    return run(scenario, 2, workload=Workload(make_workload(scenario.fleet).fleet))
+    return run(scenario, 3, workload=Workload(make_workload(scenario.fleet).fleet))
 
 
 def test_a_repeated_spawn_that_is_refused_is_found() -> None:
