@@ -58,7 +58,6 @@ from snapline.sim.oracles.letters import LetterOracle, is_retry_of
 from snapline.sim.oracles.outputs import OutputOracle
 from snapline.sim.oracles.rollbacks import RollbackOracle
 from snapline.sim.oracles.steps import StepOracle
-from snapline.sim.oracles.waits import WaitOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
@@ -74,7 +73,7 @@ class Books:
         zombie_turns: turns under a plan that was not the newest.
         buried, voided: dead letters of receivers, and of senders.
         inputs: what clients have said, and were told.
-        outputs: what was released. letters: dead ones, and what operators have said. steps, waits, effects: of durable turns. rollbacks: that turns ask for.
+        outputs: what was released. letters: dead ones, and what operators have said. steps, effects: of durable turns. rollbacks: that turns ask for.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -84,7 +83,6 @@ class Books:
         self.letters = LetterOracle(report)
         self.steps = StepOracle(report)
         self.effects = EffectOracle(report, self.inputs)
-        self.waits = WaitOracle(report)
         self.rollbacks = RollbackOracle(report)
         self._with_clocks = with_clocks
         self._with_log = with_log

@@ -9,6 +9,7 @@ import msgspec
 
 from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
 from snapline.sim.oracles.book_records import Report
+from snapline.sim.oracles.waits import WaitOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 
@@ -24,10 +25,11 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Of one run of the world. The caller says all of one agent in the order in which it happens."""
+    """Of one run of the world. The caller says all of one agent in the order in which it happens. `waits`: those with a time limit."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
+        self.waits = WaitOracle(report)
         self._runs: dict[tuple[str, int], StepRun] = {}
         self._gone_on: dict[tuple[object, ...], None] = {}
         self._counts: dict[tuple[str, int], int] = {}

@@ -168,7 +168,7 @@ class SimCarrier(HostCarrier):
             self._judge.books.effects.on_started(turn)
             if turn.found is not None:
                 place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
-                self._judge.books.waits.on_over(self._desk.kernel.now_ns, turn.agent, place, turn.found, self._desk.faults)
+                self._judge.books.steps.waits.on_over(self._desk.kernel.now_ns, turn.agent, place, turn.found, self._desk.faults)
             self._judge.books.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
         ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
@@ -193,7 +193,7 @@ class SimCarrier(HostCarrier):
             if ended.pause is not None and ended.pause.timeout_ns is not None:
                 place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
                 is_again = turn.turn is not None and turn.turn.waits is not None
-                self._judge.books.waits.on_waiting(now_ns, place, ended.pause.timeout_ns, is_again=is_again)
+                self._judge.books.steps.waits.on_waiting(now_ns, place, ended.pause.timeout_ns, is_again=is_again)
             known = self.turns.type_of(turn.agent)
             if may_wait(known):
                 self._judge.replays.durable.on_ended(now_ns, ended, known, self.turns.object_of(turn.agent), draws)
@@ -268,7 +268,7 @@ class SimCarrier(HostCarrier):
             for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
                 checkpoint = each.checkpoint
-                self._judge.books.waits.on_loaded(now_ns, each.agent)
+                self._judge.books.steps.waits.on_loaded(now_ns, each.agent)
                 self._judge.books.steps.on_loaded(each.agent, each.incarnation, checkpoint)
                 if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
                     made = outcome.objects[each.agent]
