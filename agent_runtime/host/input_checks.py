@@ -4,6 +4,7 @@ What does not decode here would fail in its turn every time. A later version of 
 takes: then the input becomes a dead letter.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,11 +12,49 @@ import msgspec
 
 from snapline.agent_runtime.agent import AgentType, Handler
 from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.traceparents import with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.payloads import split_message
-from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError
+from snapline.conversation.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.conversation.payloads import plain_name, split_message
+from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, MisuseError
 from snapline.storage.capture.declared_values import comes_back
 from snapline.storage.capture.values import decode_declared
+
+PlaceOf = Callable[[str], tuple[str, str]]
+"""Returns another host where an agent lives, and that host's address; both empty if they are not known."""
+
+
+def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: PlaceOf) -> bytes | InputOutcome:
+    """Return the message as its agent's turn takes it, or the outcome of an input that `host` does not take.
+
+    `known`: what the host knows of the agent's class; None if the agent is not there.
+    """
+    if known is None:
+        return InputOutcome(RETRY, 0, f"agent {given.agent!r} is not on host {host} just now", *place_of(given.agent))
+    try:
+        return _message_in(given, known)
+    except HandlerNotPublicError as error:
+        return InputOutcome(NOT_PUBLIC, reason=str(error))
+    except MisuseError as error:
+        return InputOutcome(REFUSED, reason=str(error))
+
+
+def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome:
+    """Return the outcome with where the agent lives, if the input was not taken here."""
+    if outcome.status != RETRY:
+        return outcome
+    host, address = place_of(agent)
+    return msgspec.structs.replace(outcome, host=host, address=address)
+
+
+def _message_in(given: GivenInput, known: AgentType) -> bytes:
+    """The message, as the agent's turn takes it; MisuseError if it could not. JSON may say its trace behind the type, as other messages do."""
+    if not given.type:
+        check_message(given.agent, known, given.payload, public_only=given.public_only)
+        return given.payload
+    name = plain_name(given.type)
+    message = message_of_json(given.agent, known, name, given.payload, public_only=given.public_only)
+    return with_tail(message, given.type[len(name) :].encode())
 
 
 def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:

@@ -19,8 +19,7 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
-from snapline.agent_runtime.host.input_checks import check_message, message_of_json
-from snapline.agent_runtime.traceparents import with_tail
+from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.conversation.effect_words import (
@@ -30,10 +29,9 @@ from snapline.conversation.effect_words import (
     read_effect_word,
 )
 from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
-from snapline.conversation.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.conversation.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.conversation.letters import read_word
-from snapline.conversation.payloads import plain_name
-from snapline.errors import HandlerNotPublicError, MisuseError, ProtocolError
+from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
@@ -161,7 +159,10 @@ class InputService:
         """One for each, in order. There is no wait between the look at an agent and the offer."""
         offered = [each for each in found if isinstance(each, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
-        return [each if isinstance(each, InputOutcome) else self._placed(each.agent, next(answers)) for each in found]
+        place_of = self._agents.place_of
+        return [
+            each if isinstance(each, InputOutcome) else placed(each.agent, next(answers), place_of) for each in found
+        ]
 
     def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
         """An operator's. Whether there is such a letter, or effect, the core knows."""
@@ -172,17 +173,10 @@ class InputService:
         return ev.OfferedInput(given.agent, given.key, given.payload, is_word=True)
 
     def _look(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        known = self._agents.type_of(given.agent)
-        if known is None:
-            reason = f"agent {given.agent!r} is not on host {self._host} just now"
-            return InputOutcome(RETRY, 0, reason, *self._agents.place_of(given.agent))
-        try:
-            payload = _message_in(given, known)
-        except HandlerNotPublicError as error:
-            return InputOutcome(NOT_PUBLIC, reason=str(error))
-        except MisuseError as error:
-            return InputOutcome(REFUSED, reason=str(error))
-        return ev.OfferedInput(given.agent, given.key, self._take_input(given.agent, payload))
+        found = look_at(given, self._agents.type_of(given.agent), self._host, self._agents.place_of)
+        if isinstance(found, InputOutcome):
+            return found
+        return ev.OfferedInput(given.agent, given.key, self._take_input(given.agent, found))
 
     async def _answers(
         self, client: str, offered: Sequence[ev.OfferedInput], context: Context
@@ -199,23 +193,6 @@ class InputService:
             reason = f"host {self._host} has not answered; the inputs may be taken all the same"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         return answered.result()
-
-    def _placed(self, agent: str, outcome: InputOutcome) -> InputOutcome:
-        """With where the agent lives, if it was not taken here."""
-        if outcome.status != RETRY:
-            return outcome
-        host, address = self._agents.place_of(agent)
-        return msgspec.structs.replace(outcome, host=host, address=address)
-
-
-def _message_in(given: GivenInput, known: AgentType) -> bytes:
-    """The message, as the agent's turn takes it; MisuseError if it could not. JSON may say its trace behind the type, as other messages do."""
-    if not given.type:
-        check_message(given.agent, known, given.payload, public_only=given.public_only)
-        return given.payload
-    name = plain_name(given.type)
-    message = message_of_json(given.agent, known, name, given.payload, public_only=given.public_only)
-    return with_tail(message, given.type[len(name) :].encode())
 
 
 def _word_in(payload: bytes) -> msgspec.Struct:

@@ -47,6 +47,7 @@ from snapline.sim.scenario import (
     coordinator_names,
     host_names,
 )
+from snapline.sim.workloads.registry import takes_inputs
 from snapline.sim.world.limits import LIMITS
 
 AGENTS_LEAST = 2
@@ -70,9 +71,6 @@ _OUTPUT_POINTS = "store.outputs."
 
 _COSTLY = ("memory", "orders")
 """They cost ten times as much as the others."""
-
-_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray")
-"""Their agents know no simulated clients."""
 
 _BOOKING = ("booking", "booking-until")
 _PAYING = ("paying", *_BOOKING)
@@ -119,7 +117,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
             network=NetworkPart(delay=_draw_delay(dice, "network", 2 * MS, 40 * MS)),
             store=StorePart(delay=_draw_delay(dice, "store", 100 * US, 20 * MS)),
         )
-    if swarm.clients and changed.fleet.pattern.name not in _DEAF and not template.fleet.module:
+    if swarm.clients and not template.fleet.module and takes_inputs(changed.fleet.pattern.name):
         changed = msgspec.structs.replace(changed, clients=_draw_clients(dice, changed.fleet.pattern.name))
     if swarm.outputs and not template.fleet.module:
         changed = msgspec.structs.replace(changed, outputs=_draw_outputs(dice))

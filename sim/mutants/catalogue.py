@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
-from snapline.sim.mutants import going_back, hosts, inputs, links, outputs, recoveries, rules, stores
+from snapline.sim.mutants import clients, going_back, hosts, inputs, links, outputs, recoveries, rules, stores
 from snapline.sim.mutants.effects_catalogue import OF_EFFECTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
 from snapline.sim.mutants.log_catalogue import OF_LOGS
@@ -328,7 +328,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=inputs.log_unknown_to_plans,
         scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
         oracle="inputs",
-        seed=11,
+        seed=3,
     ),
     "log-not-read": Mutant(
         text="a plan gives agents nothing of what was taken before",
@@ -395,6 +395,7 @@ MUTANTS: dict[str, Mutant] = {
         oracle="answers",
         seed=4,
     ),
+    **clients.MUTANTS,
     **OF_LOGS,
     **OF_TURNS,
     **OF_EFFECTS,

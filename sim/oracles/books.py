@@ -95,6 +95,7 @@ class Books:
         self._plan_now = -1
         self._none_left: list[int] = []  # of all channels, where nobody says when messages leave
         self._histories: dict[str, AgentHistory] = {}
+        self._stopped: dict[str, None] = {}
 
     # ---- turns, the hot path --------------------------------------------------------------------------------------
 
@@ -211,6 +212,7 @@ class Books:
 
     def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_letter: bool = False) -> None:
         """The turn that has just ended has answered this input, or its dead letter."""
+        self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
         if is_letter:
             history.answers_to_letters.setdefault(payload, []).append(reply)
@@ -281,6 +283,11 @@ class Books:
         """The agent has stopped in its last turn."""
         history = self.history_of(plan, agent)
         history.stopped_at = history.turns
+        self._stopped[agent] = None
+
+    def has_stopped(self, agent: str) -> bool:
+        """Whether it has, in whatever history."""
+        return agent in self._stopped
 
     def _send(self, history: AgentHistory, plan: int, turn: int, receiver: str, payload: bytes) -> None:
         channel = history.outward.get(receiver) or self.channel_of(plan, history.agent, receiver)

@@ -4,6 +4,10 @@ unless the bytes of a complete epoch are lost.
 
 Clients tell what they offered and what they were answered; the books say which inputs the turns, and the dead letters, of each history
 consumed. Every input has other bytes, so these are its name: numbers, keys and logs of the product are not looked at.
+
+What a client's core promises its program (`client/core.py`) is checked here too. It says "taken" only after a host has said so. What it says
+was not taken is never consumed, unless it was given again. Inputs of one client for one agent that have a receipt are taken in the order in which they were
+given, but for those that were in doubt once. Each send ends at its deadline. What it hands on as an answer a turn of the agent has given.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,8 +19,19 @@ from snapline.sim.oracles.drops import Drops
 
 
 class Offered(msgspec.Struct):
-    """One input. `serial`: among those of its client. `acknowledged_ns`: 0 while it was not. `number`: as the client was told.
-    `answer`: what its client was told as final; None: nothing. `is_given_up`: its client has gone on without an answer, so it may come after others."""
+    """One input.
+
+    Attributes:
+        serial: place among those of its client, in the order in which they were given.
+        acknowledged_ns: when its client was told that it was taken; 0 while it was not. number: as the client was told.
+        answer: what its client was told as final; None: nothing.
+        is_given_up: it was in doubt once, or nobody waits for it, so it may come after others.
+        is_denied: its client was told that it was certainly not taken, and has not given it again.
+        is_consumed: in whatever history.
+        is_told_buried: its client was told that it is a dead letter.
+        words: numbers under which hosts have said that they have it.
+        replies: what turns have answered to it, in whatever history.
+    """
 
     agent: str
     client: str
@@ -25,6 +40,11 @@ class Offered(msgspec.Struct):
     number: int = 0
     is_given_up: bool = False
     answer: bytes | None = None
+    is_denied: bool = False
+    is_consumed: bool = False
+    is_told_buried: bool = False
+    words: list[int] = []
+    replies: list[bytes] = []
 
 
 class InputOracle:
@@ -42,17 +62,83 @@ class InputOracle:
         self.has_fallen_back = self.has_lost_bytes = False
         self.offered: dict[bytes, Offered] = {}
         self.drops = Drops()
+        self._ordered: dict[tuple[str, str], list[Offered]] = {}
+        """Client and agent → inputs with a receipt that were never in doubt."""
+
+    # ---- what is given --------------------------------------------------------------------------------------------
 
     def on_offered(self, agent: str, client: str, serial: int, payload: bytes) -> None:
         """A client is about to say this for the first time."""
         self.offered[payload] = Offered(agent, client, serial)
 
+    def on_offered_again(self, payload: bytes, serial: int) -> None:
+        """Its client gives it again, behind all that it has given before."""
+        offered = self.offered[payload]
+        if offered.is_denied:
+            offered.serial = serial
+        offered.is_denied = False
+
     def on_given_up(self, payload: bytes) -> None:
-        """Its client does not wait for an answer any more."""
+        """Its client does not wait any more, or was told that nobody knows."""
         self.offered[payload].is_given_up = True
 
+    # ---- what hosts say, and what clients are told ----------------------------------------------------------------
+
+    def on_taken(self, payload: bytes, plan: int, number: int, *, is_repeated: bool) -> None:
+        """A host of this plan says that it has taken it, or had it before."""
+        self.drops.on_taken(plan, payload, is_repeated=is_repeated)
+        self.offered[payload].words.append(number)
+
+    def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
+        """A client has been told that it was taken, perhaps again."""
+        offered = self.offered[payload]
+        if number not in offered.words:
+            text = f"{offered.client} was told that {show(payload)} is input {number} of {offered.agent}, and no host has said so"
+            self._report("inputs", "R1", t_ns, text)
+        if offered.acknowledged_ns and offered.number != number:
+            text = f"{show(payload)} for {offered.agent} was acknowledged as input {offered.number} and as {number}"
+            self._report("inputs", "R1", t_ns, text)
+        is_first = not offered.acknowledged_ns
+        offered.acknowledged_ns, offered.number = offered.acknowledged_ns or t_ns, number
+        if is_first and not offered.is_given_up:
+            self._check_order(t_ns, offered)
+
+    def _check_order(self, t_ns: int, offered: Offered) -> None:
+        others = self._ordered.setdefault((offered.client, offered.agent), [])
+        for other in others:
+            if (other.serial < offered.serial) != (other.number < offered.number) and not self.has_fallen_back:
+                text = f"inputs {offered.serial} and {other.serial} of {offered.client} are inputs {offered.number} and {other.number} of {offered.agent}"
+                self._report("inputs", "R1", t_ns, f"{text}: in another order than they were given")
+        others.append(offered)
+
+    def on_denied(self, t_ns: int, payload: bytes, why: str) -> None:
+        """A client has been told that it was certainly not taken since it was given last."""
+        offered = self.offered[payload]
+        if offered.acknowledged_ns or offered.is_given_up:
+            return  # an earlier send of it may have been taken
+        offered.is_denied = True
+        if offered.is_consumed:
+            text = f"{offered.client} was told that {show(payload)} was not taken ({why}), and {offered.agent} has consumed it"
+            self._report("inputs", "R1", t_ns, text)
+
+    def on_overdue(self, t_ns: int, client: str, what: str) -> None:
+        """What a program waits for has not ended, and its time is over."""
+        self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
+
+    def on_missing(self, t_ns: int, client: str, agent: str) -> None:
+        """A client was told that an agent has stopped, or is not there, of one that was always there."""
+        self._report("inputs", "R1", t_ns, f"{client} was told that {agent} is not there, and it has never stopped")
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def on_replied(self, payload: bytes, reply: bytes) -> None:
+        """A turn has answered this to it."""
+        offered = self.offered.get(payload)
+        if offered is not None:
+            offered.replies.append(reply)
+
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Its client was told what its turn has answered, for good; b"": nothing, or that it is a dead letter, which may be retried."""
+        """Its client was told what its turn has answered, for good; b"": nothing."""
         offered = self.offered[payload]
         if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
@@ -60,6 +146,17 @@ class InputOracle:
             )
             self._report("answers", "R2", t_ns, text)
         offered.answer = answer
+
+    def on_answered_early(self, t_ns: int, payload: bytes, answer: bytes) -> None:
+        """Its client was told what a turn has answered that may be undone; b"": nothing."""
+        offered = self.offered[payload]
+        if answer and answer not in offered.replies:
+            text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
+            self._report("answers", "R2", t_ns, text)
+
+    def on_told_buried(self, payload: bytes) -> None:
+        """Its client was told that it is a dead letter."""
+        self.offered[payload].is_told_buried = True
 
     def on_fallen_back(self) -> None:
         """The fleet goes back on purpose, behind a complete epoch: answers that were final may be taken back."""
@@ -69,13 +166,7 @@ class InputOracle:
         """An epoch that was complete is damaged, and a plan starts from an older one: effects since then may be called again, too."""
         self.has_fallen_back = self.has_lost_bytes = True
 
-    def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
-        """A client has been told that it was taken, perhaps again."""
-        offered = self.offered[payload]
-        if offered.acknowledged_ns and offered.number != number:
-            text = f"{show(payload)} for {offered.agent} was acknowledged as input {offered.number} and as {number}"
-            self._report("inputs", "R1", t_ns, text)
-        offered.acknowledged_ns, offered.number = offered.acknowledged_ns or t_ns, number
+    # ---- what agents do -------------------------------------------------------------------------------------------
 
     def on_consumed(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
         """A turn, or the dead letters, of this history have consumed it; it stands last in there."""
@@ -84,13 +175,23 @@ class InputOracle:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed {show(payload)}, which nobody offered it")
         elif payload in history.inputs:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed input {show(payload)} twice")
+        elif offered.is_denied:
+            text = f"{history.agent} consumed input {show(payload)}, of which {offered.client} was told that it was not taken"
+            self._report("inputs", "R1", t_ns, text)
+        if offered is not None:
+            offered.is_consumed = True
 
     def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
         """The fleet rests: what was acknowledged has had its effect, in the order in which each client was told; or was dropped, and has none."""
         there = dict.fromkeys(living)
         heard: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
-            if not offered.acknowledged_ns or offered.agent not in there:
+            if not offered.acknowledged_ns:
+                continue
+            if offered.agent not in there:
+                if not offered.is_consumed and not self.drops.may_be_missing(plan, payload):
+                    text = f"input {show(payload)} was acknowledged to {offered.client}, and {offered.agent} has stopped without it"
+                    self._report("inputs", "R1", t_ns, text)
                 continue
             history = histories.get(offered.agent)
             turn = history.inputs.get(payload) if history is not None else None
@@ -110,6 +211,10 @@ class InputOracle:
             retold = history.answers_to_letters.get(payload, []) if history is not None else []
             if offered.answer not in (None, stands, *retold) and not self.has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer or b'')}, and {offered.agent} has answered {show(stands)}"
+                self._report("answers", "R2", t_ns, text)
+            was_letter = history is not None and any(letter.payload == payload for letter in history.letters)
+            if offered.is_told_buried and not was_letter and not self.has_fallen_back:
+                text = f"{offered.client} was told that input {show(payload)} is a dead letter, and {offered.agent} never had it"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:
                 heard.setdefault((offered.client, offered.agent), []).append((offered.serial, turn))

@@ -16,6 +16,7 @@ from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import Ledger, Parcel, Plan, Tick, Worker, name_of, shares
 from snapline.sim.workloads.workload import (
     LedgerWorkload,
+    Workload,
     check_agents,
     lanes_of,
     make_fleet,
@@ -63,6 +64,12 @@ class Player(Worker):
             ctx.checkpoint()  # its last turn: without this one the line would never reach the end
 
 
+class DominoWorkload(LedgerWorkload):
+    """Its agents take no inputs: a turn of another kind would make a line where the domino effect is to be seen."""
+
+    input_of = Workload.input_of
+
+
 def make_domino(part: FleetPart) -> LedgerWorkload:
     """The first agent of each group begins, with all of the group's work."""
     check_agents(part)
@@ -72,7 +79,7 @@ def make_domino(part: FleetPart) -> LedgerWorkload:
     own: list[snapline.Every | snapline.EveryMessages | snapline.Adaptive | snapline.ByHand] = [snapline.ByHand()]
     make = functools.partial(_player, plan, groups, works)
     fleet = make_fleet(part, make, own=own if is_autonomous(part.protocol) else None)
-    return LedgerWorkload(fleet, total=sum(works), ends=part.pattern.messages > 0)
+    return DominoWorkload(fleet, total=sum(works), ends=part.pattern.messages > 0)
 
 
 def _player(plan: Plan, groups: list[range], works: list[int], index: int) -> Player:

@@ -13,7 +13,7 @@ import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of
 from snapline.sim.workloads.nudge import Nudge
-from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, pause_ns
+from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge, pause_ns
 
 POISON_EVERY = 10
 
@@ -123,6 +123,9 @@ class FailingWorkload(Workload):
             if isinstance(transit.message, Numbered):
                 waiting.setdefault((transit.sender, transit.receiver), []).append(transit.message.number)
         return _wrong(dict(cut.states), waiting)
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        return nudge(client, serial, choose)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
         agents = {agent: state for agent, state in states.items() if isinstance(state, Tries)}

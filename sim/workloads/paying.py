@@ -17,7 +17,7 @@ import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
 from snapline.sim.workloads.nudge import Nudge
-from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
+from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
 """What becomes of an order, by its number: it takes over the seat of the one before, which has failed; or it is cancelled, and its seat is wanted again after all. The last one of
@@ -212,6 +212,9 @@ class PayingWorkload(Workload):
         """A run begins."""
         self.shop = Shop()
         return self.shop.stubs()
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """What a cut says to be settled is settled outside, for good: no recovery undoes it."""

@@ -14,7 +14,7 @@ import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
 from snapline.sim.workloads.nudge import Nudge
-from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
+from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 WAIT_S = 3600.0
 """For what is sure to come. Longer than any run: being late is tried where nothing will come."""
@@ -217,6 +217,9 @@ class Planner(snapline.Agent):
 
 class PlanningWorkload(Workload):
     """What must be true of planners."""
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         for letter in cut.dead_letters:

@@ -2,10 +2,11 @@
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import MisuseError
-from snapline.sim.scenario import FleetPart, duration_ns
+from snapline.sim.scenario import FleetPart, PatternPart, duration_ns
 from snapline.sim.workloads.checked import checked
 from snapline.sim.workloads.workload import SECOND_NS, RestingWorkload, Workload, own_workload, varied
 
@@ -93,6 +94,12 @@ def make_workload(fleet: FleetPart) -> Workload:
     if fleet.epoch_timeout:
         made.fleet.epoch_timeout_s = duration_ns(fleet.epoch_timeout) / SECOND_NS
     return made
+
+
+@cache
+def takes_inputs(pattern: str) -> bool:
+    """Whether clients have anything to say to agents of a pattern."""
+    return make_workload(FleetPart(pattern=PatternPart(name=pattern))).takes_inputs
 
 
 def _maker_of(pattern: str) -> Callable[[FleetPart], Workload]:

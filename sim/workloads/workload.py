@@ -25,6 +25,7 @@ from snapline.sim.workloads.ledger import (
     name_of,
     states_of,
 )
+from snapline.sim.workloads.nudge import Nudge
 
 OWN_TURN_NS = 1_000_000
 """Of a user's fleet: two agents on one host would take tens of thousands of turns, with nothing to be found in them, before a second fault comes."""
@@ -41,6 +42,9 @@ Choose = Callable[[str, int], int]
 """Draws a number below the second argument for the situation that the first one names; 0 is benign."""
 
 SECOND_NS = 1_000_000_000
+
+RAISES_ONE_IN = 8
+"""Inputs whose handlers mostly raise."""
 
 
 class Workload:
@@ -68,16 +72,21 @@ class Workload:
         """A sentence on what is wrong with a cut that was said to be consistent."""
         return None
 
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        """Return what a client gives an agent as its `serial`-th input; no two may have the same bytes. None: this agent takes none."""
+        return None
+
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether clients have anything to say to agents of this fleet."""
+        return type(self).input_of is not Workload.input_of
+
     def is_done(self, states: Mapping[str, object]) -> bool:
         """No agent will take a turn again: nothing is left to send, all was consumed, no timer is set."""
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
         """A sentence on what is wrong with the states of a fleet of which `is_done`."""
-        return None
-
-    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
-        """Return what a client says to an agent; None: a nudge."""
         return None
 
 
@@ -137,6 +146,9 @@ class LedgerWorkload(Workload):
             return str(error)
         return None
 
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        return nudge(client, serial, choose)
+
     def check_books(self, books: Books) -> None:
         """All invariants.
 
@@ -164,6 +176,11 @@ class LedgerWorkload(Workload):
             return f"at the end: {error}"
         left = sum([state.work for state in books.states.values()])
         return f"at the end: {left} of work is not done" if left else None
+
+
+def nudge(client: str, serial: int, choose: Choose) -> Nudge:
+    """What agents of most patterns are given: a turn, and an answer."""
+    return Nudge(client, serial, choose("raises", RAISES_ONE_IN) == RAISES_ONE_IN - 1)
 
 
 def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:

@@ -1,30 +1,48 @@
-"""Clients of a simulated fleet: they offer inputs, lose answers, say the same again, and give up.
+"""Clients of a simulated fleet: programs that give inputs and wait for answers, each by the product's own client core (`client/core.py`).
 
-Each has a list of inputs, and one request of a few of them on its way. A request finds its agent's host by the coordinators' state, now
-and then another one, and half of the clients go where they were answered last, whatever has become of that host; it may be lost, come twice or late, and so may its answer. Whatever was not acknowledged in time is said
-again under the same key. What the product answers is told to the oracle (`oracles/inputs.py`), which believes none of it.
+A program gives a few inputs at once, waits for nothing in particular, and goes on. It says again what it knows nothing of, under the same key; it
+does not believe some receipts, and says the same again; it gives up, drops what is under way, or closes its client and begins anew. What the core asks of the network
+`client_calls.py` carries out, with requests and answers that are lost. What the core says is told to the oracle (`oracles/inputs.py`), which believes none of it.
+
+Inputs are the workload's: a message for an agent of its choice (`Workload.input_of`), or those of a list. They go to agents that live, and to some that have stopped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
-from snapline.conversation.inputs import ACCEPTED, REPEATED, InputOutcome
+from snapline.agent_runtime.fleet import Fleet
+from snapline.client import events as ev
+from snapline.client.core import ClientCore
+from snapline.conversation.inputs import GivenInput
+from snapline.protocols.names import is_autonomous
+from snapline.protocols.policy import Every
 from snapline.sim.workloads.nudge import Nudge
+from snapline.sim.world.client_calls import ClientCalls, ClientInput
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog
 
 MS = 1_000_000
+S = 1000 * MS
 
-TIMEOUT_NS = 400 * MS
-ASK_TIMEOUT_NS = 1000 * MS
-RETRY_NS = 50 * MS
-"""After an answer that says: not now."""
+PATIENCE_NS = (30 * S, 2 * S, 500 * MS)
+"""For a send, or an answer: as of `client.TIMEOUT_S`, or shorter."""
 
-REQUEST_MAX = 4
-LOST_ONE_IN, TWICE_ONE_IN, ASTRAY_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, RAISES_ONE_IN = 12, 12, 10, 6, 30, 8
-ASKS_ONE_IN, EARLY_ONE_IN = 3, 3
+AGAIN_NS = 50 * MS
+"""Before a program says again what it knows nothing of."""
+
+ASK_AGAIN_NS = 200 * MS
+
+OVERDUE_NS = 1 * MS
+"""After its deadline a send has ended."""
+
+REQUEST_MAX, OPEN_MAX = 4, 12
+"""Inputs that are given at once, and that a program has under way."""
+
+AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
+ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
 SPEAKS_EVERY = 2
 """Inputs whose handlers emit, where agents speak at all."""
 
@@ -34,7 +52,7 @@ class Clients:
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
         self._log = log
-        count = desk.scenario.clients.count
+        count = desk.scenario.clients.count if desk.workload.takes_inputs else 0
         self._all = [SimClient(desk, log, hosts, f"client{number + 1}") for number in range(count)]
 
     def start(self) -> None:
@@ -46,6 +64,11 @@ class Clients:
         """All is whole: nobody gives up any more."""
         for client in self._all:
             client.is_patient = True
+
+    def validate(self) -> None:
+        """Cross-check all cores; AssertionError says what does not hold."""
+        for client in self._all:
+            client.core.validate()
 
     def pending(self) -> list[str]:
         """Who still waits for an answer."""
@@ -60,11 +83,18 @@ class Clients:
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
 
 
+def _become_final(fleet: Fleet) -> bool:
+    """Whether answers do, also those of agents that have come to rest. Where agents checkpoint on their own, and not by the clock, an answer may come from
+    what others have sent, who save that only when they are busy again."""
+    return not is_autonomous(fleet.protocol) or any(isinstance(each, Every) for each in fleet.triggers)
+
+
 class SimClient:
-    """One client.
+    """One program and its client.
 
     Attributes:
-        is_done: it has had an answer to all, or has given up.
+        core: the client's.
+        is_done: the program has given all, and has had an answer to all, or has given up.
         is_patient: it does not give up.
         moved_ns: when it heard, or began, anything new.
     """
@@ -76,200 +106,282 @@ class SimClient:
         self._desk = desk
         self._log = log
         self._hosts = hosts
+        self._oracle = desk.judge.books.inputs
         self._left = desk.scenario.clients.inputs
-        self._asks = desk.scenario.clients.asks
-        self._serial = 0
-        self._attempt = 0
-        self._open: list[ev.OfferedInput] = []
-        self._asked: dict[str, ev.OfferedInput] = {}
-        self._remembers = self._pick("remembers", 2) == 1
-        self._known: dict[str, str] = {}
-        """Agent → the host that has answered for it last."""
+        self._inputs = 0
+        """Made so far."""
+        self._given = self._numbers = 0
+        """Sends so far; sends and asks."""
+        self._is_waiting = False
+        """The next request is due, or waits for room."""
+        self._resting = 0
+        """Inputs that will be given again, or asked for, in a moment."""
+        self._sends: dict[int, ClientInput] = {}
+        self._asks: dict[int, ClientInput] = {}
+        self._timer_ns: int | None = None
+        self._seen: dict[str, None] = {}
+        self._are_answers_owed = _become_final(desk.workload.fleet)
+        self._open_client()
+
+    def _open_client(self) -> None:
+        self.core = ClientCore(self._pick("seed", 1 << 16))
+        self._calls = ClientCalls(self._desk, self._log, self._hosts, self.name, self._misfortune, self._feed)
+        self._timer_ns = None
 
     def _pick(self, what: str, n: int) -> int:
         """0 is benign."""
-        return self._desk.choices.pick("clients", (self.name, what, self._serial, self._attempt), n)
+        return self._desk.choices.pick("clients", (self.name, what, self._given), n)
 
-    def start(self) -> None:
-        self._next()
-
-    def waits_for(self) -> str:
-        """What it has no answer to, though the agent is there; "" if there is nothing of the kind."""
-        for offered in (*self._open, *self._asked.values()):
-            record = self._log.canonical.image.agents.get(offered.agent)
-            if record is not None and record.left_plan is None:
-                what = "been told whether it was taken" if offered in self._open else "had an answer to it"
-                return f"{self.name} has said {offered.key} to {offered.agent}, and has not {what}"
-        return ""
-
-    # ---- requests -------------------------------------------------------------------------------------------------
-
-    def _next(self) -> None:
-        """The next request, after a pause."""
-        if self._open or self.is_done:
-            return
-        if not self._left:
-            self.is_done = not self._asked
-            return
-        self.moved_ns = self._desk.kernel.now_ns
-        count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
-        self._left -= count
-        agents = self._desk.agents
-        for _ in range(count):
-            self._serial += 1
-            self._make(agents[self._pick("agent", len(agents))])
-        pause_ns = self._desk.scenario.clients.pause_ns
-        self._later(pause_ns * self._pick("pause", 8) // 4, self._send)
-
-    def _make(self, agent: str) -> None:
-        speaks = bool(self._desk.scenario.outputs.one_in) and self._serial % SPEAKS_EVERY == 0
-        made = self._desk.workload.input_of(agent, self.name, self._serial, self._pick)
-        payload = encode_message(
-            made or Nudge(self.name, self._serial, self._is_one_in(RAISES_ONE_IN, "raises"), speaks)
-        )
-        self._desk.judge.books.inputs.on_offered(agent, self.name, self._serial, payload)
-        self._open.append(ev.OfferedInput(agent, f"{self.name}-{self._serial}", payload))
-
-    def _send(self) -> None:
-        """Say what is open, to the host of the first of them; what lives elsewhere is said there the next time."""
-        if not self._open:
-            return
-        self._attempt += 1
-        attempt = self._attempt
-        hosts = {agent: self._host_of(agent) for agent in dict.fromkeys(each.agent for each in self._open)}
-        host = hosts[self._open[0].agent]
-        there = [each for each in self._open if hosts[each.agent] == host]
-        if host and not self._is_one_in(LOST_ONE_IN, "lost"):
-            for copy in range(1 + self._is_one_in(TWICE_ONE_IN, "twice")):
-                self._later(self._way_ns(host, copy), lambda: self._deliver(host, attempt, there))
-        self._later(TIMEOUT_NS, lambda: self._timed_out(attempt))
+    def _misfortune(self, what: str, n: int) -> int:
+        """What happens to its requests, until all is whole."""
+        return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
-    def _host_of(self, agent: str) -> str:
-        hosts = self._desk.hosts
-        if self._is_one_in(ASTRAY_ONE_IN, "astray"):
-            return hosts[self._pick("host", len(hosts))]
-        if agent in self._known:
-            return self._known[agent]
-        record = self._log.canonical.image.agents.get(agent)
-        return record.host if record is not None and record.left_plan is None else ""
+    def start(self) -> None:
+        self._go_on()
 
-    def _way_ns(self, host: str, copy: int) -> int:
-        way_ns = self._desk.network.path_ns(self.name, host, ("client", self._attempt, copy))
-        return TIMEOUT_NS if way_ns is None else way_ns
+    def waits_for(self) -> str:
+        """What it has no answer to, though the agent is there; "" if there is nothing of the kind."""
+        told = [(each, "been told whether it was taken") for each in self._sends.values()]
+        asked = [(each, "had an answer to it") for each in self._asks.values() if self._are_answers_owed]
+        for each, what in (*told, *asked):
+            record = self._log.canonical.image.agents.get(each.given.agent)
+            if record is not None and record.left_plan is None:
+                return f"{self.name} has said {each.given.key} to {each.given.agent}, and has not {what}"
+        return ""
 
-    def _deliver(self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput]) -> None:
-        run = self._hosts.run_of(host)
-        if run is not None:
-            plan = run.carrier.core.plan
-            run.offer(self.name, inputs, lambda answers: self._answer(host, attempt, inputs, answers, plan))
+    # ---- the core -------------------------------------------------------------------------------------------------
 
-    def _answer(
-        self,
-        host: str,
-        attempt: int,
-        inputs: Sequence[ev.OfferedInput],
-        answers: Sequence[InputOutcome],
-        plan: int,
-    ) -> None:
-        """The host, which was of this plan when it was asked, has spoken; its word may be lost, and then the client never knows."""
-        for offered, answer in zip(inputs, answers, strict=True):
-            if answer.status in (ACCEPTED, REPEATED):
-                drops = self._desk.judge.books.inputs.drops
-                drops.on_taken(plan, offered.payload, is_repeated=answer.status == REPEATED)
-        if not self._is_one_in(LOST_ONE_IN, "answer lost"):
-            self._later(self._way_ns(host, 2), lambda: self._answered(host, attempt, inputs, answers))
+    def _feed(self, event: ev.Event) -> None:
+        """As `client/client.py` does."""
+        try:
+            commands = self.core.handle(self._desk.kernel.now_ns, event)
+        except Exception as error:
+            self._desk.core_failed(self.name, error)
+            return
+        for command in commands:
+            match command:
+                case ev.FindAgents():
+                    self._calls.find(command)
+                case ev.OfferInputs():
+                    self._calls.offer(command, [self._sends[send] for send in command.sends])
+                case ev.AskHost():
+                    self._calls.ask(command, self._asks[command.ask])
+                case ev.FinishSend():
+                    self._send_ended(command)
+                case ev.FinishAsk():
+                    self._ask_ended(command)
+        self._set_timer()
 
-    # ---- answers --------------------------------------------------------------------------------------------------
+    def _set_timer(self) -> None:
+        wakeup_ns = self.core.wakeup_ns
+        if wakeup_ns is not None and wakeup_ns != self._timer_ns:
+            self._timer_ns = wakeup_ns
+            core = self.core
+            self._desk.call_at(wakeup_ns, lambda: self._timer_fired(core, wakeup_ns))
 
-    def _note(self, host: str, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
-        """Who takes an agent's inputs is asked for the next ones, too."""
-        for offered, answer in zip(inputs, answers, strict=True):
-            if self._remembers and answer.status in (ACCEPTED, REPEATED):
-                self._known[offered.agent] = host
-            else:
-                self._known.pop(offered.agent, None)
+    def _timer_fired(self, core: ClientCore, wakeup_ns: int) -> None:
+        if core is self.core and self._timer_ns == wakeup_ns:
+            self._timer_ns = None
+            self._feed(ev.TimerFired())
 
-    def _answered(
-        self,
-        host: str,
-        attempt: int,
-        inputs: Sequence[ev.OfferedInput],
-        answers: Sequence[InputOutcome],
-    ) -> None:
-        oracle, now_ns = self._desk.judge.books.inputs, self._desk.kernel.now_ns
-        self._note(host, inputs, answers)
-        for offered, answer in zip(inputs, answers, strict=True):
-            self._desk.judge.probes.hit(f"input {answer.status}")
-            if answer.status in ("accepted", "repeated"):
-                oracle.on_acknowledged(now_ns, offered.payload, answer.number)
-            if answer.status != "retry" and offered in self._open and not self._says_again(answer):
-                self._open.remove(offered)
+    # ---- giving ---------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """The next request, after a pause, as soon as there is room."""
+        if self._is_waiting or self.is_done:
+            return
+        if not self._left:
+            self.is_done = not (self._sends or self._resting or (self._asks and self._are_answers_owed))
+        elif len(self._sends) + self._resting <= OPEN_MAX - REQUEST_MAX:
+            self._is_waiting = True
+            pause_ns = self._desk.scenario.clients.pause_ns
+            self._later(pause_ns * self._pick("pause", 8) // 4, self._give_some)
+
+    def _give_some(self) -> None:
+        self._is_waiting = False
+        self.moved_ns = self._desk.kernel.now_ns
+        if not self.is_patient and self._is_one_in(CLOSES_ONE_IN, "closes"):
+            self._close()
+        count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
+        self._left -= count
+        made = [each for each in [self._make() for _ in range(count)] if each is not None]
+        self._give(made)
+        if made and not self.is_patient and self._is_one_in(DROPPED_ONE_IN, "drops"):
+            self._later(AGAIN_NS * self._pick("drops after", 8), lambda: self._drop(made))
+        self._go_on()
+
+    def _make(self) -> ClientInput | None:
+        """The next input, if there is one."""
+        self._inputs += 1
+        agent, workload = self._agent(), self._desk.workload
+        message = workload.input_of(agent, self.name, self._inputs, self._pick)
+        if message is None:
+            return None
+        if isinstance(message, Nudge) and self._desk.scenario.outputs.one_in:
+            message = replace(message, speaks=self._inputs % SPEAKS_EVERY == 0)
+        self._given += 1
+        made = ClientInput(GivenInput(agent, f"{self.name}-{self._inputs}", encode_message(message)), self._given)
+        self._oracle.on_offered(agent, self.name, made.serial, made.payload)
+        if self._desk.scenario.clients.asks and self._is_one_in(ASKS_ONE_IN, "asks"):
+            made.asks, made.is_early = True, self._is_one_in(EARLY_ONE_IN, "early")
+        return made
+
+    def _agent(self) -> str:
+        """One that lives, or has stopped."""
+        living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._desk.agents)
+        stopped = [agent for agent in self._seen if agent not in living]
+        self._seen.update(living)
+        is_stopped = bool(stopped) and self._is_one_in(STOPPED_ONE_IN, "stopped")
+        agents = stopped if is_stopped else list(living)
+        return agents[self._pick("agent", len(agents))]
+
+    def _give(self, inputs: list[ClientInput]) -> None:
+        if not inputs:
+            return
+        deadline_ns = self._deadline_ns()
+        sends = []
+        for each in inputs:
+            self._numbers += 1
+            self._sends[self._numbers] = each
+            sends.append(ev.Send(self._numbers, each.given.agent, len(each.given.payload), deadline_ns))
+            self._look_later(deadline_ns, self._sends, self._numbers)
+            if each.asks and self._is_one_in(ASKS_AT_ONCE_ONE_IN, "at once"):
+                self._ask_later(each, 0)
+        self._feed(ev.InputsGiven(tuple(sends)))
+
+    def _give_again(self, inputs: list[ClientInput]) -> None:
+        """Under the same keys, behind all that was given before."""
+        self._resting -= len(inputs)
+        for each in inputs:
+            self._given += 1
+            each.serial = self._given
+            if each.payload:
+                self._oracle.on_offered_again(each.payload, each.serial)
+        self._give(inputs)
+        self._go_on()
+
+    def _deadline_ns(self) -> int:
+        patience_ns = PATIENCE_NS[0 if self.is_patient else self._pick("patience", len(PATIENCE_NS))]
+        return self._desk.kernel.now_ns + patience_ns
+
+    def _drop(self, inputs: list[ClientInput]) -> None:
+        """The program does not wait for these any more."""
+        dropped = [send for send, each in self._sends.items() if each in inputs]
+        for send in dropped:
+            self._give_up(self._sends.pop(send))
+        self._feed(ev.SendsDropped(tuple(dropped)))
+        self._go_on()
+
+    def _give_up(self, one: ClientInput) -> None:
+        if one.payload:
+            self._oracle.on_given_up(one.payload)
+
+    def _close(self) -> None:
+        """The program closes its client, and has another one: what is under way must end at once."""
+        self._feed(ev.ClientClosed())
+        for each in (*self._sends.values(), *self._asks.values()):
+            self._oracle.on_overdue(self._desk.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
+        self._calls.close()
+        self._open_client()
+
+    # ---- what became of a send ------------------------------------------------------------------------------------
+
+    def _send_ended(self, end: ev.FinishSend) -> None:
+        one = self._sends.pop(end.send)
+        now_ns, payload = self._desk.kernel.now_ns, one.payload
+        self._desk.judge.probes.hit(f"send {end.ending}")
+        match end.ending:
+            case ev.TAKEN:
+                self._oracle.on_acknowledged(now_ns, payload, end.number)
                 self.moved_ns = now_ns
-                if answer.status != "refused" and self._asks and self._is_one_in(ASKS_ONE_IN, "asks"):
-                    self._ask(offered)
-        if self._open and attempt == self._attempt:
-            self._later(RETRY_NS, lambda: self._again(attempt))
-        self._next()
+                if one.asks:
+                    one.asks = False
+                    self._ask_later(one, 0)
+                if not end.is_repeated and self._is_one_in(AGAIN_ONE_IN, "again"):
+                    self._again(one)
+            case ev.UNKNOWN:
+                self._give_up(one)
+                self._say_again(one)
+            case ev.NOT_TAKEN:
+                self._on_denied(one, end)
+                self._say_again(one)
+            case _:
+                self._on_denied(one, end)
+                self.moved_ns = now_ns
+        if end.ending == ev.MISSING and self._is_always_there(one.given.agent):
+            self._oracle.on_missing(now_ns, self.name, one.given.agent)
+        self._go_on()
+
+    def _on_denied(self, one: ClientInput, end: ev.FinishSend) -> None:
+        if one.payload:
+            self._oracle.on_denied(self._desk.kernel.now_ns, one.payload, f"{end.ending}: {end.reason}")
+
+    def _is_always_there(self, agent: str) -> bool:
+        return agent in self._desk.agents and not self._desk.judge.books.has_stopped(agent)
+
+    def _say_again(self, one: ClientInput) -> None:
+        """It is not known whether it was taken, or it was not, in the time there was."""
+        is_over = bool(self._log.canonical.image.outcome)
+        if not is_over and (self.is_patient or not self._is_one_in(GIVEN_UP_ONE_IN, "given up")):
+            self._again(one)
+
+    def _again(self, one: ClientInput) -> None:
+        self._resting += 1
+        self._later(AGAIN_NS, lambda: self._give_again([one]))
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, offered: ev.OfferedInput) -> None:
-        """Wait for the answer, and ask again if it does not come."""
-        self._asked[offered.key] = offered
-        host = self._host_of(offered.agent)
-        is_early = self._is_one_in(EARLY_ONE_IN, "early")
-        run = self._hosts.run_of(host)
-        if run is not None:
-            run.ask(
-                offered.agent,
-                offered.key,
-                lambda answer: self._later(
-                    self._way_ns(host, 3), lambda: self._told(offered, answer, is_early=is_early)
-                ),
-                is_early=is_early,
-            )
-        self._later(ASK_TIMEOUT_NS, lambda: self._ask_again(offered))
+    def _ask_later(self, one: ClientInput, wait_ns: int) -> None:
+        self._resting += 1
+        self._later(wait_ns, lambda: self._ask(one))
 
-    def _ask_again(self, offered: ev.OfferedInput) -> None:
-        if offered.key in self._asked:
-            self._known.pop(offered.agent, None)
-            self._ask(offered)
-
-    def _told(self, offered: ev.OfferedInput, answer: ev.AskAnswer, *, is_early: bool) -> None:
-        self._desk.judge.probes.hit(f"ask {answer.status}")
-        if offered.key in self._asked and "was dropped" in answer.reason:
-            del self._asked[offered.key]
-            self._next()
-        if offered.key not in self._asked or answer.status not in ("replied", "buried"):
+    def _ask(self, one: ClientInput) -> None:
+        """Wait for the answer."""
+        self._resting -= 1
+        if one in self._asks.values():
             return
-        del self._asked[offered.key]
-        self.moved_ns = self._desk.kernel.now_ns
-        if not is_early:
-            self._desk.judge.books.inputs.on_answered(self._desk.kernel.now_ns, offered.payload, answer.reply)
-        self._next()
+        self._numbers += 1
+        self._asks[self._numbers] = one
+        deadline_ns = self._deadline_ns()
+        self._look_later(deadline_ns, self._asks, self._numbers)
+        self._feed(ev.AnswerWanted(self._numbers, one.given.agent, deadline_ns))
 
-    def _says_again(self, answer: InputOutcome) -> bool:
-        """Some do not believe the first answer."""
-        return answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
-
-    def _again(self, attempt: int) -> None:
-        if attempt == self._attempt:
-            self._send()
-
-    def _timed_out(self, attempt: int) -> None:
-        if attempt != self._attempt or not self._open:
-            return
-        self._known.clear()
-        if not self.is_patient and self._is_one_in(GIVEN_UP_ONE_IN, "given up"):
-            for offered in self._open:
-                self._desk.judge.books.inputs.on_given_up(offered.payload)
-            self._open.clear()
-            self._next()
+    def _ask_ended(self, end: ev.FinishAsk) -> None:
+        one = self._asks.pop(end.ask)
+        now_ns, payload = self._desk.kernel.now_ns, one.payload
+        if end.ending == ev.ANSWERED:
+            assert end.outcome is not None
+            name = end.outcome.type.encode()
+            reply = bytes([len(name)]) + name + end.outcome.body if name else b""
+            tell = self._oracle.on_answered_early if one.is_early else self._oracle.on_answered
+            tell(now_ns, payload, reply)
+        elif end.ending == ev.BURIED and not one.is_early:
+            self._oracle.on_told_buried(payload)
+        if end.ending in (ev.LATE, ev.FORGOTTEN) and self._asks_again(one, end):
+            self._ask_later(one, ASK_AGAIN_NS)
         else:
-            self._send()
+            self.moved_ns = now_ns
+        self._go_on()
+
+    def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
+        """Not of what is over for good, or will be asked for when it has been taken."""
+        if one.asks or self._log.canonical.image.outcome:
+            return False
+        is_over = "was dropped" in end.reason or "has stopped" in end.reason
+        return not is_over and (self.is_patient or not self._is_one_in(GIVEN_UP_ONE_IN, "asks no more"))
+
+    # ---- time -----------------------------------------------------------------------------------------------------
+
+    def _look_later(self, deadline_ns: int, open_: dict[int, ClientInput], number: int) -> None:
+        def look() -> None:
+            if number in open_:
+                what = f"{open_[number].given.key} for {open_[number].given.agent}"
+                self._oracle.on_overdue(self._desk.kernel.now_ns, self.name, what)
+
+        self._desk.call_at(deadline_ns + OVERDUE_NS, look)
 
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
         self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)

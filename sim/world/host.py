@@ -20,8 +20,10 @@ from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.conversation.inputs import InputOutcome
+from snapline.agent_runtime.host.input_checks import look_at, placed
+from snapline.conversation.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage
+from snapline.conversation.payloads import split_message
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_HEARING,
@@ -43,6 +45,9 @@ from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
 
 SECOND_NS = 1_000_000_000
+
+Taking = Callable[[GivenInput, bytes], None]
+Then = Callable[[Sequence[InputOutcome]], None]
 
 STOPPED, BLOCKED = "stopped", "blocked"
 """Why nothing of a run goes on: its process stands still, or a handler blocks it."""
@@ -368,26 +373,55 @@ class SimHost:
         except Exception as error:
             self.desk.core_failed(self.name, error)
 
-    def offer(
-        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[Sequence[InputOutcome]], None]
-    ) -> None:
-        """A client's request has come."""
+    def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
+        """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes, in order."""
+        self.later(self._kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
+
+    def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
+        """As `agent_runtime/host/input_service.py` does."""
+        type_of = self.carrier.turns.type_of
+        looked = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
+        offered: list[ev.OfferedInput] = []
+        for given, found in zip(inputs, looked, strict=True):
+            if isinstance(found, bytes):
+                taking(given, found)
+                offered.append(ev.OfferedInput(given.agent, given.key, found))
+
+        def answered(answers: Sequence[InputOutcome]) -> None:
+            self.notes.host_logs.on_offered(self.name, offered, answers)
+            left = iter([placed(x.agent, y, self._place_of) for x, y in zip(offered, answers, strict=True)])
+            then([next(left) if isinstance(found, bytes) else found for found in looked])
+
+        if offered:
+            self.carrier.offer(client, offered, answered)
+        else:
+            answered(())
+
+    def settle(self, operator: str, words: Sequence[ev.OfferedInput], then: Then) -> None:
+        """Take an operator's words."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
-            self.notes.host_logs.on_offered(self.name, inputs, outcomes)
+            self.notes.host_logs.on_offered(self.name, words, outcomes)
             then(outcomes)
 
-        self.later(self._kernel.now_ns, lambda _: self.carrier.offer(client, inputs, answered))
+        self.later(self._kernel.now_ns, lambda _: self.carrier.offer(operator, words, answered))
 
-    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
+    def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
         """A client waits for an answer."""
 
-        def answered(answer: ev.AskAnswer) -> None:
+        def answered(told: ev.AskAnswer) -> None:
             if not is_early:
-                self.notes.host_logs.on_asked(self.name, agent, key, answer)
-            then(answer)
+                self.notes.host_logs.on_asked(self.name, agent, key, told)
+            kind, body = split_message(told.reply) if told.reply else ("", b"")
+            place = self._place_of(agent) if told.status == RETRY else ("", "")
+            then(AskOutcome(told.status, told.number, kind, bytes(body), told.reason, *place))
 
         self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, answered, is_early=is_early))
+
+    def _place_of(self, agent: str) -> tuple[str, str]:
+        """Where the agent lives, as far as this host knows; empty if it is here."""
+        host, _ = self.carrier.core.desk.routes.get(agent, ("", 0))
+        return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
         """Nothing of it runs, until no reason is left."""

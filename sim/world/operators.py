@@ -168,7 +168,7 @@ class SimOperator:
         run = self._hosts.run_of(host)
         if run is not None and words:
             plan = run.carrier.core.plan
-            run.offer(self.name, words, lambda answers: self._answer(host, words, answers, plan))
+            run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
         """The host, which was of this plan when it was asked, has spoken; its word may be lost."""

@@ -199,6 +199,7 @@ class World:
         """Invariants of all cores."""
         for run in self.hosts.alive():
             run.carrier.core.validate()
+        self.clients.validate()
         self.log.canonical.validate()
 
     def probe_at_end(self) -> None:

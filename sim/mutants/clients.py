@@ -1,0 +1,112 @@
+"""Seeded bugs of a client's core: what it promises its program (`client/core.py`)."""
+
+import heapq
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from snapline.client import events as ev
+from snapline.client.asks import OpenAsks
+from snapline.client.core import ClientCore
+from snapline.client.queues import AgentQueue, AgentQueues, Entry
+from snapline.conversation.inputs import ACCEPTED, REPLIED, RETRY, InputOutcome
+from snapline.sim.mutants.registry import Mutant, crash_at, template
+from snapline.sim.scenario import ClientsPart
+from snapline.sim.world.patches import Patch
+
+
+def taken_upon_retry() -> list[Patch]:
+    """An input that a host did not take just now counts as taken."""
+    original = ClientCore._on_request_answered
+
+    def on_request_answered(self: ClientCore, event: ev.RequestAnswered) -> None:
+        outcomes = [InputOutcome(ACCEPTED, 1) if each.status == RETRY else each for each in event.outcomes]
+        original(self, replace(event, outcomes=tuple(outcomes)))
+
+    return [(ClientCore, "_on_request_answered", on_request_answered)]
+
+
+def doubt_forgotten() -> list[Patch]:
+    """A later "no" counts for the requests before that nobody has answered."""
+
+    def end(self: ClientCore, entry: Entry, ending: str, reason: str) -> None:
+        self._over(entry)
+        self._out.append(ev.FinishSend(entry.send, ending, reason))
+
+    return [(ClientCore, "_end", end)]
+
+
+def order_lost() -> list[Patch]:
+    """What a request leaves undecided goes behind what has come since."""
+
+    def put_back(self: AgentQueues, queue: AgentQueue, entries: list[Entry]) -> None:
+        queue.waiting.extend([entry for entry in entries if not entry.is_over])
+
+    return [(AgentQueues, "put_back", put_back)]
+
+
+def deadlines_forgotten() -> list[Patch]:
+    """A send ends when there is a word on it, and not before."""
+
+    def expire(self: ClientCore) -> None:
+        while self._deadlines and self._deadlines[0][0] <= self._now:
+            heapq.heappop(self._deadlines)
+
+    return [(ClientCore, "_expire", expire)]
+
+
+def answered_upon_retry() -> list[Patch]:
+    """A host that does not know an answer yet is taken for one whose turn has answered nothing."""
+    original = OpenAsks.on_answer_heard
+
+    def on_answer_heard(self: OpenAsks, event: ev.AnswerHeard, now_ns: int) -> Iterable[ev.Command]:
+        outcome = event.outcome
+        status = REPLIED if outcome.status == RETRY else outcome.status
+        return original(self, replace(event, outcome=replace(outcome, status=status)), now_ns)
+
+    return [(OpenAsks, "on_answer_heard", on_answer_heard)]
+
+
+_GIVING = template(
+    patterns=("random", "bank"),
+    faults=crash_at("500ms", "900ms", "1.3s"),
+    clients=ClientsPart(count=3, inputs=60, pause="10ms"),
+)
+
+MUTANTS: dict[str, Mutant] = {
+    "client-takes-retry-for-taken": Mutant(
+        text="a client says that an input was taken which its host did not take just now",
+        patches=taken_upon_retry,
+        scenario=_GIVING,
+        oracle="inputs",
+        seed=0,
+    ),
+    "client-forgets-doubt": Mutant(
+        text="a client says that an input was not taken, though an earlier request had no answer",
+        patches=doubt_forgotten,
+        scenario=_GIVING,
+        oracle="inputs",
+        seed=0,
+    ),
+    "client-loses-order": Mutant(
+        text="a client gives what was not decided after what has come since",
+        patches=order_lost,
+        scenario=_GIVING,
+        oracle="inputs",
+        seed=0,
+    ),
+    "client-forgets-deadlines": Mutant(
+        text="a send ends when there is a word on it, and not at its deadline",
+        patches=deadlines_forgotten,
+        scenario=_GIVING,
+        oracle="inputs",
+        seed=0,
+    ),
+    "client-takes-retry-for-an-answer": Mutant(
+        text="a client says that a turn has answered nothing which has not ended",
+        patches=answered_upon_retry,
+        scenario=_GIVING,
+        oracle="answers",
+        seed=0,
+    ),
+}

@@ -1,0 +1,256 @@
+"""Requests of a simulated client: what `client/requests.py` does over gRPC, over the simulated network.
+
+Each request comes back as one event for the core, at its limit at the latest; what comes later is dropped. A request may be lost, come late
+or twice, and its answer may be lost. As over a stream, a request that came twice has no answer: its stream has broken. A host to which there is no connection, or that is
+down, has certainly taken nothing. What is written to a connection comes when the wire is whole again, or the host awakes, and is read then, whether anybody waits or not.
+
+Where agents live is read from the coordinator's state when the question arrives there, so the answer may be old when it comes. Now and then it names another host.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from snapline.client import events as ev
+from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.inputs import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
+from snapline.coordinator.service.fleet_answers import located
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.host import SimHost
+from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.replicated_log import SimulatedLog
+
+MS = 1_000_000
+
+BROKEN_NS = 400 * MS
+"""Until a client notices that a stream has broken."""
+
+LATE_NS = 600 * MS
+"""By so much a late request comes after it was sent."""
+
+CONNECT_NS = 2000 * MS
+"""For a connection, as in `client/hosts.py`."""
+
+WRITTEN_NS, WRITTEN_LOOKS = 200 * MS, 25
+"""What was written to a connection is sent again that often, and so many times, while nothing gets through."""
+
+LOST_ONE_IN, TWICE_ONE_IN, LATE_ONE_IN, ASTRAY_ONE_IN = 12, 12, 20, 10
+
+Pick = Callable[[str, int], int]
+"""What is drawn, and from how many; 0 is benign."""
+
+
+class ClientInput:
+    """One input of a client.
+
+    Attributes:
+        given: as a host gets it.
+        payload: the message that it is; b"" while no host has made one of the JSON in `given`.
+        serial: its place among all that its client has given.
+        asks: its program wants the answer. is_early: one that may be undone will do.
+    """
+
+    __slots__ = ("asks", "given", "is_early", "payload", "serial")
+
+    def __init__(self, given: GivenInput, serial: int) -> None:
+        self.given = given
+        self.payload = b"" if given.type else given.payload
+        self.serial = serial
+        self.asks = self.is_early = False
+
+
+class ClientCalls:
+    """The requests of one client's core; `feed` gets the events."""
+
+    def __init__(
+        self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str, pick: Pick, feed: Callable[[ev.Event], None]
+    ) -> None:
+        self._desk = desk
+        self._log = log
+        self._hosts = hosts
+        self._name = name
+        self._pick = pick
+        self._feed = feed
+        self._calls = 0
+        self._open: dict[int, None] = {}
+        """Requests that have not come back."""
+        self._connected: dict[str, None] = {}
+        """Hosts that have answered, and to which no request has failed since."""
+
+    def close(self) -> None:
+        """No request comes back any more."""
+        self._open.clear()
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def find(self, command: ev.FindAgents) -> None:
+        """Ask whoever leads where agents live."""
+        self._begin(command.request, command.limit_ns, ev.FindingFailed(command.request, "nobody answers"))
+        leader = self._log.leader
+        way_ns = self._way_ns(leader) if leader else None
+        if way_ns is None or self._is_one_in(LOST_ONE_IN, "question lost"):
+            self._later(
+                BROKEN_NS, lambda: self._end(command.request, ev.FindingFailed(command.request, "nobody leads"))
+            )
+        else:
+            self._later(way_ns, lambda: self._locate(command, leader))
+
+    def _locate(self, command: ev.FindAgents, leader: str) -> None:
+        way_ns = self._way_ns(leader)
+        if way_ns is None:
+            return
+        if leader != self._log.leader:
+            failed = ev.FindingFailed(command.request, "nobody leads")
+            self._later(way_ns, lambda: self._end(command.request, failed))
+            return
+        reply = located(self._log.canonical, command.agents)
+        reply = replace(reply, agents=tuple([self._perhaps_astray(each) for each in reply.agents]))
+        self._later(way_ns, lambda: self._end(command.request, ev.AgentsFound(command.request, reply)))
+
+    def _perhaps_astray(self, found: LocatedAgent) -> LocatedAgent:
+        if found.state != "alive" or not self._is_one_in(ASTRAY_ONE_IN, "astray"):
+            return found
+        hosts = self._desk.hosts
+        host = hosts[self._pick("host", len(hosts))]
+        return replace(found, host=host, address=f"{host}:1")
+
+    def offer(self, command: ev.OfferInputs, inputs: Sequence[ClientInput]) -> None:
+        """Say inputs to a host."""
+        request, host = command.request, command.host
+        given = [each.given for each in inputs]
+        self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
+        copies = 1 + self._is_one_in(TWICE_ONE_IN, "twice")
+
+        def arrive(run: SimHost) -> None:
+            plan = run.carrier.core.plan
+            run.offer(
+                self._name, given, lambda one, payload: self._on_taking(inputs[given.index(one)], payload),
+                lambda outcomes: self._on_outcomes(request, host, inputs, outcomes, plan, is_heard=copies == 1),
+            )  # fmt: skip
+
+        self._travel(request, host, copies, arrive)
+
+    def ask(self, command: ev.AskHost, asked: ClientInput) -> None:
+        """Wait at a host for an answer."""
+        agent, key, is_early = asked.given.agent, asked.given.key, asked.is_early
+        request, host = command.request, command.host
+        self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
+
+        def arrive(run: SimHost) -> None:
+            run.ask(agent, key, lambda outcome: self._on_answer(request, host, outcome), is_early=is_early)
+
+        self._travel(request, host, 1, arrive)
+
+    # ---- the way there --------------------------------------------------------------------------------------------
+
+    def _travel(self, request: int, host: str, copies: int, arrive: Callable[[SimHost], None]) -> None:
+        """Bring a request to a host, so many times."""
+        broken = ev.RequestFailed(request, "the stream broke")
+        if self._way_ns(host) is None:
+            if host in self._connected:
+                self._get_through(host, lambda: self._arrive(request, host, arrive, is_alone=False))
+            else:
+                unsent = ev.RequestFailed(request, f"host {host} does not answer", is_unsent=True)
+                self._later(CONNECT_NS, lambda: self._end(request, unsent))
+            return
+        if self._is_one_in(LOST_ONE_IN, "lost"):
+            self._later(BROKEN_NS, lambda: self._end(request, broken))
+            return
+        if copies > 1:
+            self._later(BROKEN_NS, lambda: self._end(request, broken))
+        late_ns = LATE_NS if self._is_one_in(LATE_ONE_IN, "late") else 0
+        for _ in range(copies):
+            way_ns = self._way_ns(host)
+            if way_ns is not None:
+                self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
+
+    def _get_through(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
+        """Nothing gets there now; the socket of a process that stands still takes it all the same."""
+        run = self._hosts.run_of(host)
+        way_ns = self._way_ns(host)
+        if way_ns is not None or (run is not None and run.stops):
+            self._later(way_ns or MS, arrive)
+        elif looks < WRITTEN_LOOKS:
+            self._later(WRITTEN_NS, lambda: self._get_through(host, arrive, looks + 1))
+
+    def _arrive(self, request: int, host: str, arrive: Callable[[SimHost], None], *, is_alone: bool) -> None:
+        run = self._hosts.run_of(host)
+        if run is not None:
+            arrive(run)
+            self._watch(request, run)
+        elif is_alone:
+            self._connected.pop(host, None)
+            self._end(request, ev.RequestFailed(request, f"host {host} is down", is_unsent=True))
+
+    def _watch(self, request: int, run: SimHost) -> None:
+        """Break the stream of a host that has died since."""
+        if request not in self._open:
+            return
+        if run.is_alive:
+            self._later(BROKEN_NS, lambda: self._watch(request, run))
+        else:
+            self._connected.pop(run.name, None)
+            self._end(request, ev.RequestFailed(request, "the stream broke"))
+
+    # ---- the way back ---------------------------------------------------------------------------------------------
+
+    def _on_taking(self, one: ClientInput, payload: bytes) -> None:
+        """A host is about to take a message, or has it already."""
+        if not one.payload:
+            one.payload = payload
+            self._desk.judge.books.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
+
+    def _on_outcomes(
+        self,
+        request: int,
+        host: str,
+        inputs: Sequence[ClientInput],
+        outcomes: Sequence[InputOutcome],
+        plan: int,
+        *,
+        is_heard: bool,
+    ) -> None:
+        """The host, which was of this plan when it was asked, has decided."""
+        oracle = self._desk.judge.books.inputs
+        for each, outcome in zip(inputs, outcomes, strict=True):
+            self._desk.judge.probes.hit(f"input {outcome.status}")
+            if outcome.status in (ACCEPTED, REPEATED):
+                oracle.on_taken(each.payload, plan, outcome.number, is_repeated=outcome.status == REPEATED)
+        if is_heard:
+            self._come_back(request, host, ev.RequestAnswered(request, tuple(outcomes)))
+
+    def _on_answer(self, request: int, host: str, outcome: AskOutcome) -> None:
+        self._desk.judge.probes.hit(f"ask {outcome.status}")
+        self._come_back(request, host, ev.AnswerHeard(request, outcome))
+
+    def _come_back(self, request: int, host: str, event: ev.Event) -> None:
+        way_ns = self._way_ns(host)
+        if way_ns is None or self._is_one_in(LOST_ONE_IN, "answer lost"):
+            self._connected.pop(host, None)
+            broken = ev.RequestFailed(request, "the stream broke")
+            self._later(BROKEN_NS, lambda: self._end(request, broken))
+        else:
+            self._connected[host] = None
+            self._later(way_ns, lambda: self._end(request, event))
+
+    # ---- small things ---------------------------------------------------------------------------------------------
+
+    def _begin(self, request: int, limit_ns: int, failed: ev.Event) -> None:
+        self._open[request] = None
+        self._later(limit_ns, lambda: self._end(request, failed))
+
+    def _end(self, request: int, event: ev.Event) -> None:
+        """The first one counts."""
+        if request in self._open:
+            del self._open[request]
+            self._feed(event)
+
+    def _way_ns(self, node: str) -> int | None:
+        self._calls += 1
+        return self._desk.network.path_ns(self._name, node, ("client", self._name, self._calls))
+
+    def _is_one_in(self, n: int, what: str) -> bool:
+        return self._pick(what, n) == n - 1
+
+    def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
