@@ -94,6 +94,39 @@ class ScenarioChanges:
             show_default=False,
         ),
     ] = None
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            "--inputs",
+            metavar="MODULE:NAME|FILE",
+            help="For MODULE:FLEET: what clients give to it, a list or function of (agent, message) or a file of JSON lines.",
+            show_default=False,
+        ),
+    ] = None
+    clients: Annotated[
+        int | None,
+        typer.Option("--clients", min=1, max=16, metavar="N", help="Clients that give the inputs.", show_default="2"),
+    ] = None
+    restores: Annotated[
+        int | None,
+        typer.Option(
+            "--restores",
+            min=0,
+            metavar="N",
+            help="For MODULE:FLEET: restores of an earlier snapshot.",
+            show_default="0",
+        ),
+    ] = None
+    moves: Annotated[
+        int | None,
+        typer.Option(
+            "--moves",
+            min=0,
+            metavar="N",
+            help="For MODULE:FLEET: times that an operator drains a host or spreads agents.",
+            show_default="0",
+        ),
+    ] = None
     mutant: Annotated[str, typer.Option("--mutant", hidden=True, help="Put in a seeded bug of sim/mutants/.")] = ""
 
     def words(self) -> list[str]:
@@ -106,6 +139,10 @@ class ScenarioChanges:
             "--agents": self.agents,
             "--invariant": self.invariant,
             "--at-end": self.at_end,
+            "--inputs": self.inputs,
+            "--clients": self.clients,
+            "--restores": self.restores,
+            "--moves": self.moves,
             "--mutant": self.mutant or None,
         }
         words = [word for pair in self.arg or () for word in ("--arg", pair)]
@@ -135,6 +172,10 @@ class ScenarioChanges:
             "--faults": self.faults,
             "--invariant": self.invariant,
             "--at-end": self.at_end,
+            "--inputs": self.inputs,
+            "--clients": self.clients,
+            "--restores": self.restores,
+            "--moves": self.moves,
         }
         for name, value in of_fleets.items():
             if value:
@@ -170,11 +211,28 @@ class ScenarioChanges:
         )
         swarm = faults.swarm and msgspec.structs.replace(faults.swarm, protocols=[fleet.protocol])
         made = msgspec.structs.replace(faults, name=f"{fleet.name}-{faults.name}", fleet=part, swarm=swarm)
+        made = self._used(made)
         if faults.run.turns:
             return made
         return msgspec.structs.replace(
             made, run=msgspec.structs.replace(made.run, turns=turns_of(made, lambda: make_workload(part)))
         )
+
+    def _used(self, scenario: "Scenario") -> "Scenario":
+        """With who gives inputs, takes the fleet back and moves its agents."""
+        import msgspec
+
+        from snapline.sim.checking import clients_of
+        from snapline.sim.workloads.given import GivenInputs
+
+        if self.clients is not None and self.inputs is None:
+            raise MisuseError("--clients says how many give inputs: say which with --inputs")
+        changed = scenario
+        if self.inputs is not None:
+            clients = clients_of(GivenInputs(self.inputs), self.inputs, self.clients)
+            changed = msgspec.structs.replace(changed, clients=clients)
+        restores = _replaced(changed.restores, times=self.restores)
+        return msgspec.structs.replace(changed, restores=restores, run=_replaced(changed.run, moves=self.moves))
 
     def _changed(self, scenario: "Scenario") -> "Scenario":
         import msgspec

@@ -22,12 +22,14 @@ from snapline.protocols.policy import Adaptive, Every, EveryMessages
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.hunt.exercise import turns_of
-from snapline.sim.hunt.swarm import BUILT_IN, draw
+from snapline.sim.hunt.swarm import BUILT_IN, draw, small_limits
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     WORDS,
+    ClientsPart,
     FleetPart,
+    RestoresPart,
     Scenario,
     SwarmPart,
     TriggerPart,
@@ -39,6 +41,7 @@ from snapline.sim.scenario import (
 from snapline.sim.toml_text import readable
 from snapline.sim.workloads import Workload, make_workload, own_workload
 from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
+from snapline.sim.workloads.given import MADE_MAX, GivenInputs, Inputs
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
@@ -46,6 +49,9 @@ Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
 
 Faults = Scenario | Sequence[str] | str
 """A template, its name, or a list of fault words."""
+
+CLIENTS = 2
+"""Of a fleet that is given inputs, unless a test says how many."""
 
 DEFAULT_FAULTS = "crashes"
 """The template around a user's own fleet, here and on the command line."""
@@ -69,6 +75,13 @@ class Options(TypedDict, total=False):
         every: how often checkpoints are taken; "" is as the fleet says, but at least each second.
         budget: "beyond" checks safety alone.
         arguments: of the function that "module:fleet" names.
+        inputs: what clients give to the fleet: a list of `(agent, message)`, a function that yields such pairs (it may take a
+            `random.Random`; the first 100 are taken), "module:name" of either, or the path of a file of JSON lines with
+            `agent`, `type` and `fields`. All of a list or file is given, once each; else nobody speaks to the fleet.
+        clients: how many give the inputs; else 2. They lose requests and answers, and give the same again under the same key.
+        restores: how often somebody takes the fleet back to an earlier snapshot, with its inputs; else none, or drawn in "swarm".
+        moves: how often an operator drains a host, or has agents spread; else none, or drawn in "swarm".
+        limits: draw small limits of the product too, so that a small fleet meets their edges.
     """
 
     faults: Faults
@@ -78,6 +91,11 @@ class Options(TypedDict, total=False):
     every: str
     budget: str
     arguments: Mapping[str, str]
+    inputs: Inputs
+    clients: int
+    restores: int
+    moves: int
+    limits: bool
 
 
 class Subject:
@@ -104,6 +122,7 @@ class Subject:
         self._options = options
         self._invariant, self._at_end = invariant, at_end
         self._work = 0
+        self._inputs = GivenInputs(options["inputs"]) if "inputs" in options else None
         self._template: Scenario | None = None
         self._source: Callable[[], Fleet] | None = None
         _check_names(options)
@@ -154,20 +173,34 @@ class Subject:
             "coordinators": options.get("coordinators") or (coordinators if is_drawn else template.fleet.coordinators),
         }
         swarm = template.swarm and msgspec.structs.replace(template.swarm, fleet=False)
+        limits = small_limits(seed) if options.get("limits") else {}
         changed = msgspec.structs.replace(
             template,
             name=self.name,
             budget=options.get("budget") or template.budget,
             fleet=_converted(fields, FleetPart),
             swarm=swarm,
-            run=msgspec.structs.replace(template.run, turns=self._turns()),
+            clients=self._clients(),
+            restores=RestoresPart(times=options.get("restores", template.restores.times)),
+            run=msgspec.structs.replace(
+                template.run, turns=self._turns(), moves=options.get("moves", template.run.moves)
+            ),
+            limits=limits | template.limits,
         )
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
+
+    def _clients(self) -> ClientsPart:
+        """Who gives the inputs; nobody, if there are none."""
+        if self._inputs is None:
+            return ClientsPart()
+        given = self._options["inputs"]
+        name = str(given) if isinstance(given, Path) else reference_of(given)
+        return clients_of(self._inputs, name, self._options.get("clients"))
 
     def _turns(self) -> int:
         """The work of one run, measured once."""
         if not self._work:
-            self._work = turns_of(Scenario(fleet=self._part), self._make)
+            self._work = turns_of(Scenario(fleet=self._part, clients=self._clients()), self._make)
         return self._work
 
     def run(
@@ -183,7 +216,9 @@ class Subject:
         made = self._source()
         if not isinstance(made, Fleet):
             raise MisuseError(f"{self._source!r} made a {type(made).__qualname__}: return a snapline.Fleet")
-        return own_workload(made, self._options.get("every", ""))
+        workload = own_workload(made, self._options.get("every", ""))
+        workload.inputs = self._inputs
+        return workload
 
 
 def run_fleet(
@@ -270,6 +305,12 @@ def reference_of(target: object) -> str:
         return ""
     found = reduce(lambda holder, part: getattr(holder, part, None), name.split("."), sys.modules.get(module))
     return f"{module}:{name}" if found is target else ""
+
+
+def clients_of(inputs: GivenInputs, source: str, count: int | None) -> ClientsPart:
+    """Clients that give these inputs; `source`: where another process finds them, "" if it cannot."""
+    fields = {"count": CLIENTS if count is None else count, "inputs_from": source}
+    return _converted({**fields, "inputs": inputs.count or MADE_MAX}, ClientsPart)
 
 
 def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:

@@ -13,7 +13,10 @@ sequence Python promises to keep.
 from collections.abc import Hashable, Mapping
 from hashlib import blake2b
 from random import Random
-from typing import Protocol
+from typing import Protocol, Self
+
+BITS = 32
+"""Of one choice: a `float` counts so far exactly, and further."""
 
 Key = tuple[Hashable, ...]
 
@@ -117,3 +120,31 @@ class Randoms:
             state = start_of(self._seed, f"{self._kind}/{name}")
         state = self._states[name] = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
         return (state >> 11) * 2**-53
+
+
+class DrawnRandom(Random):
+    """A `random.Random` for a user's own function: each number that it gives is a choice of the run, so it repeats, and shrinks to 0."""
+
+    def __new__(cls, *_: object) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, choices: Choices, stream: str) -> None:
+        self._choices = choices
+        self._stream = stream
+        self._count = 0
+        super().__init__(0)
+
+    def random(self) -> float:
+        """From 0 to below 1."""
+        return self.getrandbits(53) * 2.0**-53
+
+    def getrandbits(self, k: int, /) -> int:
+        """A number of so many bits."""
+        found = 0
+        for at in range(0, k, BITS):
+            self._count += 1
+            found |= self._choices.pick(self._stream, (self._count,), 1 << min(BITS, k - at)) << at
+        return found
+
+    def seed(self, *_: object, **__: object) -> None:
+        """The seed is the run's."""

@@ -21,6 +21,7 @@ from snapline.sim.report.words import seconds
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
+from snapline.sim.workloads.given import GivenInputs
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.limits import limited
 from snapline.sim.world.recording import Recording
@@ -71,6 +72,8 @@ def run(
     try:
         with _mutated(mutant), limited(scenario.limits), remembering():
             made = workload or make_workload(scenario.fleet)
+            if made.inputs is None and scenario.clients.inputs_from:
+                made.inputs = GivenInputs(scenario.clients.inputs_from)
             world = World(scenario, seed, choices or RandomChoices(seed), made, recording=recording, journal=journal)
             if on_world is not None:
                 on_world(world)
@@ -175,7 +178,8 @@ class Watch:
         idle_ns = desk.kernel.now_ns - max(desk.figures.last_turn_ns, self._heal_ns or 0)
         is_over = self._heal_ns is None or desk.kernel.now_ns > self._heal_ns + WORK_NS
         is_over = is_over or idle_ns > desk.scenario.liveness.within_ns
-        return world.executor.waits_for_work and not is_over and not world.outlook.is_at_rest()
+        is_done = world.outlook.is_at_rest() and not world.clients.pending()
+        return world.executor.waits_for_work and not is_over and not is_done
 
     def _validate(self) -> None:
         try:
@@ -264,7 +268,7 @@ class Watch:
         if result.violations:
             return "violation"
         if not self._desk.figures.handled:
-            self.pending = [*self.pending, "nothing was exercised: no agent has handled a message or a timer"]
+            self.pending = [*self.pending, "nothing was exercised: no agent has handled a message, a timer or an input"]
         elif hollow := self._hollow():
             self.pending = [*self.pending, f"the run is hollow: {hollow}"]
         if not ended:

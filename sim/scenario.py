@@ -199,11 +199,12 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Who speaks to the fleet from outside: `count` clients with `inputs` each for agents of a pattern, `pause` between two requests
-    on average. `asks`: they wait for some of the answers. `is_settling`: somebody has dead letters retried, and drops some."""
+    """Who speaks to the fleet from outside: `count` clients with `inputs` each, `pause` between two requests on average. `inputs_from`:
+    "module:name" or a file, from which all of them take their inputs, instead of what a pattern gives. `asks`: they wait for some of the answers. `is_settling`: somebody has dead letters retried, and drops some."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     inputs: Count = 20
+    inputs_from: str = ""
     pause: Duration = "20ms"
     asks: bool = True
     is_settling: bool = False
@@ -351,6 +352,11 @@ class Scenario(Part, frozen=True, kw_only=True):
     run: RunPart = RunPart()
     limits: dict[str, AtLeastOne] = {}
     swarm: SwarmPart | None = None
+
+
+def reads_outputs(scenario: Scenario) -> bool:
+    """Whether somebody reads what agents emit: turns of patterns emit where the scenario says so, a user's own whenever they like."""
+    return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
 def host_names(scenario: Scenario) -> tuple[str, ...]:

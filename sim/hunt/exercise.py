@@ -37,6 +37,7 @@ def _taken(scenario: Scenario, workload: Workload, delay: DelayPart) -> int:
     quiet = Scenario(
         fleet=msgspec.structs.replace(scenario.fleet, coordinators=1),
         network=NetworkPart(delay=delay),
+        clients=scenario.clients,
         run=RunPart(turns=TURNS),
         liveness=LivenessPart(within=MEASURED),
     )

@@ -382,6 +382,7 @@ class Shrinker:
 
     def _fleet(self) -> None:
         """Fewer of everything; a fleet of the user's own stays as it is."""
+        self._users()
         if not self.scenario.fleet.module:
             self._pattern()
         elif self.scenario.steps != StepsPart():
@@ -390,17 +391,20 @@ class Shrinker:
         if self.scenario.fleet.coordinators > 1:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
-    def _pattern(self) -> None:
+    def _users(self) -> None:
+        """Who uses the fleet, or runs it."""
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
             self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_part(s, "clients", inputs=n), least=1)
-        if self.scenario.clients.is_settling:
-            self._try_valid("words about letters", with_part(self.scenario, "clients", is_settling=False))
-        self._lower("outputs", lambda s: s.outputs.one_in, lambda s, n: with_part(s, "outputs", one_in=n))
         if self.scenario.outputs.is_watched:
             self._try_valid("watched outputs", with_part(self.scenario, "outputs", is_watched=False))
         self._lower("restores", lambda s: s.restores.times, lambda s, n: with_part(s, "restores", times=n))
         self._lower("moves", lambda s: s.run.moves, lambda s, n: with_part(s, "run", moves=n))
+
+    def _pattern(self) -> None:
+        if self.scenario.clients.is_settling:
+            self._try_valid("words about letters", with_part(self.scenario, "clients", is_settling=False))
+        self._lower("outputs", lambda s: s.outputs.one_in, lambda s, n: with_part(s, "outputs", one_in=n))
         self._lower("agents", lambda s: s.fleet.agents, lambda s, n: in_fleet(s, agents=n), least=1)
         self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: in_pattern(s, messages=n), least=1)
         self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)

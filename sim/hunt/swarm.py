@@ -119,25 +119,32 @@ def draw(template: Scenario, seed: int) -> Scenario:
         )
     if swarm.clients and not template.fleet.module and takes_inputs(changed.fleet.pattern.name):
         changed = msgspec.structs.replace(changed, clients=_draw_clients(dice, changed.fleet.pattern.name))
-    if swarm.outputs and not template.fleet.module:
-        changed = msgspec.structs.replace(changed, outputs=_draw_outputs(dice))
+    if swarm.outputs:
+        outputs = _draw_outputs(dice)
+        if template.fleet.module:  # its agents emit what they like
+            outputs = OutputsPart(is_watched=not swarm.faults and outputs.is_watched)
+        changed = msgspec.structs.replace(changed, outputs=outputs)
     is_paying = changed.fleet.pattern.name in _PAYING and not template.fleet.module
     if swarm.clients and is_paying:
         clients = msgspec.structs.replace(changed.clients, is_settling=True)
         changed = msgspec.structs.replace(changed, clients=clients)
     if swarm.steps and swarm.faults_max and (template.fleet.module or is_paying):
         changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
-    if swarm.restores and swarm.faults_max and not swarm.faults and not template.fleet.module:
+    is_of_all = bool(swarm.faults_max and not swarm.faults)
+    if swarm.restores and is_of_all:
         more = 3 if changed.fleet.pattern.name in _DURABLE else 1
-        changed = msgspec.structs.replace(changed, restores=_draw_restores(dice, 6 // more))
-        run = msgspec.structs.replace(changed.run, moves=_draw_moves(dice, 8 // more))
-        changed = msgspec.structs.replace(changed, run=run)
+        restores, moves = _draw_restores(dice, 6 // more), _draw_moves(dice, 8 // more)
+        if template.fleet.module:  # inputs that were dropped would break what its owner says of it
+            times = template.restores.times or restores.times
+            restores, moves = RestoresPart(times=times), template.run.moves or moves
+        run = msgspec.structs.replace(changed.run, moves=moves)
+        changed = msgspec.structs.replace(changed, restores=restores, run=run)
     changed = _with_faults(dice, changed, swarm)
-    if swarm.faults_max and not swarm.faults and not template.fleet.module:
+    if is_of_all and (not template.fleet.module or changed.clients.count):
         changed = _with_more(dice, changed)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
-    if swarm.limits and not template.fleet.module:
+    if swarm.limits and (is_of_all or not template.fleet.module):
         limits = _draw_limits(dice)
         if changed.restores.times and dice.one_in_apart(2, "swept"):
             limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # what is old is wanted again
@@ -154,7 +161,17 @@ def draw(template: Scenario, seed: int) -> Scenario:
         timeout = template.fleet.epoch_timeout or _possible_timeout(changed)
         changed = msgspec.structs.replace(changed, fleet=msgspec.structs.replace(changed.fleet, epoch_timeout=timeout))
         changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+    if template.fleet.module and changed.limits:
+        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     return changed
+
+
+def small_limits(seed: int) -> dict[str, int]:
+    """Limits for a run that is to meet their edges, whatever else it has."""
+    dice = Dice(RandomChoices(seed))
+    return {
+        name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
+    }
 
 
 def _possible_timeout(scenario: Scenario) -> str:

@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from snapline.agent_runtime.agent import Message
 from snapline.agent_runtime.fleet import load_function
 from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.workload import Workload
+from snapline.sim.workloads.workload import Choose, Workload
 
 Invariant = Callable[[Cut], object]
 AtEnd = Callable[[Mapping[str, object]], object]
@@ -43,9 +44,17 @@ class CheckedWorkload(Workload):
 
     def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
         super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
+        self.inputs = inner.inputs
         self._inner = inner
         self._invariant, self._at_end = invariant, at_end
         self._quiet: Cut | None = None
+
+    @property
+    def takes_inputs(self) -> bool:
+        return self.inputs is not None or self._inner.takes_inputs
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> Message | None:
+        return self._inner.input_of(agent, client, serial, choose)
 
     def check_cut(self, cut: Cut) -> str | None:
         if self._at_end is not None and cut.is_quiet:

@@ -12,6 +12,7 @@ from snapline.protocols.policy import Single
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.scenario import FleetPart, TriggerPart
 from snapline.sim.workloads.costs import Costs
+from snapline.sim.workloads.given import GivenInputs
 from snapline.sim.workloads.ledger import (
     Books,
     Ledger,
@@ -57,6 +58,7 @@ class Workload:
         rolls_back: its agents ask for rollbacks (`ctx.rollback`), so a person looks after those that are refused.
         has_gone_back: behind a complete epoch, on purpose or since its bytes are lost. The world says so before it calls `check_end`.
         failure: the traceback of an invariant that could not be asked; "" if all is well.
+        inputs: what a user gives to the fleet, instead of `input_of`; None: nothing.
     """
 
     rolls_back = False
@@ -67,6 +69,7 @@ class Workload:
         self.ends = ends
         self.costs = costs or Costs()
         self.failure = ""
+        self.inputs: GivenInputs | None = None
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """A sentence on what is wrong with a cut that was said to be consistent."""
@@ -79,7 +82,7 @@ class Workload:
     @property
     def takes_inputs(self) -> bool:
         """Whether clients have anything to say to agents of this fleet."""
-        return type(self).input_of is not Workload.input_of
+        return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
         """No agent will take a turn again: nothing is left to send, all was consumed, no timer is set."""

@@ -1,23 +1,30 @@
 """Clients of a simulated fleet: programs that give inputs and wait for answers, each by the product's own client core (`client/core.py`).
 
-A program gives a few inputs at once, waits for nothing in particular, and goes on. It says again what it knows nothing of, under the same key; it
+A program gives a few inputs at once, waits for what becomes of them, or does not, and goes on. It says again what it knows nothing of, under the same key; it
 does not believe some receipts, and says the same again; it gives up, drops what is under way, or closes its client and begins anew. What the core asks of the network
 `client_calls.py` carries out, with requests and answers that are lost. What the core says is told to the oracle (`oracles/inputs.py`), which believes none of it.
 
 Inputs are the workload's: a message for an agent of its choice (`Workload.input_of`), or those of a list. They go to agents that live, and to some that have stopped.
 """
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from zlib import crc32
 
 from msgspec.structs import replace
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
+from snapline.client.giving import AgentInput
 from snapline.conversation.inputs import GivenInput
+from snapline.errors import SnaplineError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
+from snapline.sim.choices import DrawnRandom
+from snapline.sim.workloads.given import given_input
 from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.world.client_calls import ClientCalls, ClientInput
 from snapline.sim.world.desk import WorldDesk
@@ -39,7 +46,10 @@ OVERDUE_NS = 1 * MS
 """After its deadline a send has ended."""
 
 REQUEST_MAX, OPEN_MAX = 4, 12
-"""Inputs that are given at once, and that a program has under way."""
+"""Inputs that are given at once, and that a hasty program has under way."""
+
+HASTY_ONE_IN = 3
+"""The others wait until all that they have given has come to its end."""
 
 AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
 ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
@@ -53,7 +63,9 @@ class Clients:
     def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
         self._log = log
         count = desk.scenario.clients.count if desk.workload.takes_inputs else 0
-        self._all = [SimClient(desk, log, hosts, f"client{number + 1}") for number in range(count)]
+        given = desk.workload.inputs
+        source = given.of_run(DrawnRandom(desk.choices, "inputs")) if given is not None else None
+        self._all = [SimClient(desk, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
         """They do not wait until there is a fleet."""
@@ -99,8 +111,12 @@ class SimClient:
         moved_ns: when it heard, or began, anything new.
     """
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str) -> None:
+    def __init__(
+        self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
+    ) -> None:
+        """`source`: what a user gives, to whichever client comes for it; None: the workload makes inputs."""
         self.name = name
+        self._source = source
         self.is_done = self.is_patient = False
         self.moved_ns = 0
         self._desk = desk
@@ -121,6 +137,7 @@ class SimClient:
         self._timer_ns: int | None = None
         self._seen: dict[str, None] = {}
         self._are_answers_owed = _become_final(desk.workload.fleet)
+        self._room = OPEN_MAX - REQUEST_MAX if self._is_one_in(HASTY_ONE_IN, "hasty") else 0
         self._open_client()
 
     def _open_client(self) -> None:
@@ -138,6 +155,10 @@ class SimClient:
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
+
+    def _gives_up(self, one_in: int, what: str) -> bool:
+        """Whether the program forgets an input; never one that a user gives, who may count on it."""
+        return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
@@ -195,7 +216,7 @@ class SimClient:
             return
         if not self._left:
             self.is_done = not (self._sends or self._resting or (self._asks and self._are_answers_owed))
-        elif len(self._sends) + self._resting <= OPEN_MAX - REQUEST_MAX:
+        elif len(self._sends) + self._resting <= self._room:
             self._is_waiting = True
             pause_ns = self._desk.scenario.clients.pause_ns
             self._later(pause_ns * self._pick("pause", 8) // 4, self._give_some)
@@ -209,25 +230,55 @@ class SimClient:
         self._left -= count
         made = [each for each in [self._make() for _ in range(count)] if each is not None]
         self._give(made)
-        if made and not self.is_patient and self._is_one_in(DROPPED_ONE_IN, "drops"):
+        if made and self._gives_up(DROPPED_ONE_IN, "drops"):
             self._later(AGAIN_NS * self._pick("drops after", 8), lambda: self._drop(made))
         self._go_on()
 
     def _make(self) -> ClientInput | None:
         """The next input, if there is one."""
         self._inputs += 1
-        agent, workload = self._agent(), self._desk.workload
-        message = workload.input_of(agent, self.name, self._inputs, self._pick)
+        try:
+            given = self._drawn() if self._source is None else self._taken(self._source)
+        except SnaplineError as error:
+            self._desk.misused(str(error))
+            return None
+        except Exception:
+            self._desk.misused(f"the function that makes inputs raised\n{traceback.format_exc()}")
+            return None
+        if given is None:
+            return None
+        self._given += 1
+        made = ClientInput(given, self._given)
+        if made.payload:
+            self._oracle.on_offered(given.agent, self.name, made.serial, made.payload)
+        if self._desk.scenario.clients.asks and self._is_one_in(ASKS_ONE_IN, "asks"):
+            made.asks, made.is_early = True, self._is_one_in(EARLY_ONE_IN, "early")
+        return made
+
+    def _drawn(self) -> GivenInput | None:
+        """The workload's message for some agent."""
+        agent = self._agent()
+        message = self._desk.workload.input_of(agent, self.name, self._inputs, self._pick)
         if message is None:
             return None
         if isinstance(message, Nudge) and self._desk.scenario.outputs.one_in:
             message = replace(message, speaks=self._inputs % SPEAKS_EVERY == 0)
-        self._given += 1
-        made = ClientInput(GivenInput(agent, f"{self.name}-{self._inputs}", encode_message(message)), self._given)
-        self._oracle.on_offered(agent, self.name, made.serial, made.payload)
-        if self._desk.scenario.clients.asks and self._is_one_in(ASKS_ONE_IN, "asks"):
-            made.asks, made.is_early = True, self._is_one_in(EARLY_ONE_IN, "early")
-        return made
+        return GivenInput(agent, self._key(), encode_message(message))
+
+    def _taken(self, source: Iterator[AgentInput]) -> GivenInput | None:
+        """What the user gives next. Its bytes are its own, by the trace that it says to be of."""
+        each = next(source, None)
+        if each is None:
+            self._left = 0
+            return None
+        given = given_input(each, self._key())
+        tail = Traceparent(crc32(self.name.encode()) + 1, self._inputs).tail()
+        if given.type:
+            return replace(given, type=given.type + tail.decode())
+        return replace(given, payload=with_tail(given.payload, tail))
+
+    def _key(self) -> str:
+        return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
         """One that lives, or has stopped."""
@@ -325,7 +376,7 @@ class SimClient:
     def _say_again(self, one: ClientInput) -> None:
         """It is not known whether it was taken, or it was not, in the time there was."""
         is_over = bool(self._log.canonical.image.outcome)
-        if not is_over and (self.is_patient or not self._is_one_in(GIVEN_UP_ONE_IN, "given up")):
+        if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
             self._again(one)
 
     def _again(self, one: ClientInput) -> None:
@@ -371,7 +422,7 @@ class SimClient:
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason
-        return not is_over and (self.is_patient or not self._is_one_in(GIVEN_UP_ONE_IN, "asks no more"))
+        return not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "asks no more")
 
     # ---- time -----------------------------------------------------------------------------------------------------
 

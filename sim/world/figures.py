@@ -5,7 +5,7 @@ class Figures:
     """Counters of one run.
 
     Attributes:
-        turns, last_turn_ns: ended so far, and when. handled: those that were for a message or a timer.
+        turns, last_turn_ns: ended so far, and when. handled: those that were for a message, a timer or an input.
         busy_ns: what hosts spent.
         counts: all others, by name.
     """
@@ -25,7 +25,7 @@ class Figures:
     def on_turn(self, now_ns: int, what: str) -> None:
         """A turn has ended well."""
         self.turns += 1
-        self.handled += what in ("message", "timer")
+        self.handled += what in ("message", "timer", "input")
         self.last_turn_ns = now_ns
 
     def on_saved(self, took_ns: int) -> None:

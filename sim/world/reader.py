@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from snapline.errors import SnaplineError
 from snapline.sim.oracles.outputs import Had
+from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.desk import WorldDesk
 from snapline.storage.store.store import Store
 
@@ -29,7 +30,7 @@ class SimReader:
 
     def start(self) -> None:
         """It does not wait until there is a fleet."""
-        if self._desk.scenario.outputs.one_in:
+        if reads_outputs(self._desk.scenario):
             self._later()
 
     def _later(self) -> None:

@@ -21,7 +21,7 @@ from snapline.coordinator.state.operations import CommitPlan
 from snapline.sim.choices import Choices
 from snapline.sim.oracles.outputs import flat
 from snapline.sim.oracles.survivors import Frozen
-from snapline.sim.scenario import Scenario, joining_hosts
+from snapline.sim.scenario import Scenario, joining_hosts, reads_outputs
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clients import Clients
 from snapline.sim.world.desk import WorldDesk
@@ -186,7 +186,7 @@ class World:
 
     def check_outputs(self) -> None:
         """What was released is there still, and a reader that went on by its cursor has had just that."""
-        if self.notes.store.flipped or not self.desk.scenario.outputs.one_in:
+        if self.notes.store.flipped or not reads_outputs(self.desk.scenario):
             return
         oracle = self.desk.judge.books.outputs
         oracle.check_files(self.desk.kernel.now_ns, self.notes.store.releases())

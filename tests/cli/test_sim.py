@@ -153,6 +153,20 @@ def test_options_hold_in_whatever_is_drawn(seed: int, name: str, agents: int) ->
     assert drawn.fleet.agents <= agents and drawn.fleet.hosts <= 2
 
 
+def test_a_users_fleet_gets_inputs_clients_restores_and_moves(run: Run, folder: Path) -> None:
+    write_fleet(folder, "spoken")
+    (folder / "balls.jsonl").write_text('{"agent": "a", "type": "Ball", "fields": {"hits": 50}}\n' * 5)
+    options = ("--inputs", "balls.jsonl", "--clients", 1, "--restores", 1, "--moves", 2, "--faults", "quiet")
+    printed = run("sim", "run", "spoken:fleet", *options, "--print").out
+    scenario = parse_scenario(printed, source="printed")
+    assert (scenario.clients.count, scenario.clients.inputs, scenario.clients.inputs_from) == (1, 5, "balls.jsonl")
+    assert (scenario.restores.times, scenario.run.moves) == (1, 2)
+    done = run("sim", "run", "spoken:fleet", *options, "--no-folder")
+    assert (done.code, done.json["verdict"]) == (0, "pass")
+    assert done.json["probes"]["send taken"] >= 5
+    assert "--inputs balls.jsonl --clients 1 --restores 1 --moves 2" in done.json["repeat"]
+
+
 def test_options_are_exact_where_nothing_is_drawn(small: str) -> None:
     fleet = ScenarioChanges(protocol="bcs", pattern="star", agents=4, hosts=3).template(small).fleet
     assert (fleet.protocol, fleet.pattern.name, fleet.agents, fleet.hosts) == ("bcs", "star", 4, 3)
@@ -167,6 +181,9 @@ def test_options_are_exact_where_nothing_is_drawn(small: str) -> None:
         (["mine:nothing"], "nothing"),
         (["small.toml", "--arg", "a=b"], "--arg is for MODULE:FLEET"),
         (["small.toml", "--faults", "quiet"], "--faults is for MODULE:FLEET"),
+        (["small.toml", "--inputs", "mine:balls"], "--inputs is for MODULE:FLEET"),
+        (["mine:fleet", "--inputs", "mine:balls"], "inputs 'mine:balls' cannot be loaded"),
+        (["mine:fleet", "--clients", "3"], "say which with --inputs"),
         (["small.toml", "--protocol", "magic"], 'fleet.protocol is "magic": use chandy-lamport'),
         (["quiet", "--pattern", "magic"], 'fleet.pattern.name is "magic": use ring'),
         (["mine:fleet", "--protocol", "bcs"], "--protocol is for built-in workloads"),

@@ -1,0 +1,126 @@
+"""Inputs that a user gives a fleet under test: a list, a function that makes them, or a file with one on each line.
+
+Each is `(agent, message)` or `(agent, message, key)`, as `snapline.Client.send_many` takes them; a message may be `(type, fields)`. A line of a file is
+a JSON object: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`, as a gateway gets them.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from snapline.client.giving import AgentInput, input_of
+from snapline.conversation.inputs import GivenInput
+from snapline.errors import MisuseError, SnaplineError
+
+Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
+"""What a test gives. A function takes nothing, or a `random.Random`; a text is "module:name" or the path of a file."""
+
+MakeInputs = Callable[[Random], Iterable[AgentInput]]
+
+MADE_MAX = 100
+"""Inputs of one run that are taken of a function."""
+
+
+class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a file."""
+
+    agent: str
+    type: str
+    fields: Any = {}
+    key: str | None = None
+
+
+class GivenInputs:
+    """Inputs of a fleet under test.
+
+    Attributes:
+        count: how many there are; None: of a function nobody knows.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        """Raises MisuseError: they are none."""
+        self.count: int | None = None
+        self._make: MakeInputs
+        match inputs:
+            case str() if ":" in inputs and not Path(inputs).exists():
+                self._keep(_named(inputs))
+            case str() | Path():
+                self._keep(_recorded(Path(inputs)))
+            case _:
+                self._keep(inputs)
+
+    def _keep(self, inputs: Any) -> None:  # Any: whatever a user has given
+        if callable(inputs):
+            self._make = _maker_of(inputs)
+        elif isinstance(inputs, Iterable):
+            listed = [each for each in inputs]
+            for each in listed:
+                _check(each, "k")
+            self.count, self._make = len(listed), lambda _: listed
+        else:
+            raise MisuseError(
+                f"inputs {inputs!r} cannot be given: use a list of (agent, message), a function that makes them, "
+                "'module:name', or the path of a file with a JSON object on each line"
+            )
+
+    def of_run(self, chance: Random) -> Iterator[AgentInput]:
+        """Yield those of one run."""
+        most = MADE_MAX if self.count is None else self.count
+        return islice(iter(self._make(chance)), most)
+
+
+def given_input(each: AgentInput, key: str) -> GivenInput:
+    """Return it as a client gives it; `key`: if it has none of its own.
+
+    Raises:
+        SnaplineError: it cannot be sent.
+    """
+    return input_of(each[0], each[1], each[2] if len(each) > 2 and each[2] is not None else key)
+
+
+def _check(each: object, key: str) -> None:
+    try:
+        if isinstance(each, tuple) and 2 <= len(each) <= 3 and isinstance(each[0], str):
+            given_input(each, key)
+            return
+    except SnaplineError as error:
+        raise MisuseError(f"{each!r} is no input: {error}") from error
+    raise MisuseError(f"{each!r} is no input: write (agent, message) or (agent, message, key)")
+
+
+def _maker_of(function: Callable[..., Iterable[AgentInput]]) -> MakeInputs:
+    try:
+        takes_chance = bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        takes_chance = False
+    return function if takes_chance else lambda _: function()
+
+
+def _named(reference: str) -> object:
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MisuseError(f"inputs {reference!r} cannot be loaded: {error}") from error
+
+
+def _recorded(place: Path) -> list[AgentInput]:
+    try:
+        lines = place.read_bytes().splitlines()
+    except OSError as error:
+        raise MisuseError(f"inputs {str(place)!r} cannot be read: {error.strerror or error}") from error
+    found: list[AgentInput] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            read = msgspec.json.decode(line, type=RecordedInput) if line.strip() else None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise MisuseError(f"{place}:{number} is no input: {error}") from error
+        if read is not None:
+            found.append((read.agent, (read.type, read.fields), read.key))
+    return found
