@@ -14,15 +14,12 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
 from snapline.client.giving import AgentInput
 from snapline.conversation.inputs import GivenInput
 from snapline.errors import SnaplineError
-from snapline.protocols.names import is_autonomous
-from snapline.protocols.policy import Every
 from snapline.sim.choices import DrawnRandom
 from snapline.sim.workloads.given import given_input
 from snapline.sim.workloads.nudge import Nudge
@@ -95,12 +92,6 @@ class Clients:
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
 
 
-def _become_final(fleet: Fleet) -> bool:
-    """Whether answers do, also those of agents that have come to rest. Where agents checkpoint on their own, and not by the clock, an answer may come from
-    what others have sent, who save that only when they are busy again."""
-    return not is_autonomous(fleet.protocol) or any(isinstance(each, Every) for each in fleet.triggers)
-
-
 class SimClient:
     """One program and its client.
 
@@ -136,7 +127,6 @@ class SimClient:
         self._asks: dict[int, ClientInput] = {}
         self._timer_ns: int | None = None
         self._seen: dict[str, None] = {}
-        self._are_answers_owed = _become_final(desk.workload.fleet)
         self._room = OPEN_MAX - REQUEST_MAX if self._is_one_in(HASTY_ONE_IN, "hasty") else 0
         self._open_client()
 
@@ -166,7 +156,7 @@ class SimClient:
     def waits_for(self) -> str:
         """What it has no answer to, though the agent is there; "" if there is nothing of the kind."""
         told = [(each, "been told whether it was taken") for each in self._sends.values()]
-        asked = [(each, "had an answer to it") for each in self._asks.values() if self._are_answers_owed]
+        asked = [(each, "had an answer to it") for each in self._asks.values()]
         for each, what in (*told, *asked):
             record = self._log.canonical.image.agents.get(each.given.agent)
             if record is not None and record.left_plan is None:
@@ -215,7 +205,7 @@ class SimClient:
         if self._is_waiting or self.is_done:
             return
         if not self._left:
-            self.is_done = not (self._sends or self._resting or (self._asks and self._are_answers_owed))
+            self.is_done = not (self._sends or self._asks or self._resting)
         elif len(self._sends) + self._resting <= self._room:
             self._is_waiting = True
             pause_ns = self._desk.scenario.clients.pause_ns
