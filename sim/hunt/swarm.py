@@ -79,6 +79,9 @@ _PAYING = ("paying", *_BOOKING)
 PAYING_NS = 90 * S
 """Of a run that pays: calls that fail again and again, and the word of somebody who has them made once more."""
 
+SELDOM_NS = 250 * MS
+"""Between two epochs by the clock in such a run; effects bring their own."""
+
 _DURABLE = ("planning", *_PAYING)
 """What matters of them are recoveries in the midst of their turns, of which each takes as long as all the messages of others."""
 
@@ -239,8 +242,13 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> Flee
         coordinators=fleet.coordinators if template.fault else coordinators,
         protocol=protocol,
         pattern=_draw_pattern(dice, fleet.pattern, name, run),
-        trigger=_draw_trigger(dice, protocol),
+        trigger=_seldom(_draw_trigger(dice, protocol)) if name in _PAYING else _draw_trigger(dice, protocol),
     )
+
+
+def _seldom(trigger: TriggerPart) -> TriggerPart:
+    """A fleet whose effects wait for each other runs for a minute: epochs in each twentieth of a second would be most of its cost."""
+    return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, SELDOM_NS)))
 
 
 def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:

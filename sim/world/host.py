@@ -173,7 +173,9 @@ class SimCarrier(HostCarrier):
             self._judge.books.effects.on_started(turn)
             if turn.found is not None:
                 place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
-                self._judge.books.steps.waits.on_over(self._desk.kernel.now_ns, turn.agent, place, turn.found, self._desk.faults)
+                self._judge.books.steps.waits.on_over(
+                    self._desk.kernel.now_ns, turn.agent, place, turn.found, self._desk.faults
+                )
             self._judge.books.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
         ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
