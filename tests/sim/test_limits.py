@@ -222,9 +222,9 @@ def test_everything_is_drawn_and_counted() -> None:
     assert drawn["limits"]["channel_credit"] in range(40, 200)
 
 
-def test_a_users_own_fleet_lives_with_the_usual_limits() -> None:
+def test_a_users_own_fleet_meets_small_limits_too() -> None:
     template = msgspec.structs.replace(STANDARD, fleet=FleetPart(module="snapline.examples.ping:fleet"))
-    assert not any(draw(template, seed).limits for seed in range(50))
+    assert any(draw(template, seed).limits for seed in range(50))
     assert any(draw(template, seed).network.paths for seed in range(50))
 
 
