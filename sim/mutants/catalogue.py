@@ -313,7 +313,7 @@ MUTANTS: dict[str, Mutant] = {
         text="an input is acknowledged when its batch leaves, not when it is durable",
         patches=inputs.acknowledged_early,
         scenario=HEARD,
-        oracle="inputs",
+        oracle="receipts",
         seed=9,
     ),
     "log-not-sealed": Mutant(
@@ -362,7 +362,7 @@ MUTANTS: dict[str, Mutant] = {
         text="every batch is deleted but the last of each log",
         patches=inputs.all_batches_deleted,
         scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=SAYING_ALONE),
-        oracle="inputs",
+        oracle="garbage",
         seed=104,
     ),
     "batches-deleted-at-the-newest-epoch": Mutant(
@@ -378,14 +378,14 @@ MUTANTS: dict[str, Mutant] = {
         text="answers are told as final at the end of the turn",
         patches=inputs.answered_early,
         scenario=HEARD,
-        oracle="answers",
+        oracle="receipts",
         seed=1,
     ),
     "released-to-the-present": Mutant(
         text="a complete epoch releases all answers until now",
         patches=inputs.released_to_the_present,
         scenario=HEARD,
-        oracle="answers",
+        oracle="receipts",
         seed=10,
     ),
     "replies-not-saved": Mutant(

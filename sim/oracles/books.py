@@ -95,7 +95,6 @@ class Books:
         self._plan_now = -1
         self._none_left: list[int] = []  # of all channels, where nobody says when messages leave
         self._histories: dict[str, AgentHistory] = {}
-        self._stopped: dict[str, None] = {}
 
     # ---- turns, the hot path --------------------------------------------------------------------------------------
 
@@ -283,11 +282,11 @@ class Books:
         """The agent has stopped in its last turn."""
         history = self.history_of(plan, agent)
         history.stopped_at = history.turns
-        self._stopped[agent] = None
 
     def has_stopped(self, agent: str) -> bool:
         """Whether it has, in whatever history."""
-        return agent in self._stopped
+        found = [branch.histories.get(agent) for branch in self.branches.values()]
+        return any(history is not None and history.stopped_at for history in found)
 
     def _send(self, history: AgentHistory, plan: int, turn: int, receiver: str, payload: bytes) -> None:
         channel = history.outward.get(receiver) or self.channel_of(plan, history.agent, receiver)
