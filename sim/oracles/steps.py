@@ -1,9 +1,11 @@
 """A step whose turn has gone on is not run again for the same turn (G3), whatever dies and whatever checkpoint a recovery goes back to.
 
 The books are what a handler has seen: how many durable turns its agent had begun before, what its own was begun for, in which state, and what
-came of each thing that it asked for. Seeds, digests and logs of the product are not looked at, nor is its count. A turn that begins as another one
+came of each thing that it asked for. What time it was is left out: a turn that is run again is given the time of its first run (`ctx.now`), if it went on from a step behind that. Seeds, digests and logs of the product are not looked at, nor is its count. A turn that begins as another one
 did, and has seen the same, is the same turn.
 """
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -76,7 +78,7 @@ class StepOracle:
         if isinstance(ended, TurnFailed):
             run.has_failed = ended.is_durable
             if ended.is_of_step and run.seen:
-                self._gone_on.pop((*run.begun, tuple(run.seen[:-1]), run.seen[-1].name), None)
+                self._gone_on.pop((*run.begun, _timeless(run.seen[:-1]), run.seen[-1].name), None)
             return
         if ended.pause is not None:
             run.seen += ended.pause.entries
@@ -97,7 +99,7 @@ class StepOracle:
     def on_step(self, t_ns: int, agent: str, incarnation: int, name: str) -> None:
         """The step at which it stands is run."""
         run = self._runs[agent, incarnation]
-        run.asked = (*run.begun, tuple(run.seen), name)
+        run.asked = (*run.begun, _timeless(run.seen), name)
         if run.asked in self._gone_on:
             text = (
                 f"step {name!r} of {agent}, behind {len(run.seen)} entries, is run again: its turn had gone on from it"
@@ -107,3 +109,7 @@ class StepOracle:
     def on_dropped(self) -> None:
         """A plan gives up, by a person's word, what earlier plans took and did."""
         self._gone_on.clear()
+
+
+def _timeless(seen: Iterable[JournalEntry]) -> tuple[JournalEntry, ...]:
+    return tuple([entry for entry in seen if entry.kind != "now"])
