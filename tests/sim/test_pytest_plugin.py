@@ -59,10 +59,10 @@ def test_wrong(snapline_sim):
     snapline_sim.check(my_module.wrong, until="1s", shrink_s=1, invariant=my_module.all_there)
 
 def test_invariant(snapline_sim):
-    snapline_sim.check(my_module.sound, until="1s", seeds=20, invariant=lambda cut: cut.epoch < 1)
+    snapline_sim.check(my_module.sound, until="1s", seeds=20, shrink_s=1, invariant=lambda cut: cut.epoch < 1)
 
 def test_leaking(snapline_sim):
-    snapline_sim.check(my_module.leaking, seeds=2, **QUICK)
+    snapline_sim.check(my_module.leaking, seeds=2, shrink_s=1, **QUICK)
 
 def test_dicer(snapline_sim):
     snapline_sim.check(my_module.dicer, seeds=2, **QUICK)
