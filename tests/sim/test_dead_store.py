@@ -70,6 +70,7 @@ def test_agents_stand_still_and_go_on(protocol: str, most: list[int]) -> None:
     assert most[1] > 0 and most[0] < LOGS_MAX + SLACK, most
 
 
+@pytest.mark.slow
 def test_large_logs_begin_a_round(monkeypatch: pytest.MonkeyPatch, most: list[int]) -> None:
     """Koo-Toueg: the logs of agents that no round has asked for long were bounded by nothing."""
     monkeypatch.setattr(koo_toueg, "ROUND_LOG_BYTES", LOGS_MAX // 4)

@@ -69,6 +69,7 @@ def test_the_model_is_what_it_was() -> None:
     assert (found.states, found.transitions, found.depth) == (41_576, 179_289, 18)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", EXPLORED)
 def test_a_pair_with_two_epochs_or_checkpoints_and_two_crashes_keeps_every_promise(protocol: str) -> None:
     """Epochs overlap, aborted ones are followed by others, recoveries by recoveries."""
@@ -488,6 +489,7 @@ def test_the_path_is_a_shortest_one_and_without_a_fault_all_is_seen(
 # -- the naive explorer -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_naive_explorer_of_stamped_epochs_counts_the_same() -> None:
     found = explore("chandy-lamport", PAIR)
     assert count(StampedFleet()) == (found.states, found.transitions)

@@ -113,6 +113,7 @@ def heard(choices: Choices) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_of_a_fleet_too_an_order_is_found_and_shrunk_to_few_delays() -> None:
     usual = heard(RecordedChoices({}))
     quick = settings(QUIET, max_examples=100)

@@ -65,6 +65,7 @@ def test_a_mutant_is_taken_out_again(name: str) -> None:
     assert line_store._check_channel is check
 
 
+@pytest.mark.slow
 def test_a_shrunk_mutant_is_small_and_fails_for_the_mutant_alone() -> None:
     """One that shrinks quickly; the slow test takes all."""
     name = "input-number-not-saved"

@@ -28,6 +28,7 @@ coordinator = { kind = "kill-leader", at = "7s" }
 SEEDS = range(2)
 
 
+@pytest.mark.slow
 def test_plans_that_place_by_load_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some plans know what hosts do, and some, such as the first ones and those of new leaders, do not."""
     seen: list[bool] = []

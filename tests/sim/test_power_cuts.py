@@ -46,6 +46,7 @@ class Forgetful:
             self._disk.sync_directory(path)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_loses_its_power_while_it_deletes_leaves_no_ref_without_its_epoch() -> None:
     results = [run(parse_scenario(DELETING, source="here"), seed) for seed in SEEDS]
     assert {result.verdict for result in results} == {"pass"}

@@ -183,6 +183,7 @@ def test_a_stub_may_sleep_in_virtual_time() -> None:
     assert result.virtual_ns > ORDERS * 250_000_000
 
 
+@pytest.mark.slow
 def test_a_stub_that_takes_longer_than_its_step_waits_is_a_time_out_and_is_done_nevertheless() -> None:
     async def stub(order: int, amount: int) -> int:
         import asyncio
@@ -280,6 +281,7 @@ def test_once_everything_is_whole_no_call_goes_wrong() -> None:
     assert result.verdict == "pass" and till.done >= ORDERS - 1
 
 
+@pytest.mark.slow
 def test_a_request_that_has_left_arrives_though_its_host_died() -> None:
     """Every call is late, half of them on their way to the stub, and in the midst of one all hosts die."""
     crash = FaultPart(crash=CrashWord(at="1s", restart_after="200ms", is_all=True))
@@ -363,6 +365,7 @@ def test_a_ledger_can_be_looked_at_at_the_end() -> None:
     assert result.violations[0].oracle == "workload" and "times" in result.violations[0].text
 
 
+@pytest.mark.slow
 def test_what_a_stub_has_seen_becomes_small() -> None:
     """The answers of stubs are choices like all others."""
     subject, scenario, result = first_failure(paying.plain_shop, faults="swarm")

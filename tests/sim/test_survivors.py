@@ -121,6 +121,7 @@ def test_the_sound_product_is_judged_often() -> None:
 # -- stop_when ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fleet_that_does_not_end_though_its_stop_when_holds_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """That it may not end otherwise is the mutant "stops-too-early"."""
     pattern, trigger = PatternPart(name="orders", messages=60), TriggerPart(every="50ms")

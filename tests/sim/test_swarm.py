@@ -202,6 +202,7 @@ network = false
 """
 
 
+@pytest.mark.slow
 def test_a_counter_that_is_passed_on_over_slow_paths_has_the_time_for_it() -> None:
     scenario = draw(parse_scenario(FAR_APART, source="here"), 4)
     assert scenario.fleet.hosts == 2 and scenario.fleet.pattern.messages == 400
@@ -284,6 +285,7 @@ def test_an_epoch_has_the_time_that_the_drawn_network_asks_for() -> None:
     assert _possible_timeout(near) == "1s"
 
 
+@pytest.mark.slow
 def test_rounds_without_a_pause_leave_the_work_its_time() -> None:
     """Somebody asks for snapshots faster than rounds of koo-toueg are over."""
     scenario = draw(STANDARD, 27480)

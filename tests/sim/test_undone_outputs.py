@@ -1,5 +1,6 @@
 """Fleets whose newest epoch is damaged again and again, and then needed: what it had released is taken back, explicitly, and no more."""
 
+import pytest
 from msgspec.structs import replace
 
 from snapline.sim.hunt.swarm import draw
@@ -11,6 +12,7 @@ from snapline.sim.scenario import OutputsPart
 SEEDS = range(12)
 
 
+@pytest.mark.slow
 def test_what_was_released_is_taken_back_where_the_store_has_lost_it() -> None:
     """Flips hit refs and tables of packs as well as states: whatever a fleet gives up for that, it had reason to."""
     lost = template(patterns=BUSY, faults=LOST_EPOCHS, outputs=OutputsPart(one_in=2))
