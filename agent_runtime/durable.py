@@ -194,8 +194,12 @@ class TurnJournal:
         return int.from_bytes(found.result, "big")
 
     def call_id(self) -> bytes:
-        """Names the call, or effect, that is asked for next: no other one of this agent has it."""
+        """Name the call that is asked for next: no other one of this agent has this id."""
         return call_id(self.seed, self._place)
+
+    def effect_id(self, digest: bytes) -> bytes:
+        """Name the effect that is asked for next, `digest`: of its name and arguments. With another past its turn may ask for another one in its place."""
+        return call_id(self.seed, self._place, digest)
 
     async def wait(
         self,
@@ -311,9 +315,9 @@ STALE = "@reply"
 """The name under which a reply comes to an agent that waits for it no more."""
 
 
-def call_id(seed: bytes, place: int) -> bytes:
-    """Names the call in this place of a turn's journal, from 0."""
-    return blake2b(place.to_bytes(8, "big"), key=seed, digest_size=CALL_ID_BYTES).digest()
+def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
+    """Name the call, or the effect with this digest, in this place of a turn's journal, from 0."""
+    return blake2b(place.to_bytes(8, "big") + digest, key=seed, digest_size=CALL_ID_BYTES).digest()
 
 
 def call_payload(call: bytes, payload: bytes) -> bytes:

@@ -63,8 +63,9 @@ def effect_work(
     _check(journal, name, options)
     compensate, own = options.compensate, journal.own_modules
     undo, undo_arguments = reference_of(name, compensate, own) if compensate is not None else ("", [])
+    digest = argument_digest(name, (name, options.key, args))
     intent = EffectIntent(
-        options.key or f"@{journal.call_id().hex()}",
+        options.key or f"@{journal.effect_id(digest).hex()}",
         readable(args),
         asked_ns,
         undo,
@@ -75,7 +76,6 @@ def effect_work(
         is_repeatable=bool(options.repeatable),
     )
     probe = functools.partial(options.probe, *args) if options.probe is not None else None
-    digest = argument_digest(name, (name, options.key, args))
     return EffectWork(functools.partial(function, *args), digest, intent, probe, options.timeout_s, options.waits_s)
 
 

@@ -197,7 +197,7 @@ class AgentEffects:
     def called_elsewhere(self, entry: JournalEntry) -> None:
         """A host log has a call of an effect from a history that was given up: it is done outside, or perhaps done, whoever asks for it again."""
         key, _, text = entry.sender.rpartition("#")
-        if not key or key.startswith(MADE_UP) or key.endswith(UNDO):
+        if not key or key.endswith(UNDO):
             return
         generation, known = int(text), self.keys.get(key)
         if self.open is not None and (self.open.key, self.open.generation) == (key, generation):

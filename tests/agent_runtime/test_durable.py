@@ -521,3 +521,9 @@ async def test_an_instant_has_a_time_zone(instant: Any) -> None:
     ctx.begin(journal=TurnJournal(SEED, None))
     with pytest.raises(snapline.MisuseError, match=r"is no instant: it takes a datetime with a time zone"):
         await ctx.sleep_until(instant)
+
+
+def test_an_effect_without_a_key_has_the_same_name_again_and_another_one_for_other_arguments() -> None:
+    first, again, other = TurnJournal(SEED), TurnJournal(SEED), TurnJournal(b"another turn....")
+    assert first.effect_id(b"pay 3") == again.effect_id(b"pay 3")
+    assert len({first.effect_id(b"pay 3"), first.effect_id(b"pay 4"), other.effect_id(b"pay 3"), first.call_id()}) == 4

@@ -355,6 +355,16 @@ def test_what_a_history_that_was_given_up_may_have_done_is_asked_after() -> None
         assert not runs(stands.said) and [each.stands for each in standing(stands)] == ["needs people"]
 
 
+def test_an_effect_without_a_key_is_known_there_as_well() -> None:
+    """It has the key that its turn, its place and its arguments give it, whatever else the turn has seen in its other past."""
+    driver = taken_back(intent("@made"), call("begun", key="@made#1"), call(DONE, TOLD, "@made#1"))
+    assert found(driver) == JournalEntry("effect", "pay", DIGEST, DONE, TOLD, "@made#1") and not runs(driver.said)
+    careful = intent("@made", is_repeatable=False)
+    stands = taken_back(careful, call("begun", key="@made#1"))
+    release(stands, epoch=2)
+    assert not runs(stands.said) and [each.stands for each in standing(stands)] == ["needs people"]
+
+
 def test_its_key_with_other_arguments_is_an_error_there_too() -> None:
     driver = taken_back(OURS, call(DONE, TOLD), digest=b"other..8")
     answer = found(driver)
