@@ -16,6 +16,9 @@ KEYS: dict[int, str] = {}
 """Order → the key under which it was charged."""
 
 
+TOTAL = 0
+
+
 class Order(snapline.Message):
     number: int
     amount: int = 5
@@ -46,11 +49,18 @@ def charge_once(number: int, *, key: str) -> int:
     return number
 
 
+def ship(number: int) -> int:
+    """Every fifth order is not there."""
+    if number % 5 == 0:
+        raise LookupError(f"nothing is there for order {number}")
+    return number
+
+
 def bank() -> dict[str, Any]:
     """Stubs of one run."""
     CHARGED.clear()
     KEYS.clear()
-    return {"charge": strict_charge, "pay": charge_once}
+    return {"charge": strict_charge, "pay": charge_once, "ship": ship, "reserve": int, "look": int}
 
 
 class Clerk(snapline.Agent):
@@ -82,6 +92,46 @@ class DurableClerk(snapline.Agent):
         ctx.reply(Receipt(order.number))
 
 
+class ForgetfulClerk(snapline.Agent):
+    """Charges, and gives nothing back where the order cannot be shipped."""
+
+    state: Till
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        await ctx.effect("pay", charge_once, order.number, timeout_s=5.0, retries=(0.1, 1.0, 5.0))
+        try:
+            await ctx.step("ship", ship, order.number)
+        except snapline.StepFailedError:
+            return
+        self.state.taken.append(order.number)
+
+
+class RandomClerk(snapline.Agent):
+    """Throws dice of its own on what to do."""
+
+    state: Till
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        if random.random() < 0.5:
+            await ctx.step("reserve", int, order.number)
+        await ctx.step("look", int, order.number)
+        self.state.taken.append(order.number)
+
+
+class TotallingClerk(snapline.Agent):
+    """Counts orders where no checkpoint sees it."""
+
+    state: Till
+
+    @snapline.handler
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        global TOTAL
+        TOTAL += 1
+        self.state.taken.append(TOTAL)
+
+
 class Counter(snapline.Agent):
     """Takes orders, and pays nobody."""
 
@@ -105,6 +155,18 @@ def careless() -> snapline.Fleet:
 
 def durable() -> snapline.Fleet:
     return shop(DurableClerk)
+
+
+def forgetful() -> snapline.Fleet:
+    return shop(ForgetfulClerk)
+
+
+def random_clerks() -> snapline.Fleet:
+    return shop(RandomClerk)
+
+
+def totalling() -> snapline.Fleet:
+    return shop(TotallingClerk)
 
 
 def counting() -> snapline.Fleet:
@@ -146,3 +208,9 @@ def once_each(cut: snapline.Cut) -> None:
 
 def all_taken(states: Any) -> bool:
     return sorted([number for state in states.values() for number in state.taken]) == list(range(1, 21))
+
+
+def only_what_is_taken_is_paid(states: Any) -> str:
+    taken = {number for state in states.values() for number in state.taken}
+    wrong = [number for number in KEYS if number not in taken]
+    return f"order {wrong[0]} is charged, and neither shipped nor refunded" if wrong else ""

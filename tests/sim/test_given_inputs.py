@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,25 @@ def test_a_double_charge_is_found_and_said_in_one_sentence() -> None:
     shrunk = shrink(subject.scenario(result.seed), result.seed, result, runner=subject.run, time_limit_s=4)
     assert "is charged twice" in shrunk.result.violations[0].text
     assert shrunk.scenario.clients.count <= subject.scenario(result.seed).clients.count
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        (given.forgetful, "order [0-9]+ is charged, and neither shipped nor refunded"),
+        (
+            given.random_clerks,
+            "clerk[12]: on_order .* departs from it: .* it calls random.random, at .*given_fleets.py:",
+        ),
+        (given.totalling, "on_order .* changes the global variable TOTAL, at .*given_fleets.py:.* no checkpoint holds"),
+    ],
+)
+def test_what_is_wrong_with_a_fleet_that_is_given_inputs_is_said_in_one_sentence(fleet: Any, words: str) -> None:
+    subject = Subject(fleet, inputs=given.ORDERS, at_end=given.only_what_is_taken_is_paid)
+    for seed in range(4):
+        result = subject.run(subject.scenario(seed), seed)
+        assert result.verdict == "violation", (seed, result.pending, result.error)
+        assert re.search(words, result.violations[0].text) and "\n" not in result.violations[0].text
 
 
 def test_the_same_in_a_durable_turn_is_sound() -> None:
