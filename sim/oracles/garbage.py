@@ -5,7 +5,8 @@ Theory of operation
 Two things can be needed. The newest complete epoch, whole: the next plan starts from it (the world reads it back after every
 deletion). And in autonomous protocols each checkpoint of the present plan that lies past this epoch, since lines only advance: a
 later line may hold it, or hold a later one of its agent and need the log of what was sent in between. What lies at or below the
-epoch's line, or belongs to a plan that has been replaced, no line can hold any more.
+epoch's line, or belongs to a plan that has been replaced, no line can hold any more. An agent that has left the fleet is in no epoch that begins later:
+its checkpoints are needed by none, once the epochs that began before are over.
 
 In koo-toueg fleets a checkpoint past the line is tentative, and goes when its round is aborted: only the epoch is judged.
 """

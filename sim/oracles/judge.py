@@ -406,6 +406,7 @@ class Judge:
             return
         if not plan:
             missing = [each for each in missing if self._lines.is_of_one_plan(now, *each)]
+        missing = [each for each in missing if not self._outcomes.is_removed(now, each[0])]
         condemned = [self._cuts[each] for each in self._outcomes.condemned if each in self._cuts]
         missing = [each for each in missing if not any(is_covered(cut, now, *each) for cut in condemned)]
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))

@@ -51,6 +51,7 @@ class Outcomes:
         self.plan = 0
         self.is_used = False
         self._requests: dict[tuple[str, int, bytes], None] = {}
+        self._removed: dict[tuple[int, str], int] = {}
 
     @property
     def condemned(self) -> list[int]:
@@ -69,6 +70,11 @@ class Outcomes:
     def open_epochs(self) -> list[int]:
         """Epochs without an outcome."""
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
+
+    def is_removed(self, plan: int, agent: str) -> bool:
+        """Return whether the agent has left the fleet of this plan, and no epoch that began before is open: no later epoch holds it."""
+        begun = self._removed.get((plan, agent))
+        return begun is not None and all(epoch > begun for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
         """Whether the line of the plan after `plan` need not hold all that survives: a limit was reached, or the store failed."""
@@ -138,6 +144,8 @@ class Outcomes:
                 yield from self._abort(result)
             case op.LoseHosts() | op.AdmitHost() | op.EndFleet():
                 yield from self._abort(result)
+            case op.RemoveAgent():
+                self._removed[(kind.plan, kind.agent)] = len(self.epochs)
             case _:
                 pass
 

@@ -349,6 +349,25 @@ def test_checkpoints_past_the_newest_epoch_must_stay() -> None:
     assert feed.feed.found == ["garbage"]
 
 
+def test_what_an_agent_that_has_left_had_past_the_newest_epoch_may_go_when_no_older_epoch_is_open() -> None:
+    """A stopped agent took a checkpoint before it dead-lettered what came late (swarm, seed 1535)."""
+    feed = LineFeed(2)
+    judge, best = feed.feed.judge, greatest(feed.lines())
+    feed.begin()
+    assert feed.complete(best) == []
+    feed.log.commit(op.CompleteEpoch(1, "r"))
+    feed.log.commit(op.BeginEpoch(1, "recovery"))
+    gone, stays = feed.feed.names[:2]
+    feed.log.commit(op.RemoveAgent("h", 1, 1, gone))
+    judge.on_deleted(0, True, [(gone, best[gone] + 1)], plan=1)
+    assert feed.feed.found == ["garbage"], "the epoch that is open may hold it"
+    feed.log.commit(op.AbortEpoch(2, "over"))
+    judge.on_deleted(0, True, [(gone, best[gone] + 1)], plan=1)
+    assert feed.feed.found == ["garbage"]
+    judge.on_deleted(0, True, [(stays, best[stays] + 1)], plan=1)
+    assert feed.feed.found == ["garbage"] * 2
+
+
 def test_what_an_epoch_covered_that_was_condemned_since_may_be_gone() -> None:
     """Its deletion was right when it began; it may be seen after the epoch was found damaged."""
     feed = LineFeed(2)
