@@ -157,7 +157,9 @@ class StepLog:
         return None
 
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
-        """Places only grow, so each entry is digested once."""
+        """Return the digest of the journal before a place. Places grow, so each entry is digested once, unless a mark came before what a checkpoint held."""
+        if place < turn.rolled:
+            turn.prefix, turn.rolled = b"", 0
         turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
         turn.rolled = place
         return turn.prefix

@@ -9,6 +9,7 @@ from tests.agent_runtime.test_effects import (
     BROKEN,
     DIGEST,
     GO,
+    SEED,
     ask,
     begun,
     checkpoint,
@@ -21,14 +22,16 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client
 from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
-from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent
+from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.log_events import AppendBatch
 from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
+from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
 from snapline.conversation import messages as msg
 from snapline.conversation.effect_records import StandingEffect
@@ -363,6 +366,24 @@ def test_an_effect_without_a_key_is_known_there_as_well() -> None:
     stands = taken_back(careful, call("begun", key="@made#1"))
     release(stands, epoch=2)
     assert not runs(stands.said) and [each.stands for each in standing(stands)] == ["needs people"]
+
+
+def test_the_log_has_the_right_past_of_each_step_although_a_mark_came_first() -> None:
+    """What a checkpoint holds of the turn, and no log any more, is logged after the mark of its effect: at lower places (swarm, seed 1641)."""
+    step, effect = JournalEntry("step", "look", DIGEST, DONE, TOLD), JournalEntry("effect", "pay", DIGEST)
+    first = begun(here=("a",))
+    first.end("a", pause=Pause(SEED, effect, None, [step, step], True, OURS))
+    driver = Driver(checkpoints={"a": saved(first)}, begun=1, starts=False, here=("a",))
+    driver.receive_plan(2)
+    driver.turns.clear()
+    driver.load(2)
+    driver.end("a", pause=Pause(SEED, effect, None, [], True, OURS))
+    assert runs(begin(driver))
+    driver.feed(de.StepEnded("a", 2, 2, DONE, TOLD, 9))
+    logged = [each for batch in driver.said if isinstance(batch, AppendBatch) for each in batch.entries]
+    turn = agent_of(driver).turn
+    assert turn is not None and [each.place for each in logged] == [2, 0, 1, 2]
+    assert [each.prefix for each in logged] == [rolled(b"", turn.journal[: each.place]) for each in logged]
 
 
 def test_its_key_with_other_arguments_is_an_error_there_too() -> None:
