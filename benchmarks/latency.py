@@ -20,9 +20,9 @@ from pathlib import Path
 from benchmarks.latency_agents import RECORD
 from benchmarks.snapshot import cpu_s, snapshots, until_running
 
-from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
+from snapline.security.transport import Security
 from snapline.sim.hunt.statistics import percentile
 
 SETTLE_S = 0.3

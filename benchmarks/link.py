@@ -62,7 +62,7 @@ from snapline.channels.link_events import (
 )
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import client_options, server_options
-from snapline.channels.security import Security
+from snapline.security.transport import Security
 
 CHANNELS = 16
 MARKER_S = 0.1

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-from benchmarks.sim_unseen import ROOT, Scratch
+from benchmarks.sim_unseen import PACKAGE, ROOT, Scratch
 
 SET = Path(__file__).with_name("planted.toml")
 
@@ -31,7 +31,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A planted mistake.
 
     Attributes:
-        file: from the root of the repository.
+        file: its path in the package.
         before: what stands there once; `after` takes its place.
         promise: what a user no longer gets.
         killed_by: the unit test that fails with it; "": none does.
@@ -46,7 +46,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def text(self) -> str:
         """Return the whole file with the mistake in it."""
-        return (ROOT / self.file).read_text().replace(self.before, self.after)
+        return (PACKAGE / self.file).read_text().replace(self.before, self.after)
 
 
 class _Planted(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ def problems_of(mutants: list[Mutant]) -> list[str]:
 
 
 def _problems(mutant: Mutant) -> list[str]:
-    path, found = ROOT / mutant.file, []
+    path, found = PACKAGE / mutant.file, []
     if not path.is_file():
         return [f"there is no file {mutant.file}"]
     count = path.read_text().count(mutant.before)
@@ -172,7 +172,7 @@ def hunt(scratch: Scratch, mutant: Mutant, *, seconds: float, jobs: int) -> Answ
                 break
             answer.skipped.append(swept.failed.seed)
     finally:
-        scratch.put(mutant.file, (ROOT / mutant.file).read_text())
+        scratch.put(mutant.file, (PACKAGE / mutant.file).read_text())
     return answer
 
 

@@ -21,7 +21,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turn_spans import TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
-from snapline.channels.span_export import SpanExport
+from snapline.telemetry.span_export import SpanExport
 
 TURNS = 2000
 """In a row: below the queue's bound."""

@@ -22,9 +22,9 @@ from benchmarks.observe import interval
 from benchmarks.snapshot import until_running
 from benchmarks.view import look
 
-from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
+from snapline.security.transport import Security
 
 
 def cpu_s(pid: int) -> float:

@@ -23,18 +23,18 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from snapline.channels.callers import METHOD as CONFIRM
-from snapline.channels.callers import Callers, Complaints, OwnCalls
-from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper, People
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
-from snapline.channels.health import begin, tell
 from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
 from snapline.channels.listening import until_free
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
-from snapline.channels.security import LINK_AGE_S_MAX, RELOAD_S, Security
 from snapline.errors import ProtocolError
 from snapline.failpoints import failpoint
+from snapline.security.dial_back import METHOD as CONFIRM
+from snapline.security.dial_back import Callers, Complaints, OwnCalls
+from snapline.security.rpc_authorization import FIRST_BYTES_MAX, HOST, DoorKeeper, People
+from snapline.security.transport import LINK_AGE_S_MAX, RELOAD_S, Security
+from snapline.telemetry.health import begin, tell
 
 log = logging.getLogger("snapline.channels")
 

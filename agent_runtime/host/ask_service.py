@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 
 from snapline.agent_runtime.host import events as ev
-from snapline.channels.doors import Context
 from snapline.conversation.input_wire import ASK, answer_messages, decode_ask
 from snapline.conversation.inputs import KEY_CHARACTERS_MAX, RETRY, AskOutcome
 from snapline.conversation.payloads import split_message
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
+from snapline.security.rpc_authorization import Context
 
 ASKS_MAX = 10_000
 """Clients that wait at one time: each is a call of its own, and takes some KiB."""

@@ -5,9 +5,9 @@ What a report says of an epoch's way here are durations, one after another, up t
 
 import time
 
-from snapline.channels.span_export import SpanExport, context_of
-from snapline.channels.span_ids import checkpoint_ids, recovery_ids
 from snapline.conversation.messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
+from snapline.telemetry.span_export import SpanExport, context_of
+from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
 EPOCHS_KEPT = 64
 """Epochs whose part is known to be told: a report is repeated where nobody has answered, and few epochs are open at once."""

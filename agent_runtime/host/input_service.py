@@ -20,7 +20,6 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import look_at, placed
-from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.conversation.effect_words import (
     is_effect_wish,
@@ -33,6 +32,7 @@ from snapline.conversation.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.conversation.letters import read_word
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
+from snapline.security.rpc_authorization import Context, DoorKeeper, read_first
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
 """Of all requests together that are being read, or wait for the host's log: four of the largest. More would be memory alone."""

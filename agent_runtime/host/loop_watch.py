@@ -25,10 +25,10 @@ from types import CodeType, FrameType
 import grpc
 
 import snapline
-from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.wire import encode_request, path_of
+from snapline.security.transport import Security
 
 HELD_S = 1.0
 """A loop that does not come round for so long is held, and what holds it is reported; then every time as long again."""

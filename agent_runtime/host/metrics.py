@@ -1,4 +1,4 @@
-"""What a host's process says of itself (`channels/metrics.py`): what its core has counted, how its agents stand, and how long its part of
+"""What a host's process says of itself (`telemetry/metrics.py`): what its core has counted, how its agents stand, and how long its part of
 epochs takes.
 
 The times of epochs are taken where the host's adapter passes anyway, once for each agent and epoch, and only if somebody has asked for
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from snapline.agent_runtime.host.core import HostCore
-from snapline.channels.metrics import COUNTER, GAUGE, HISTOGRAM, Distribution, Family, Readings
 from snapline.conversation.messages import BeginEpoch, Directive, EndEpoch, EpochReport, Heartbeat, HostMessage
+from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, Distribution, Family, Readings
 
 FAMILIES = (
     Family("turns_total", COUNTER, "turns that ended well", "numRecordsIn"),

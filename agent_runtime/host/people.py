@@ -7,10 +7,10 @@ written down by the coordinator before it is made, which looks at the token agai
 import asyncio
 import time
 
-from snapline.channels.doors import ERROR_KEY, Caller
-from snapline.channels.security import Identity, Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.errors import CoordinatorUnavailableError
+from snapline.security.rpc_authorization import ERROR_KEY, Caller
+from snapline.security.transport import Identity, Security
 
 BELIEVED_S = 5.0
 """A token that was revoked reads on for so long."""

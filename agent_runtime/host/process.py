@@ -36,24 +36,24 @@ from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.child_processes import end_if_child, handle_signal, keep_from_children, port_of
-from snapline.channels.doors import HOST
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.health import READY, open_health_door, tell
-from snapline.channels.log_lines import BoundIds, LogScope
-from snapline.channels.metrics import Readings
-from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
-from snapline.channels.security import Security, is_loopback
-from snapline.channels.spans import SPANS, SpanOptions, open_spans, read_spans
 from snapline.channels.supervisor import supervised
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.conversation.view_wire import SERVICE as AGENTS
 from snapline.errors import MisuseError, SnaplineError, StoreKeyError
 from snapline.ids import check_id
+from snapline.security.rpc_authorization import HOST
+from snapline.security.transport import Security, is_loopback
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
+from snapline.telemetry.health import READY, open_health_door, tell
+from snapline.telemetry.log_lines import BoundIds, LogScope
+from snapline.telemetry.metrics import Readings
+from snapline.telemetry.metrics_server import MetricsDoor, MetricsPlace, open_metrics_door
+from snapline.telemetry.spans import SPANS, SpanOptions, open_spans, read_spans
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.host.host_spans import HostSpans

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from snapline.channels.security import Security
-from snapline.channels.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
 from snapline.conversation.replica_turns import ReplicaTurns
 from snapline.conversation.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.errors import DistrustError, MisuseError, ProtocolError
+from snapline.security.transport import Security
+from snapline.security.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Failing calls return within a millisecond; with jitter, hosts do not come back all at once.

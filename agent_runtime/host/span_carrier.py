@@ -9,8 +9,8 @@ from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.turn_spans import EFFECT, SpanOutside, TurnPlace, TurnSpans
-from snapline.channels.span_export import SpanExport
 from snapline.storage.log.records import LoggedInput
+from snapline.telemetry.span_export import SpanExport
 
 
 class SpanCarrier(HostCarrier):

@@ -1,7 +1,7 @@
 """What a replica counts: proposals, reads, ticks and how long commits take."""
 
-from snapline.channels.metrics import Distribution
 from snapline.coordinator.raft.outcomes import Committed, Outcome, Rejected, Unknown
+from snapline.telemetry.metrics import Distribution
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of the buckets of commit latency; the last bucket has none."""

@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import grpc.aio
 
-from snapline.channels.security import LINK_AGE_S_MAX, Security
 from snapline.coordinator.raft.peers import RaftNode
+from snapline.security.transport import LINK_AGE_S_MAX, Security
 
 ROLE = "coordinator"
 """Of replicas, in the eyes of replicas."""

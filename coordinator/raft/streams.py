@@ -9,7 +9,7 @@ sends again.
 
 Who speaks is decided by the certificate, before a frame is read: role coordinator, and an id of the static list. The
 hello must say the same name. Without certificates (loopback, or the user's `--insecure`) the replica is asked at its own
-address whether it calls (`channels/callers.py`); nothing changes before it has said so.
+address whether it calls (`security/dial_back.py`); nothing changes before it has said so.
 
 The session is (boot, stream): how often this replica has started, durably counted, and how often it has dialled since. A
 newer session of a peer ends the older, an older one is refused, and a session comes once. No clock takes part. Sessions of
@@ -32,17 +32,17 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from snapline.channels.callers import METHOD as CONFIRM
-from snapline.channels.callers import Callers, Complaints, OwnCalls
-from snapline.channels.doors import FIRST_BYTES_MAX, read_first
-from snapline.channels.security import Security
-from snapline.channels.trust import why_other_transport
 from snapline.coordinator.raft.dialled import ROLE, DialledChannel
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import raft_pb2
+from snapline.security.dial_back import METHOD as CONFIRM
+from snapline.security.dial_back import Callers, Complaints, OwnCalls
+from snapline.security.rpc_authorization import FIRST_BYTES_MAX, read_first
+from snapline.security.transport import Security
+from snapline.security.trust import why_other_transport
 
 log = logging.getLogger("snapline.coordinator.raft")
 

@@ -6,7 +6,6 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from snapline.channels.doors import ERROR_KEY, Context
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.leadership import Leadership
@@ -18,6 +17,7 @@ from snapline.errors import (
     SnaplineError,
     StoreError,
 )
+from snapline.security.rpc_authorization import ERROR_KEY, Context
 
 
 class WhoLeads:

@@ -11,12 +11,12 @@ telling leaves the parts of the hosts below a span that nobody has told.
 
 from opentelemetry import trace
 
-from snapline.channels.span_export import SpanExport
-from snapline.channels.span_ids import checkpoint_ids, recovery_ids
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import EpochEnd
 from snapline.coordinator.state.fleet_records import Committed, PlanRecord, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.telemetry.span_export import SpanExport
+from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
 NAMES_SHOWN = 16
 """Of hosts that were lost, in a span."""

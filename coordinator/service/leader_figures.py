@@ -7,11 +7,11 @@ The replicated state says what was decided and when; a report says how much its 
 from collections import Counter
 from typing import NamedTuple
 
-from snapline.channels.metrics import Distribution
 from snapline.conversation.messages import CheckpointsStored, EpochReport, HostMessage
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.telemetry.metrics import Distribution
 
 PACKS_KEPT = 4096
 """Packs whose sizes are known, oldest first to go: those of the few epochs that are open. Hosts say twice what was not answered."""

@@ -1,4 +1,4 @@
-"""What a coordinator's process says of itself (`channels/metrics.py`): how its replica stands, and the fleet, while it leads.
+"""What a coordinator's process says of itself (`telemetry/metrics.py`): how its replica stands, and the fleet, while it leads.
 
 What it says of the fleet is in the replicated state, or with the leader; a replica that does not lead is silent about it, so
 sums over replicas count nothing twice.
@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from snapline.channels.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Readings, Total, Value
 from snapline.conversation.concerns import KINDS
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
 from snapline.coordinator.leader.standing import LeaderStanding
@@ -26,6 +25,7 @@ from snapline.coordinator.state.fleet_records import (
     RUNNING,
 )
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Readings, Total, Value
 
 RAFT = (
     Family("raft_term", GAUGE, "Raft's term, as this replica knows it"),

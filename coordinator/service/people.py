@@ -9,9 +9,6 @@ import asyncio
 import secrets
 import time
 
-from snapline.channels.doors import DOORS, Caller
-from snapline.channels.security import Identity, Security
-from snapline.channels.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
 from snapline.conversation.people import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
 from snapline.coordinator.leader.desk import SECOND_NS
 from snapline.coordinator.raft.driver import RaftDriver
@@ -24,6 +21,9 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.people import CALLS_KEPT, REFUSALS_KEPT, bearer_of
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError
 from snapline.ids import check_id
+from snapline.security.rpc_authorization import DOORS, Caller
+from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
+from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600
 """A token that is good for longer is one that nobody looks after."""
@@ -120,7 +120,7 @@ class FleetPeople:
         if not proof.certificate:
             raise MisuseError("a host that has calls written down shows the person's token digest or certificate")
         try:
-            from snapline.channels.certificates import proved_names
+            from snapline.security.certificates import proved_names
         except MisuseError as error:
             raise MisuseError(
                 "the coordinator has no library to check certificates: install snapline[crypto] where it runs, or use a token"

@@ -2,8 +2,6 @@
 
 from google.protobuf.message import Message
 
-from snapline.channels.doors import Caller, Context, DoorKeeper
-from snapline.channels.tokens import clipped
 from snapline.conversation.codec import writer_of
 from snapline.conversation.people import ReadAuditReply, ReadTokensReply
 from snapline.coordinator.service.calls import WhoLeads, translated
@@ -11,6 +9,8 @@ from snapline.coordinator.service.people import FleetPeople
 from snapline.errors import MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.rpc_authorization import Caller, Context, DoorKeeper
+from snapline.security.tokens import clipped
 
 
 class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):

@@ -17,15 +17,8 @@ import msgspec
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from snapline.channels.doors import COORDINATOR, DoorKeeper
-from snapline.channels.health import READY, begin, open_health_door, tell
 from snapline.channels.listening import until_free
-from snapline.channels.log_lines import BoundIds
-from snapline.channels.metrics import Readings
-from snapline.channels.metrics_door import MetricsDoor, MetricsPlace, open_metrics_door
 from snapline.channels.options import server_options
-from snapline.channels.security import RELOAD_S, Security
-from snapline.channels.spans import SPANS, SpanOptions, open_spans, read_spans
 from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
@@ -53,9 +46,16 @@ from snapline.failpoints import failpoint
 from snapline.folders import make_private
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
+from snapline.security.rpc_authorization import COORDINATOR, DoorKeeper
+from snapline.security.transport import RELOAD_S, Security
 from snapline.storage.keeping.retention_policy import Policy
 from snapline.storage.store.locks import LockHeldError, lock_file
 from snapline.storage.store.store import Store
+from snapline.telemetry.health import READY, begin, open_health_door, tell
+from snapline.telemetry.log_lines import BoundIds
+from snapline.telemetry.metrics import Readings
+from snapline.telemetry.metrics_server import MetricsDoor, MetricsPlace, open_metrics_door
+from snapline.telemetry.spans import SPANS, SpanOptions, open_spans, read_spans
 
 if TYPE_CHECKING:
     from snapline.coordinator.service.fleet_spans import FleetSpans
@@ -112,10 +112,10 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         listen: "host:port"; port 0 takes the one of the run before, or any free one.
         advertise: where others reach it; default: as it listens.
         security: certificates, or loopback only.
-        health: where health is served without certificates (`channels/health.py`); empty: nowhere.
-        metrics: where metrics are (`channels/metrics_door.py`).
-        spans: what it tells OpenTelemetry (`channels/spans.py`).
-        log_ids: what its log lines bear (`channels/log_lines.py`).
+        health: where health is served without certificates (`telemetry/health.py`); empty: nowhere.
+        metrics: where metrics are (`telemetry/metrics_server.py`).
+        spans: what it tells OpenTelemetry (`telemetry/spans.py`).
+        log_ids: what its log lines bear (`telemetry/log_lines.py`).
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs that a recovery may go back to, at least 2.
         retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.

@@ -14,8 +14,6 @@ import msgspec
 from google.protobuf.message import Message
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.channels.doors import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
-from snapline.channels.security import Security
 from snapline.conversation.answers import (
     Document,
     LocateReply,
@@ -74,6 +72,8 @@ from snapline.errors import (
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
+from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")

@@ -1,6 +1,6 @@
 """Tokens of people, and the book of what operators and admins have asked for: rules of the replicated state.
 
-A token is known by its digest alone (`channels/tokens.py`). What changes the fleet in the name of a token is written down with that digest,
+A token is known by its digest alone (`security/tokens.py`). What changes the fleet in the name of a token is written down with that digest,
 and is refused here if the token is no longer good: from the entry on that revokes it, nobody acts by it, whichever replica was asked.
 
 Both tables are bounded, and so is the part of each that one host may fill: it pushes out its own entries then, and nobody else's. Of calls that were allowed and of those that were refused the last ones are kept, apart: who may do nothing cannot
@@ -9,8 +9,6 @@ push out of the book what others did. Calls are numbered without a gap, so what 
 
 import hmac
 
-from snapline.channels.tokens import ALLOWED, PEOPLE
-from snapline.channels.tokens import REFUSED as REFUSED_CALL
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     APPLIED,
@@ -22,6 +20,8 @@ from snapline.coordinator.state.fleet_records import (
     TokenRecord,
     is_id,
 )
+from snapline.security.tokens import ALLOWED, PEOPLE
+from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 TOKENS_MAX = 256
 """As many as a fleet may have hosts; each call of a person compares its token with all."""

@@ -19,8 +19,6 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.host.process import HostOptions, run_host
-from snapline.channels.metrics_door import MetricsPlace
-from snapline.channels.security import Security
 from snapline.client.client import open_client
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.server import CoordinatorOptions, read_address, run_coordinator
@@ -29,6 +27,8 @@ from snapline.gateway.app import Gateway
 from snapline.gateway.openapi import openapi_of
 from snapline.gateway.served import NOTHING
 from snapline.gateway.serving import AsgiApp, address_of, listening, server_of
+from snapline.security.transport import Security
+from snapline.telemetry.metrics_server import MetricsPlace
 from snapline.view.acting import Operators
 from snapline.view.app import View
 from snapline.view.questions import open_questions

@@ -188,10 +188,10 @@ _GRPC = {
     "ms for a handshake": ("channels.options.HANDSHAKE_MS_MAX", 10_000),
     "bytes of a call's metadata": ("channels.options.METADATA_BYTES_MAX", 16 * KIB),
     "bytes of a message": ("channels.options.RECEIVE_BYTES_MAX", 2 * MIB),
-    "seconds for a request, or the first message of a stream": ("channels.doors.FIRST_S_MAX", 10),
+    "seconds for a request, or the first message of a stream": ("security.rpc_authorization.FIRST_S_MAX", 10),
     "calls at once on one connection": ("channels.options.STREAMS_MAX", 64),
-    "calls of one caller under way": ("channels.under_way.CALLS_MAX", 4_096),
-    "bytes of answers that a caller has not taken": ("channels.under_way.UNREAD_BYTES_MAX", 64 * MIB),
+    "calls of one caller under way": ("security.response_limits.CALLS_MAX", 4_096),
+    "bytes of answers that a caller has not taken": ("security.response_limits.UNREAD_BYTES_MAX", 64 * MIB),
 }
 
 _HTTP = {
@@ -207,29 +207,29 @@ PORTS = {
         "with certificates nothing, without them everything",
         {
             **_GRPC,
-            "bytes of a request": ("channels.doors.REQUEST_BYTES_MAX", 256 * KIB),
-            "bytes of a stream's first message": ("channels.doors.FIRST_BYTES_MAX", 64 * KIB),
+            "bytes of a request": ("security.rpc_authorization.REQUEST_BYTES_MAX", 256 * KIB),
+            "bytes of a stream's first message": ("security.rpc_authorization.FIRST_BYTES_MAX", 64 * KIB),
             "bytes of inputs under way at a host": ("agent_runtime.host.input_service.UNDER_WAY_BYTES_MAX", 64 * MIB),
             "questions to a host that wait for answers": ("agent_runtime.host.ask_service.ASKS_MAX", 10_000),
             "looks at agents of a host at once": ("agent_runtime.host.view_service.SHOWS_MAX", 8),
         },
     ),
     "`--health`": Port(
-        ("channels/health.py",),
+        ("telemetry/health.py",),
         "ask whether the process lives, and whether it is ready",
         {
-            "connections": ("channels.health.CONNECTIONS_MAX", 64),
-            "ms that a connection may be idle": ("channels.health.IDLE_MS_MAX", 10_000),
-            "questions at once": ("channels.health.QUESTIONS_MAX", 64),
+            "connections": ("telemetry.health.CONNECTIONS_MAX", 64),
+            "ms that a connection may be idle": ("telemetry.health.IDLE_MS_MAX", 10_000),
+            "questions at once": ("telemetry.health.QUESTIONS_MAX", 64),
         },
     ),
     "`--metrics`": Port(
-        ("channels/metrics_door.py",),
+        ("telemetry/metrics_server.py",),
         "with certificates nothing, without them read metrics",
         {
-            "connections; beyond them the oldest is cut": ("channels.metrics_door.CONNECTIONS_MAX", 16),
-            "seconds for handshake, request and answer": ("channels.metrics_door.REQUEST_S_MAX", 10),
-            "bytes of a head": ("channels.metrics_door.HEAD_BYTES_MAX", 16 * KIB),
+            "connections; beyond them the oldest is cut": ("telemetry.metrics_server.CONNECTIONS_MAX", 16),
+            "seconds for handshake, request and answer": ("telemetry.metrics_server.REQUEST_S_MAX", 10),
+            "bytes of a head": ("telemetry.metrics_server.HEAD_BYTES_MAX", 16 * KIB),
         },
     ),
     "gateway": Port(
@@ -284,7 +284,7 @@ class Kind(NamedTuple):
 
 
 FILES = {
-    "certificates/": Kind(PRIVATE, "what `snapline auth init` makes", "channels/certificates.py"),
+    "certificates/": Kind(PRIVATE, "what `snapline auth init` makes", "security/certificates.py"),
     "certificates/*.key": Kind(PRIVATE, "private keys"),
     "certificates/*.crt": Kind(PUBLIC, "certificates"),
     "keys/wrapping": Kind(PRIVATE, "a key for snapshots", "storage/keys/key_files.py"),
@@ -304,7 +304,7 @@ FILES = {
     "data/traces/*": Kind(WITHIN, "traces"),
     "data/marks/": Kind(PRIVATE, "messages in whose turn a process is", "agent_runtime/host/turn_marks.py"),
     "data/marks/*": Kind(PRIVATE, "marks"),
-    "data/metrics/*": Kind(PUBLIC, "addresses", "channels/metrics_door.py"),
+    "data/metrics/*": Kind(PUBLIC, "addresses", "telemetry/metrics_server.py"),
     "data/coordinator.json*": Kind(PUBLIC, "addresses", "deploy/data_directory.py"),
     "data/launcher.lock": Kind(PUBLIC, "nothing", "storage/store/locks.py"),
     "data/launcher.*": Kind(PUBLIC, "a process id, and what the launcher printed", "cli/places.py"),
@@ -323,7 +323,7 @@ FILES = {
 OTHER_WRITERS = {
     "adapters/autogen/inside/home.py": "a temporary folder of its user alone",
     "adapters/autogen/session.py": "in that folder",
-    "channels/security.py": "a certificate and its key, in memory that only this process's user reads",
+    "security/transport.py": "a certificate and its key, in memory that only this process's user reads",
     "chaos/control.py": "in the folder of an experiment, which is its user's alone (`chaos/run.py`)",
     "chaos/crash_kit.py": "in a temporary folder of its user alone",
     "chaos/points.py": "in the folder of an experiment",
@@ -336,6 +336,6 @@ OTHER_WRITERS = {
     "cli/demo_run.py": "a temporary folder of its user alone",
     "cli/settings.py": "a name, beside the settings",
     "deploy/ray_seat.py": "keys, in memory that only this process's user reads",
-    "src/snapline/folders.py": "makes private folders and files for others",
+    "folders.py": "makes private folders and files for others",
 }
 """Files that write as well: what, and where."""

@@ -9,9 +9,9 @@ from tests.access.table import AT_HEALTH_DOORS, NOBODY, OTHER_HOST, PEOPLE, RPCS
 from tests.access.world import NO, PATHS, SERVERS, SHUT_OUT, UNKNOWN, YES, Caller, World, call
 from tests.integration.processes import snapline, together
 
-from snapline.channels.doors import DOORS
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.security.rpc_authorization import DOORS
 
 Outcomes = dict[tuple[str, str], str]
 """Server and RPC → how it ended."""

@@ -11,12 +11,13 @@ from tests.access.world import PATHS
 from tests.integration.processes import ROOT
 from tests.view.simulated import SimulatedFleet
 
-from snapline.channels import doors, metrics_door
-from snapline.channels.doors import DOORS
 from snapline.client.client import Client
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.gateway.app import Gateway
 from snapline.protos import v1
+from snapline.security import rpc_authorization as doors
+from snapline.security.rpc_authorization import DOORS
+from snapline.telemetry import metrics_server as metrics_door
 from snapline.view.acting import Operators
 from snapline.view.app import View
 
@@ -83,9 +84,9 @@ def listens(path: Path) -> bool:
 
 
 def test_every_port_has_a_row() -> None:
-    rooms = [link.resolve() for link in (ROOT / "src" / "snapline").iterdir() if link.is_symlink()]
+    rooms = [link.resolve() for link in (ROOT / "src" / "snapline").iterdir() if link.is_dir()]
     files = [path for room in rooms for path in room.rglob("*.py") if "conformance" not in path.parts]
-    found = {path.relative_to(ROOT).as_posix() for path in files if listens(path)}
+    found = {path.relative_to(ROOT).as_posix().removeprefix("src/snapline/") for path in files if listens(path)}
     assert found == {file for port in PORTS.values() for file in port.made_in} | set(NO_PORTS)
 
 

@@ -19,14 +19,15 @@ from tests.access.served import CERTIFICATES, security_of
 from tests.access.table import OTHER_HOST, PEOPLE, ROLES
 from tests.integration.processes import LIMIT_S, ROOT
 
-from snapline.channels import certificates, doors
-from snapline.channels.certificates import Authority
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
-from snapline.channels.security import DEFAULT_DOMAIN, Security, server_name
-from snapline.channels.tokens import digest_of, new_token
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import agents_pb2, inputs_pb2, raft_pb2
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.security import certificates
+from snapline.security import rpc_authorization as doors
+from snapline.security.certificates import Authority
+from snapline.security.tokens import digest_of, new_token
+from snapline.security.transport import DEFAULT_DOMAIN, Security, server_name
 
 SERVERS = {"coordinator": "c1", "host": "h2"}
 """Role of what serves gRPC → its name."""

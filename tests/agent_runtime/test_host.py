@@ -8,7 +8,7 @@ import snapline
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.process import Host, HostOptions
-from snapline.channels.security import Security
+from snapline.security.transport import Security
 
 
 class Wait(snapline.Message):

@@ -4,8 +4,8 @@ from typing import cast
 
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.metrics import EPOCHS_KEPT, HostMetrics
-from snapline.channels.metrics import Distribution
 from snapline.conversation.messages import BeginEpoch, CheckpointsStored, EndEpoch, EpochReport, ReportedPack
+from snapline.telemetry.metrics import Distribution
 
 PACK = ReportedPack("packs/1/x", 4096, b"")
 

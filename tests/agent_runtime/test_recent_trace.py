@@ -14,10 +14,10 @@ from snapline.agent_runtime.host import recent_trace
 from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines
 from snapline.agent_runtime.host.surroundings import Surroundings
 from snapline.agent_runtime.host.tracing import Tracing
-from snapline.channels.doors import DOORS
 from snapline.conversation.view_wire import decode_question, encode_question, trace_question, trace_wanted
 from snapline.conversation.views import TRACE, Question, RecentTrace, TraceWanted
 from snapline.errors import ProtocolError
+from snapline.security.rpc_authorization import DOORS
 
 
 class Clock:

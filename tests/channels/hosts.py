@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import window_bytes
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
@@ -29,7 +28,8 @@ from snapline.channels.link_events import (
     WriteFrame,
     WriteReady,
 )
-from snapline.channels.security import Security
+from snapline.security.dial_back import OwnCalls
+from snapline.security.transport import Security
 
 OWN_CALLS = OwnCalls()
 """Of all hosts and raw diallers of a test process."""

@@ -17,7 +17,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.channels.hosts import OWN_CALLS, Host, connect, exchange, until
 
-from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
@@ -25,8 +24,9 @@ from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded
 from snapline.channels.listening import AddressBusyError
 from snapline.channels.options import client_options
-from snapline.channels.security import Security
 from snapline.errors import MisuseError
+from snapline.security.dial_back import OwnCalls
+from snapline.security.transport import Security
 
 
 @pytest.fixture

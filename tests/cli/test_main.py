@@ -12,7 +12,6 @@ import typer
 from tests.kit.command_line import Run
 from typer.testing import CliRunner
 
-from snapline.channels.security import Security
 from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleets import check_reference, load
@@ -21,6 +20,7 @@ from snapline.cli.nouns import NOUNS, WORDS
 from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
+from snapline.security.transport import Security
 
 HEAVY = ("grpc", "numpy", "pysyncobj", "google.protobuf", "rich", "blake3", "lz4", "msgspec", "snapline.sim", "ray")
 ASKED = ("", "run", "snapshot verify", "sim", "sim sweep")

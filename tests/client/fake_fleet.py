@@ -8,14 +8,14 @@ import grpc
 import grpc.aio
 from tests.client.fake_host import Books, FakeHost
 
-from snapline.channels.doors import Context, DoorKeeper
-from snapline.channels.security import Security
 from snapline.client.client import Client
 from snapline.conversation.answers import LocatedAgent, LocateReply
 from snapline.conversation.codec import writer_of
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.rpc_authorization import Context, DoorKeeper
+from snapline.security.transport import Security
 
 
 class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):

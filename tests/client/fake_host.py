@@ -14,13 +14,13 @@ from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, An
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.security import Security
 from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.input_wire import SERVICE
 from snapline.conversation.inputs import InputOutcome
 from snapline.conversation.view_wire import SERVICE as AGENTS
 from snapline.conversation.views import RecentTrace, TraceWanted
 from snapline.errors import StoreError
+from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from tests.channels.certificates import Authority
 from tests.client.fake_host import Books, FakeHost, Taken
+from tests.security.certificates import Authority
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import ask_service
 from snapline.agent_runtime.host import events as ev
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.channels.doors import ROLES
-from snapline.channels.security import Security
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.conversation.input_wire import ASK_PATH, encode_ask
 from snapline.conversation.inputs import AskOutcome
+from snapline.security.rpc_authorization import ROLES
+from snapline.security.transport import Security
 
 LIMIT_S = 20.0
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.channels.certificates import Authority
 from tests.client.fake_fleet import FakeCoordinator, FakeFleet, fleet_and_client
 from tests.client.fake_host import Paid
+from tests.security.certificates import Authority
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message

@@ -9,17 +9,17 @@ import grpc
 import grpc.aio
 import msgspec
 import pytest
-from tests.channels.certificates import Authority
 from tests.client.fake_host import Books, Closed, FakeHost, Paid
+from tests.security.certificates import Authority
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import input_checks, input_service
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.channels.doors import ROLES
-from snapline.channels.security import Security
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.conversation.input_wire import OFFER_PATH, offer_messages
 from snapline.conversation.inputs import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
+from snapline.security.rpc_authorization import ROLES
+from snapline.security.transport import Security
 
 LIMIT_S = 20.0
 

@@ -16,7 +16,6 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message
-from snapline.channels.doors import ERROR_KEY, Context
 from snapline.client.client import Client
 from snapline.client.outputs import OutputReading
 from snapline.client.sync_client import SyncClient
@@ -38,6 +37,7 @@ from snapline.errors import (
     StoreError,
 )
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.security.rpc_authorization import ERROR_KEY, Context
 from snapline.storage.outputs.records import EmittedOutput
 from snapline.storage.store.store import Store
 

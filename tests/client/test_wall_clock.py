@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.client.fake_fleet import fleet_and_client
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2] / "src" / "snapline"
 ROOMS = ("client", "gateway", "conversation")
 """All that runs in a client's process and is ours, besides what all share."""
 

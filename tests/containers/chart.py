@@ -1,4 +1,4 @@
-"""deploy/helm/snapline, rendered by Helm's own engine, and what a cluster's controllers would make of it."""
+"""src/snapline/deploy/helm/snapline, rendered by Helm's own engine, and what a cluster's controllers would make of it."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "snapline"
+CHART = Path(__file__).resolve().parents[2] / "src" / "snapline" / "deploy" / "helm" / "snapline"
 TOOLS = ("helm_python", "kubernetes_validate", "yaml")
 
 Document = dict[str, Any]

@@ -105,7 +105,15 @@ def _build(folder: Path) -> None:
         "--build-arg",
         "BASE=localhost/snapline-base",
     )
-    podman("build", *made, "--file", ROOT / "deploy" / "Containerfile", "--tag", IMAGE, _wheels(folder))
+    podman(
+        "build",
+        *made,
+        "--file",
+        ROOT / "src" / "snapline" / "deploy" / "Containerfile",
+        "--tag",
+        IMAGE,
+        _wheels(folder),
+    )
 
 
 def _base(folder: Path) -> Path:

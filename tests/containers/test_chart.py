@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.containers.chart import VALUES, Document, container, lint, missing, one, pods, render, with_values
 
-from snapline.channels.health import ALIVE, READY
+from snapline.telemetry.health import ALIVE, READY
 
 pytestmark = [pytest.mark.helm, pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml with podman-compose, on a network of its own: names, certificates, health, and what a second `up` finds."""
+"""src/snapline/deploy/compose.yaml with podman-compose, on a network of its own: names, certificates, health, and what a second `up` finds."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o755)
-        shutil.copy(Path(__file__).resolve().parents[2] / "deploy" / "compose.yaml", folder)
+        shutil.copy(Path(__file__).resolve().parents[2] / "src" / "snapline" / "deploy" / "compose.yaml", folder)
         (folder / "unasked.yaml").write_text(UNASKED)
         (folder / ".env").write_text("SNAPLINE_FLEET=snapline.deploy.conformance.tellers:fleet\n")
 

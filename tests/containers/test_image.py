@@ -1,4 +1,4 @@
-"""The image that deploy/Containerfile makes: small words about it that users of any container engine lean on."""
+"""The image that src/snapline/deploy/Containerfile makes: small words about it that users of any container engine lean on."""
 
 import json
 import time

@@ -7,23 +7,24 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from tests.channels.certificates import Authority
 from tests.coordinator.grpc_host import GrpcHost
 from tests.coordinator.test_server import Running
+from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
-from snapline.channels import doors, under_way
-from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, DoorKeeper
 from snapline.channels.options import client_options
-from snapline.channels.security import Identity, Security, server_name
-from snapline.channels.tokens import digest_of, new_token
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.messages import Directive, TurnedAway
 from snapline.conversation.wire import decode_host_message
 from snapline.coordinator.service import host_stream
 from snapline.errors import MisuseError, NotFoundError
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.security import response_limits as under_way
+from snapline.security import rpc_authorization as doors
+from snapline.security.rpc_authorization import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, DoorKeeper
+from snapline.security.tokens import digest_of, new_token
+from snapline.security.transport import Identity, Security, server_name
 
 COORDINATOR = "/snapline.protos.v1.Coordinator"
 MIB = 1024 * 1024

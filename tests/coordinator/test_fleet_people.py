@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.channels.certificates import Authority, Leaf
+from tests.security.certificates import Authority, Leaf
 
-from snapline.channels.doors import Caller
-from snapline.channels.security import Identity, Security
-from snapline.channels.tokens import digest_of
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver
@@ -28,6 +25,9 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import CoordinatorUnavailableError, MisuseError
+from snapline.security.rpc_authorization import Caller
+from snapline.security.tokens import digest_of
+from snapline.security.transport import Identity, Security
 
 DIGEST = digest_of("the token of ada")
 ADA = Caller(Identity("operator", "ada"), DIGEST)

@@ -9,12 +9,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from snapline.channels.span_export import SpanExport
-from snapline.channels.span_ids import checkpoint_ids, recovery_ids
 from snapline.coordinator.service.fleet_spans import FleetSpans
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
 from snapline.coordinator.state.fleet_records import Committed, Rejected
+from snapline.telemetry.span_export import SpanExport
+from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
 
 class Leading:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
-from snapline.channels.tokens import ABOUT_CHARACTERS_MAX, NO_TOKEN, PEOPLE, borne_in, digest_of, new_token
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import people
 from snapline.coordinator.state.fleet_records import UNCHANGED
 from snapline.coordinator.state.people import CALLS_KEPT, REFUSALS_KEPT, TOKENS_MAX, bearer_of
+from snapline.security.tokens import ABOUT_CHARACTERS_MAX, NO_TOKEN, PEOPLE, borne_in, digest_of, new_token
 
 SOON_NS, LATER_NS = 1_000_000, 2_000_000
 

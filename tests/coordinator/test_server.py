@@ -13,7 +13,6 @@ import pytest
 from grpc_health.v1 import health
 from tests.coordinator.grpc_host import GrpcHost
 
-from snapline.channels.health import ALIVE, READY, is_serving, open_health_door
 from snapline.channels.listening import AddressError
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service import server
@@ -27,6 +26,7 @@ from snapline.coordinator.service.server import (
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError, SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
+from snapline.telemetry.health import ALIVE, READY, is_serving, open_health_door
 
 GRACE_S, LIMIT_S = 0.3, 10.0
 

@@ -9,7 +9,6 @@ import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 from tests.house.metrics_page import TABLES
 
-from snapline.channels.metrics import COUNTER, HISTOGRAM, PREFIX, SUMMARY, Family
 from snapline.conversation.concerns import KINDS
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -21,10 +20,11 @@ from snapline.coordinator.state.fleet_records import (
     RECOVERING,
     RUNNING,
 )
+from snapline.telemetry.metrics import COUNTER, HISTOGRAM, PREFIX, SUMMARY, Family
 
 ROOT = Path(__file__).resolve().parents[2]
-ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
-DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+ALERTS = ROOT / "src" / "snapline" / "deploy" / "prometheus" / "alerts.yaml"
+DASHBOARDS = sorted((ROOT / "src" / "snapline" / "deploy" / "grafana").glob("*.json"))
 RUNBOOK = ROOT / "docs" / "runbook.md"
 
 FAMILIES = {PREFIX + family.name: family for families in TABLES.values() for family in families}

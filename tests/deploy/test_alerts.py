@@ -21,8 +21,8 @@ from tests.deploy.observed import (
     selectors,
 )
 
-from snapline.channels.metrics import PREFIX
 from snapline.conversation.concerns import KINDS, URGENT
+from snapline.telemetry.metrics import PREFIX
 
 CLI_PAGE = RUNBOOK.with_name("cli.md")
 RULES = {rule.alert: rule for rule in rules()}

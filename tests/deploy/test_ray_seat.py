@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from snapline.channels.certificates import Authority
 from snapline.deploy import ray_seat
 from snapline.deploy.launched import ALONE
 from snapline.deploy.launching import Handle, ProcessSpec
@@ -15,6 +14,7 @@ from snapline.deploy.plan import NODE, PRIVATE, FleetPlan, commands_of, own_file
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_seat import NodeSeat, PrivateFiles, exit_from
 from snapline.errors import MisuseError
+from snapline.security.certificates import Authority
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 
-from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
@@ -21,6 +20,7 @@ from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Handle
 from snapline.deploy.slurm import Slurm
 from snapline.errors import SnaplineError
+from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
 pytestmark = [

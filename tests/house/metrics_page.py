@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from snapline.agent_runtime.host.metrics import FAMILIES as HOST
-from snapline.channels.metrics import ABOUT, PREFIX, Family
-from snapline.channels.spans import SPANS
 from snapline.coordinator.service.metrics import FLEET, RAFT
+from snapline.telemetry.metrics import ABOUT, PREFIX, Family
+from snapline.telemetry.spans import SPANS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEGIN, END = "<!-- made by `python -m tests.house.metrics_page` -->\n", "<!-- end -->\n"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NOT_PRODUCT = ("tests", "benchmarks", "docs")
-GENERATED = "src/snapline/protos/"
+PACKAGE = "src/snapline/"
+GENERATED = PACKAGE + "protos/"
 BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 """Where a statement has others, in the order of their fields."""
 
@@ -40,7 +41,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Product:
-    """Files by name (relative to the repository), and the classes in them by `file:name`."""
+    """Files by their path in the package, and the classes in them by `file:name`."""
 
     trees: dict[str, ast.Module]
     lines: dict[str, int]
@@ -81,10 +82,17 @@ def is_product(name: str) -> bool:
     return name.partition("/")[0] not in NOT_PRODUCT and not name.startswith(GENERATED)
 
 
+def in_package(root: Path, path: Path) -> str:
+    """Return a file's path in the package; of other files, that in the repository."""
+    return path.relative_to(root).as_posix().removeprefix(PACKAGE)
+
+
 def read(root: Path, files: list[Path]) -> Product:
     """The product of a checkout."""
     python = [path for path in files if path.suffix == ".py" and not path.is_symlink()]
-    names = {name: path for path in python if is_product(name := path.relative_to(root).as_posix())}
+    names = {
+        name.removeprefix(PACKAGE): path for path in python if is_product(name := path.relative_to(root).as_posix())
+    }
     lines = {name: len(path.read_text().splitlines()) for name, path in names.items()}
     return _product({name: parsed(path) for name, path in names.items()}, lines)
 
@@ -169,7 +177,7 @@ def imported_names(tree: ast.Module, trees: dict[str, ast.Module]) -> dict[str, 
 def file_of(module: str, trees: dict[str, ast.Module]) -> str | None:
     """The product file of a module, if it is one."""
     inside = module.removeprefix("snapline.").replace(".", "/")
-    candidates = (f"{inside}.py", f"{inside}/__init__.py", f"src/snapline/{inside}.py")
+    candidates = (f"{inside}.py", f"{inside}/__init__.py")
     return next((name for name in candidates if module.startswith("snapline.") and name in trees), None)
 
 

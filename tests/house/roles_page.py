@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.access.table import FILES, GATEWAY, PORTS, PRIVATE, PUBLIC, VIEW, WITHIN, Route
 
-from snapline.channels.doors import DOORS, ROLES
+from snapline.security.rpc_authorization import DOORS, ROLES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 BEGIN, END = "<!-- made by `python -m tests.house.roles_page`: {} -->\n", "<!-- end -->\n"

@@ -4,7 +4,7 @@ import re
 
 from tests.house.metrics_page import BEGIN, END, PAGE, TABLES, renewed
 
-from snapline.channels.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY
+from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY
 
 FAMILIES = [family for families in TABLES.values() for family in families]
 

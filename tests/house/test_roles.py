@@ -2,7 +2,7 @@
 
 from tests.house.roles_page import PAGE, renewed
 
-from snapline.channels.doors import DOORS
+from snapline.security.rpc_authorization import DOORS
 
 
 def test_the_page_shows_the_table_as_it_is() -> None:

@@ -96,8 +96,8 @@ def names_in(scope: ast.AST, above: str) -> Iterator[str]:
 
 
 def place_of(root: Path, file: str) -> Path:
-    """Some files lie in the package itself."""
-    return root / file if "/" in file else root / "src/snapline" / file
+    """Return the file of a path in the package."""
+    return root / "src/snapline" / file
 
 
 def test_what_the_page_names_exists(root: Path, page: str) -> None:

@@ -22,9 +22,9 @@ from typer.main import get_command
 
 import snapline
 from snapline.agent_runtime.host.process import Host, HostOptions
-from snapline.channels.security import Security
 from snapline.cli import nouns
 from snapline.coordinator.service.server import ADDRESS_FILE, CoordinatorOptions, run_coordinator
+from snapline.security.transport import Security
 
 LIMIT_S = 45.0
 """It takes five seconds: one of them is waited for the stream, by the product's own clock."""

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from snapline.channels.security import server_name, spiffe_uri
+from snapline.security.transport import server_name, spiffe_uri
 
 _PEM = serialization.Encoding.PEM
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 from tests.integration.processes import LIMIT_S
 
-from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import LOGS_FOLDER
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.errors import SnaplineError
+from snapline.security.transport import Security
 
 LOOK_S = 0.03
 """Between two looks at the coordinator."""

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.certificates import Authority
 from tests.integration.processes import nothing_left_running, snapline, together
 
-from snapline.channels.security import Security
+from snapline.security.transport import Security
 from snapline.storage.keys.key_files import generate_wrapping_key
 from snapline.storage.store.store import Store
 

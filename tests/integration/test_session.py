@@ -6,16 +6,16 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from tests.channels.certificates import Authority
+from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
-from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Directive, Finish, Leave
 from snapline.conversation.wire import encode_directive
 from snapline.errors import DistrustError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.transport import Security
 
 
 class Hangup(coordinator_pb2_grpc.CoordinatorServicer):
@@ -90,7 +90,7 @@ def authorities(folder: Path) -> tuple[Security, Security, Security]:
 
 @pytest.mark.timeout(60)
 async def test_a_host_that_nobody_ever_trusted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.channels.trust.TRUST_WAIT_S", 0.5)
+    monkeypatch.setattr("snapline.security.trust.TRUST_WAIT_S", 0.5)
     _, host, stranger = authorities(tmp_path)
     server, port = await served(stranger)
     warned: list[str] = []
@@ -109,7 +109,7 @@ async def test_a_host_that_was_trusted_waits_for_the_end_of_a_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it takes: its agents are there, and others wait for them."""
-    monkeypatch.setattr("snapline.channels.trust.TRUST_WAIT_S", 0.2)
+    monkeypatch.setattr("snapline.security.trust.TRUST_WAIT_S", 0.2)
     coordinator, host, stranger = authorities(tmp_path)
     server, port = await served(coordinator)
     received: asyncio.Queue[Directive] = asyncio.Queue()

@@ -12,7 +12,7 @@ from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL
 from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, MembershipWord, PartitionWord
 from snapline.sim.scenario import WORDS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2] / "src" / "snapline"
 
 
 def test_every_word_shape_mode_and_kind_is_described() -> None:
@@ -30,7 +30,7 @@ def test_every_word_shape_mode_and_kind_is_described() -> None:
     assert described == wanted
 
 
-PRODUCT = ("agent_runtime", "channels", "coordinator", "deploy", "protocols", "recovery", "storage", "src/snapline")
+PRODUCT = ("agent_runtime", "channels", "coordinator", "deploy", "protocols", "recovery", "storage", ".")
 STEPS = {
     "storage": ("opened", "written", "synced", "linked", "durable"),
     "coordinator": ("opened", "written", "synced", "renamed", "durable"),
@@ -56,7 +56,7 @@ def test_the_registry_of_failpoints_is_the_code() -> None:
     found = {
         point
         for folder in PRODUCT
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for path in sorted((ROOT / folder).glob("*.py" if folder == "." else "**/*.py"))
         for point in points_in(path, folder)
     }
     real = {point for point in found if point.startswith(REAL_FAILPOINT_PREFIXES) or point in REAL_FAILPOINTS}

@@ -42,7 +42,7 @@ from snapline.sim.world.store_notes import StoreNotes
 from snapline.storage.keeping import retention_policy
 from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, retained
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2] / "src" / "snapline"
 PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery", "sim")
 SMALL = FleetPart(agents=4, pattern=PatternPart(name="random", messages=120, payload_bytes=100))
 PROTOCOLS = ("chandy-lamport", "hmnr", "koo-toueg", "uncoordinated")

@@ -14,12 +14,12 @@ from tests.coordinator.test_doors import Protected
 from tests.coordinator.test_server import Running, close, start_fleet
 from tests.view.simulated import SimulatedFleet
 
-from snapline.channels.doors import DOORS
-from snapline.channels.security import Security
 from snapline.conversation import coordinator_client
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.wire import path_of
 from snapline.errors import MisuseError
+from snapline.security.rpc_authorization import DOORS
+from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 from snapline.view import deeds as deeds_module
 from snapline.view.acting import ROLES, Operators

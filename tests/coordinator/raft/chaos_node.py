@@ -24,12 +24,12 @@ from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the 
 from tests.coordinator.raft.replicas import Ledger, real_configuration
 
 from snapline.channels.options import server_options
-from snapline.channels.security import Security
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.outcomes import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import SnaplineError
+from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
 LINE_BYTES_MAX = 256 * 1024 * 1024

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import grpc.aio
 from pysyncobj.poller import createPoller  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.channels.callers import METHOD as CONFIRM
-from snapline.channels.callers import OwnCalls
 from snapline.channels.options import server_options
-from snapline.channels.security import Security
 from snapline.coordinator.raft.messages import Hello, Message, encode_hello, encode_message
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams
+from snapline.security.dial_back import METHOD as CONFIRM
+from snapline.security.dial_back import OwnCalls
+from snapline.security.transport import Security
 
 CLUSTER = "tests"
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.channels.certificates import Authority
 from tests.coordinator.raft.linearizability import Operation, check_objects, register
 from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.peers_of import Raw, until
@@ -32,8 +31,8 @@ from tests.coordinator.raft.replicas import (
     real_configuration,
 )
 from tests.coordinator.raft.test_messages import bombs
+from tests.security.certificates import Authority
 
-from snapline.channels.security import Security
 from snapline.coordinator.raft import transport as transport_module
 from snapline.coordinator.raft.configuration import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.raft.driver import IN_FLIGHT_MAX, RaftDriver
@@ -43,6 +42,7 @@ from snapline.coordinator.raft.node import JOURNAL_FILE, SafeSyncObj
 from snapline.coordinator.raft.outcomes import Committed, Outcome, Rejected, Unknown
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import CoordinatorUnavailableError, MessageTooLargeError, MisuseError
+from snapline.security.transport import Security
 
 
 @pytest.fixture

@@ -1,0 +1,119 @@
+"""`in_fleet`: the one line that puts a class of plain Ray actors into the cuts of a fleet.
+
+@ray.remote(max_restarts=-1)
+@in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
+class Bank: …
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from snapline.adapters.grpc.service_agent import ServiceAgent
+from snapline.adapters.ray.actor_channel import Served
+from snapline.adapters.ray.member_actor import FleetTerms, MemberActor, through_fleet
+from snapline.agent_runtime.fleet import Fleet
+from snapline.errors import MisuseError
+from snapline.security.transport import Security
+
+
+def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
+    """A fleet of Ray actors of these names. `options`: as of `snapline.Fleet`, such as `triggers`.
+
+    Raises:
+        FleetDefinitionError: it cannot be run.
+    """
+    names = list(actors)
+    return Fleet(name, agents={each: ServiceAgent() for each in names}, place={each: each for each in names}, **options)
+
+
+def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security | None = None) -> Callable[[type], type]:
+    """Make a class whose actors are in this fleet's cuts, and go back with it. Beneath `@ray.remote`.
+
+    An actor's Ray name is its agent. Ray makes it, calls it, restarts and kills it as ever.
+
+    Args:
+        fleet: the same for all of its actors; their agents are `ServiceAgent`s, each placed on a host of its name.
+        coordinator, store: as of `snapline host run`.
+        security: as of a host; without, all is on one machine.
+
+    Raises:
+        MisuseError: what is decorated is no plain class, or has a method that cannot be in a cut.
+    """
+    terms = FleetTerms(fleet, coordinator, store, security)
+    if not any(isinstance(agent, ServiceAgent) for agent in fleet.agents.values()):
+        raise MisuseError(f"fleet {fleet.name!r} has no ServiceAgent that could stand for an actor: see actor_fleet(…)")
+
+    def decorated(kind: type) -> type:
+        if not isinstance(kind, type):
+            raise MisuseError(f"@in_fleet stands beneath @ray.remote, right above the class; it was given {kind!r}")
+        return _joined(kind, terms)
+
+    return decorated
+
+
+def _joined(kind: type, terms: FleetTerms) -> type:
+    """The class that Ray is given. Its objects hold the member, which holds the user's object."""
+
+    constructor: Any = kind.__init__  # type: ignore[misc]  # of this very class
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._snapline = MemberActor(terms, lambda: kind(*args, **kwargs))
+
+    async def _snapline_begin(self: Any) -> None:
+        self._snapline.begin()
+
+    async def _snapline_serve(self: Any, stamp: bytes, method: str, request: bytes) -> Served:
+        served: Served = await self._snapline.serve(stamp, method, request)
+        return served
+
+    async def _snapline_forget(self: Any, plan: int, ids: list[str]) -> None:
+        await self._snapline.forget(plan, ids)
+
+    inside = {
+        "__init__": _as(constructor, __init__),
+        "_snapline_begin": _snapline_begin,
+        "_snapline_forget": _snapline_forget,
+        "_snapline_serve": _snapline_serve,
+    }
+    methods = {name: _entered(name, function) for name, function in _methods_of(kind)}
+    about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (), {**methods, **inside, **about})
+
+
+def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
+    """What is called from outside.
+
+    Raises:
+        MisuseError: one of them cannot be in a cut.
+    """
+    for name, function in inspect.getmembers(kind, inspect.isroutine):
+        if name.startswith("_") and name != "__call__":
+            continue
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise MisuseError(
+                f"method {name!r} of {kind.__qualname__} is a generator: a call within a fleet has one answer. Return a list"
+            )
+        if hasattr(function, "__ray_concurrency_group__"):
+            raise MisuseError(
+                f"method {name!r} of {kind.__qualname__} has a concurrency group: what changes an actor runs in one event loop, or one thread"
+            )
+        if name != "__call__" or inspect.isfunction(function):
+            yield name, function
+
+
+def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await self._snapline.serve_stranger(name, args, kwargs)
+
+    entered.__ray_invocation_decorator__ = through_fleet  # type: ignore[attr-defined]  # Ray's hook
+    return _as(function, entered)
+
+
+def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    """Look as the user's function does; without a link to it, which Ray would follow, and change the function itself."""
+    functools.update_wrapper(made, function)
+    made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says
+    del made.__wrapped__  # type: ignore[attr-defined]  # of update_wrapper
+    return made

@@ -1,0 +1,361 @@
+"""The actor of this process as a member of its fleet: `in_fleet` makes it, Ray's calls reach it, and its own calls go through it.
+
+Everything of the member runs in the event loop in which Ray runs async methods. It is begun by a call that the actor's process makes to its own actor: one that
+Ray has restarted is called by nobody before its fleet has recovered.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import grpc
+import msgspec
+
+from snapline.adapters.grpc.member import Member
+from snapline.adapters.grpc.member_call import MemberCall
+from snapline.adapters.grpc.member_channel import MemberChannel
+from snapline.adapters.grpc.member_interceptor import METADATA, AbortedHandlerError, UnaryHandler
+from snapline.adapters.grpc.service_agent import ServiceAgent
+from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY, CallStamp
+from snapline.adapters.ray.actor_channel import ActorChannel, Served
+from snapline.adapters.ray.actor_names import ActorNames
+from snapline.adapters.ray.fleet_refs import METHOD, ActorCallError, FleetRef, MethodRun, ray_get
+from snapline.adapters.ray.kept_actor import KeptActor, Outcome
+from snapline.adapters.ray.payloads import packed, unpacked
+from snapline.agent_runtime.fleet import Fleet
+from snapline.deploy.ray_cluster import load_ray
+from snapline.errors import MisuseError, SnaplineError
+from snapline.security.transport import Security
+
+log = logging.getLogger("snapline.ray")
+
+REFUSED_OPTIONS = {"num_returns": 1, "retry_exceptions": None, "tensor_transport": None}
+"""Of a method: what Ray would do with other values than these is not done for calls within a fleet."""
+
+
+BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
+"""A call that a process makes to its own actor is answered in milliseconds when that is ready, or is lost; and then it is made again."""
+
+
+class FleetTerms(msgspec.Struct, frozen=True):
+    """What `in_fleet` was given."""
+
+    fleet: Fleet
+    coordinator: str
+    store: str
+    security: Security | None
+
+
+class MemberActor:
+    """The one actor of this process.
+
+    Attributes:
+        loop: Ray's, from the first call on.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, terms: FleetTerms, make: Callable[[], object]) -> None:
+        """Called by Ray, with what makes the user's object.
+
+        Raises:
+            MisuseError: the actor's name is that of no agent of the fleet.
+            EncodingError: an attribute cannot be kept.
+        """
+        context = load_ray().get_runtime_context()
+        self.name = str(context.get_actor_name() or "")
+        _check_name(self.name, terms.fleet)
+        self._terms = terms
+        members = [name for name, agent in terms.fleet.agents.items() if isinstance(agent, ServiceAgent)]
+        self._names = ActorNames(members)
+        self._ended = ""
+        self._member: Member | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._inside: set[asyncio.Task[Any]] = set()
+        self._channels: dict[str, MemberChannel] = {}
+        self._methods: dict[tuple[str, str], Any] = {}
+        self._handlers: dict[tuple[str, bool], UnaryHandler] = {}
+        _here.append(self)
+        self._kept = KeptActor(make(), self.name, self._names)
+        self._kept.capture()  # what cannot be kept is said to who makes the actor, and not first when a cut is taken
+        threading.Thread(target=_begun, args=(context.current_actor,), daemon=True).start()
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Member:
+        """Be a member from now on, in this loop."""
+        if self._member is not None:
+            return self._member
+        terms, ray = self._terms, load_ray()
+        self.loop = asyncio.get_running_loop()
+        where = "127.0.0.1" if terms.security is None else ray.util.get_node_ip_address()
+        self._member = Member(
+            self._kept,
+            agent=self.name,
+            fleet=terms.fleet,
+            coordinator=terms.coordinator,
+            store=terms.store,
+            listen=f"{where}:0",
+            security=terms.security,
+        )
+        self._kept.begun = self._member.ledger.begun
+        self._kept.restored = lambda: self.start(self._tell_over())
+        for name in terms.fleet.agents:
+            if name in self._names:
+                channel: Any = ActorChannel(name, self._names)  # all of grpc.aio.Channel that is asked of it
+                self._channels[name] = self._member.channel(name, channel)
+        ray.get = ray_get(ray.get, self.loop, self._kept.waits)
+        self._running = self.loop.create_task(self._run(self._member))
+        return self._member
+
+    async def _run(self, member: Member) -> None:
+        try:
+            await member.run()
+            self._ended = f"fleet {self._terms.fleet.name!r} has ended"
+        except SnaplineError as error:
+            self._ended = str(error)
+        except Exception as error:
+            log.exception("actor %s is no member any more", self.name)
+            self._ended = repr(error)
+        for task in list(self._inside):
+            task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> object:
+        """See `RefMember`."""
+        return self.begin().start(work)
+
+    # ---- calls that come ---------------------------------------------------------------------------------------------
+
+    async def serve(self, stamp: bytes, method: str, request: bytes) -> Served:
+        """A call of a member."""
+        METADATA.set(((CALL_KEY, stamp),))
+        context = ServedByRay()
+        try:
+            response = await self._entered(method, request, context)
+        except AbortedHandlerError as error:
+            return b"", error.code, error.details, context.stamp
+        except ActorCallError as error:
+            return b"", int(grpc.StatusCode.UNAVAILABLE.value[0]), str(error), b""
+        return response, 0, "", context.stamp
+
+    async def serve_stranger(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call of somebody who is no member.
+
+        Raises:
+            ActorCallError: the fleet has gone back, or has ended.
+            Exception: what the method has raised.
+        """
+        METADATA.set(())
+        return await self._entered(method, (args, kwargs), ServedByRay())
+
+    async def _entered(self, method: str, request: Any, context: "ServedByRay") -> Any:
+        member, task = self.begin(), asyncio.current_task()
+        plan = member.plan
+        assert task is not None
+        self._inside.add(task)
+        try:
+            if self._ended:
+                raise ActorCallError(f"actor {self.name!r} does nothing any more: {self._ended}")
+            return await self._handler(method, is_member=isinstance(request, bytes)).serve(request, context)
+        except asyncio.CancelledError:
+            if plan and plan == member.plan and not self._ended:
+                raise  # by Ray
+            task.uncancel()
+            why = self._ended or "its fleet has gone back to a cut, and the call is of what came after it"
+            raise ActorCallError(f"{method} of actor {self.name!r} has ended: {why}") from None
+        finally:
+            self._inside.discard(task)
+
+    def _handler(self, method: str, *, is_member: bool) -> UnaryHandler:
+        made = self._handlers.get((method, is_member))
+        if made is None:
+            made = self._made_handler(method) if is_member else self._made_for_strangers(method)
+            self._handlers[method, is_member] = made
+        return made
+
+    def _made_handler(self, method: str) -> UnaryHandler:
+        async def function(request: bytes, _: object) -> Outcome:
+            args, kwargs = unpacked(request, self._names)
+            return await self._kept.outcome(method, args, kwargs)
+
+        return UnaryHandler(self.begin(), function, self._packed_outcome)
+
+    def _made_for_strangers(self, method: str) -> UnaryHandler:
+        async def function(request: tuple[Sequence[Any], Mapping[str, Any]], _: object) -> Any:
+            return await self._kept.run(method, *request)
+
+        return UnaryHandler(self.begin(), function, _as_it_is)
+
+    def _packed_outcome(self, outcome: Outcome) -> bytes:
+        try:
+            if outcome.raised is None:
+                return packed([True, outcome.value], self._names)
+            return packed([False, outcome.lines, outcome.raised], self._names)
+        except MisuseError as error:
+            return packed([False, "", error], self._names)
+
+    async def forget(self, plan: int, ids: Sequence[str]) -> None:
+        """A member of this plan needs no answers to these."""
+        member = self.begin()
+        if await member.admit(CallStamp(plan, 0, "")):
+            member.ledger.forget(ids)
+
+    async def _tell_over(self) -> None:
+        """After a recovery say at once which calls were given up, and not first with the next call: a method that was interrupted for one is waited for."""
+        member = self.begin()
+        for name in self._channels:
+            while ids := member.ledger.over_for(name):
+                try:
+                    await self._names.handle(name)._snapline_forget.remote(member.plan, list(ids))
+                except (ValueError, load_ray().exceptions.RayError):
+                    member.ledger.over_again(name, ids)
+                    break
+                member.ledger.over_told(name, ids)
+
+    # ---- calls that go -----------------------------------------------------------------------------------------------
+
+    def called(self, invocation: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
+        """A method of an actor is called in this process; `invocation` would have Ray do it.
+
+        Raises:
+            MisuseError: an argument cannot be given, or an option is not for calls within a fleet; the constructor calls.
+        """
+        given = _variables(invocation)
+        method = given["self"]
+        target = self._names.name_of(method._actor)
+        if target is None:
+            return invocation(args, kwargs)
+        what = f"{method._method_name} of actor {target!r}"
+        run = METHOD.get()
+        if run is None:
+            raise MisuseError(
+                f"{what} is called outside of a method: the constructor runs again whenever Ray restarts the actor, and what threads do is in "
+                "no cut. Call it in a method"
+            )
+        for option, usual in REFUSED_OPTIONS.items():
+            if given.get(option, usual) not in (usual, False):
+                raise MisuseError(
+                    f"{what} is called with {option}={given[option]!r}, which calls within a fleet do not know"
+                )
+        request = packed([list(args or ()), dict(kwargs or {})], self._names, is_compared=True)
+        return self._call(run, target, method._method_name, request)
+
+    def _call(self, run: MethodRun, target: str, method: str, request: bytes) -> FleetRef:
+        known = self._methods.get((target, method))
+        if known is None:
+            known = self._methods[target, method] = self._channels[target].unary_unary(method)
+
+        def make() -> MemberCall:
+            made: MemberCall = known(request)
+            return made
+
+        return FleetRef(self, run, make, f"{method} of actor {target!r}")
+
+    def opened(self, response: bytes) -> Any:
+        """See `RefMember`."""
+        is_well, *rest = unpacked(response, self._names)
+        if is_well:
+            return rest[0]
+        lines, error = rest
+        raise load_ray().exceptions.RayTaskError("", lines, error).as_instanceof_cause()
+
+    def changed(self, value: object) -> None:
+        """See the function `changed`."""
+        run = METHOD.get()
+        if run is None or self._kept.is_threaded or self._member is None:
+            raise MisuseError(
+                "changed() is for async methods: one that waits in ray.get is run again from its beginning, where its object is as it was"
+            )
+        self._member.changed(Outcome(value))
+
+
+class ServedByRay:
+    """What a call's handler tells of its end, besides the response.
+
+    Attributes:
+        stamp: the answer's; empty if there is none.
+    """
+
+    stamp = b""
+
+    def code(self) -> None:
+        """Methods of actors set none."""
+
+    def set_trailing_metadata(self, trailing: Any) -> None:
+        """As gRPC's."""
+        self.stamp = dict(trailing).get(ANSWER_KEY, b"")
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
+        """As gRPC's: it raises."""
+        self.set_trailing_metadata(trailing)
+        raise AbortedHandlerError(code.value[0], details)
+
+
+_here: list[MemberActor] = []
+
+
+def here() -> MemberActor | None:
+    """The actor of this process, if it is of a fleet."""
+    return _here[0] if _here else None
+
+
+def changed(value: object = None) -> None:
+    """In an async method, in the piece in which it changes the actor though it calls others after that: it is not run again after a recovery.
+
+    `value`: what its caller gets then.
+
+    Raises:
+        DivergedCallError: the method was run again, and has made fewer calls than before.
+        MisuseError: this is no async method of an actor of a fleet.
+    """
+    actor = here()
+    if actor is None:
+        raise MisuseError("changed() is for methods of actors of a fleet")
+    actor.changed(value)
+
+
+def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Ray asks this at each call of a method of a fleet's actor, in whichever process (`__ray_invocation_decorator__`)."""
+
+    def invoked(args: Any, kwargs: Any) -> Any:
+        actor = here()
+        return invocation(args, kwargs) if actor is None else actor.called(invocation, args, kwargs)
+
+    return invoked
+
+
+def _begun(actor: Any) -> None:
+    """Call until it is answered: while Ray restarts an actor calls of its own process are lost, too."""
+    ray = load_ray()
+    while True:
+        try:
+            ray.get(actor._snapline_begin.remote(), timeout=BEGIN_S)
+            return
+        except ray.exceptions.RayTaskError:  # it cannot begin: who calls it is told so
+            return
+        except ray.exceptions.RayError:
+            time.sleep(BEGIN_AGAIN_S)
+
+
+def _variables(invocation: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """What Ray's function for a call holds: the method as `self`, and its options."""
+    cells = invocation.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(invocation.__code__.co_freevars, cells, strict=True)}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _check_name(name: str, fleet: Fleet) -> None:
+    if not name:
+        raise MisuseError(
+            f"an actor of fleet {fleet.name!r} has a name, which is its agent's: write .options(name=…).remote(…)"
+        )
+    if not isinstance(fleet.agents.get(name), ServiceAgent):
+        raise MisuseError(
+            f"actor {name!r} is no actor of fleet {fleet.name!r}, which has {', '.join(sorted(fleet.agents))}: name it in actor_fleet(…)"
+        )

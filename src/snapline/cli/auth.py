@@ -1,0 +1,164 @@
+"""`snapline auth …`: make the certificates of a fleet (docs/security.md)."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli import auth_token
+from snapline.cli.command import command
+from snapline.cli.configuration import Context
+from snapline.cli.options import REPLICAS, Display
+from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.settings import UserSettings
+from snapline.cli.up import Address, Name
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.security.certificates import Issued
+
+TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
+"""Roles of people and programs that get a certificate of their own in a new set."""
+
+DELIVER_S = 120.0
+"""Ray starts a process for the keeper that brings them: a minute on a busy machine."""
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(auth_token.app, name="token")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority and what it signs.")]
+Days = Annotated[int, typer.Option("--days", min=1, max=3650, metavar="N", help="How long certificates are valid.")]
+
+
+@app.command("init")
+@command
+def init(
+    display: Display,
+    folder: Folder,
+    hosts: Annotated[str, typer.Option("--hosts", metavar="ID,…", help="Names of the hosts.")] = "h1,h2",
+    replicas: Annotated[
+        str, typer.Option("--replicas", metavar="ID,…", help="Names of the coordinator's replicas.")
+    ] = "c1",
+    domain: Annotated[
+        str, typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain of the fleet, in every certificate.")
+    ] = "snapline",
+    days: Days = 365,
+) -> None:
+    """Make a working set: an authority, and certificates for coordinator, hosts and tools.
+
+    Keys are readable by you alone. Give each process its own files and ca.crt; keep ca.key where no process runs.
+    """
+    from snapline.security.certificates import Authority
+
+    wanted = [("coordinator", name) for name in _names(replicas, "--replicas")]
+    if len(wanted) not in REPLICAS:
+        raise MisuseError(f"a coordinator has 1, 3 or 5 replicas; --replicas names {len(wanted)}")
+    wanted += [("host", name) for name in _names(hosts, "--hosts")]
+    authority = Authority.create(folder, domain=domain)
+    issued = [authority.issue(role, name, days=days) for role, name in [*wanted, *zip(TOOLS, TOOLS, strict=True)]]
+    result = document(
+        "AuthorityCreated",
+        folder=str(folder),
+        tls_domain=authority.domain,
+        ca=str(folder / "ca.crt"),
+        certificates=[_row(made) for made in issued],
+    )
+    display.printer().result(result, _show)
+
+
+@app.command("issue")
+@command
+def issue(
+    display: Display,
+    folder: Folder,
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="viewer, operator, admin, host, launcher, coordinator …")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: the id of a host or replica, or a person.")],
+    days: Days = 365,
+) -> None:
+    """Make one more certificate, or a new one in the place of an old one.
+
+    Processes that run take it within seconds.
+    """
+    from snapline.security.certificates import Authority
+
+    made = Authority.load(folder).issue(role, name, days=days)
+    display.printer().result(document("CertificateIssued", **_row(made)), _show_one)
+
+
+@app.command("renew")
+@command
+def renew(display: Display, folder: Folder, days: Days = 365) -> None:
+    """Make all certificates of a folder anew, with new keys.
+
+    Processes that read this folder take theirs within seconds; `snapline auth deliver` brings them to a fleet elsewhere.
+    """
+    from snapline.security.certificates import Authority
+
+    made = Authority.load(folder).renew(days=days)
+    result = document("CertificatesRenewed", folder=str(folder), certificates=[_row(each) for each in made])
+    display.printer().result(result, _show_rows)
+
+
+@app.command("deliver")
+@command
+def deliver(
+    display: Display,
+    folder: Folder,
+    name: Name = None,
+    address: Address = None,
+    context: Context = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For all processes to have theirs.")
+    ] = DELIVER_S,
+) -> None:
+    """Bring the certificates of a folder, as they are now, to a fleet on a Ray cluster, which goes on.
+
+    Each process gets its own and takes it within seconds. So certificates can be short-lived: `snapline auth renew`, then this, in time.
+    """
+    from snapline.deploy import ray_fleet
+    from snapline.deploy.ray_cluster import RayCluster
+
+    settings = UserSettings(context)
+    fleet = settings.get("name", name).value
+    cluster = RayCluster(fleet, settings.get("address", address).value)
+    try:
+        now = asyncio.run(ray_fleet.renew(cluster, fleet, folder, timeout_s=timeout))
+    finally:
+        cluster.leave(is_over=False)
+    result = document("CertificatesDelivered", name=fleet, folder=str(folder), processes=sorted(now.nodes))
+    told = f"{len(now.nodes)} processes of fleet {fleet} have the certificates of {folder}"
+    display.printer().result(result, lambda _, tables: tables.line(told))
+
+
+def _names(listed: str, option: str) -> list[str]:
+    names = [name.strip() for name in listed.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise MisuseError(f"{option} {listed!r} names nobody, or somebody twice: write ID,ID,…")
+    return names
+
+
+def _row(made: "Issued") -> dict[str, object]:
+    return {
+        "role": made.role,
+        "name": made.name,
+        "certificate": str(made.certificate),
+        "key": str(made.key),
+        "expires": made.expires.isoformat(timespec="seconds"),
+    }
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    tables.fields((name, result.get(name)) for name in ("ca", "tls_domain"))
+    _show_rows(result, tables)
+    tables.line("give each process --tls-cert, --tls-key and --tls-ca; keep ca.key where no process runs")
+
+
+def _show_rows(result: Document, tables: DocumentTables) -> None:
+    columns = ("role", "name", "certificate", "expires")
+    rows = [[row.get(name) for name in columns] for row in rows_of(result, "certificates")]
+    tables.table([name.upper() for name in columns], rows)
+
+
+def _show_one(result: Document, tables: DocumentTables) -> None:
+    tables.fields((name, result.get(name)) for name in ("role", "name", "certificate", "key", "expires"))

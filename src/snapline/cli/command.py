@@ -1,0 +1,106 @@
+"""What every command has around it: groups of shared options, and the border between our errors and the user.
+
+A command may take a dataclass as a parameter, such as `Connection`: its fields become options of the command, and the
+command gets it filled in. So options shared by many commands are written once, and named once for those who read.
+
+At the border an error becomes one sentence on stderr and an exit code (docs/cli.md), never a traceback nobody asked for.
+"""
+
+import dataclasses
+import errno
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import typer
+
+from snapline.errors import MisuseError, SnaplineError
+from snapline.security.printable import printable
+
+INTERRUPTED = 130
+
+PARTIAL = 3
+"""Exit code: something could not be read or handled; the rest is there."""
+
+WRONG_PLACE = (
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+)
+"""Errors of the system that another path would mend: the user's to choose. Others, such as a full disk, are the world's."""
+
+TRACEBACK_VARIABLE = "SNAPLINE_TRACEBACK"
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command for typer out of `function`: unfold its dataclass parameters, guard its border."""
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
+
+    def run(**values: object) -> None:
+        with_groups = {name: _fill(group, values) for name, group in groups.items()}
+        try:
+            function(**values, **with_groups)
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise
+        except SnaplineError as error:
+            _tell(str(error))
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(INTERRUPTED) from error
+        except ModuleNotFoundError as error:
+            _tell(f"that needs {error.name!r}, which is not installed")
+            raise typer.Exit(MisuseError.exit_code) from error
+        except OSError as error:
+            _tell(describe_path_failure(error))
+            raise typer.Exit(MisuseError.exit_code if error.errno in WRONG_PLACE else 1) from error
+        except Exception as error:
+            _tell(f"unexpected {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 to see where)")
+            raise typer.Exit(1) from error
+
+    run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
+    run.__dict__["__signature__"] = _unfold(inspect.signature(function), hints, groups)
+    run.__annotations__ = {}
+    return run
+
+
+def _unfold(
+    signature: inspect.Signature, hints: Mapping[str, Any], groups: Mapping[str, type[Any]]
+) -> inspect.Signature:
+    """The signature typer sees: each group replaced by its fields. All are given by name, so their order is free."""
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name not in groups
+    ]
+    for group in groups.values():
+        types = get_type_hints(group, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+                annotation=types[field.name],
+            )
+            for field in dataclasses.fields(group)
+        ]
+    return inspect.Signature(parameters)
+
+
+def _fill(group: type[Any], values: dict[str, object]) -> object:
+    return group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+
+
+def describe_path_failure(error: OSError) -> str:
+    """`/proc/x cannot be used: No such file or directory`."""
+    what = error.filename2 or error.filename
+    return f"{what or 'the system'} cannot be used: {error.strerror or error}"
+
+
+def _tell(sentence: str) -> None:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        import traceback
+
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+    print(printable("snapline: " + " ".join(sentence.split())), file=sys.stderr)

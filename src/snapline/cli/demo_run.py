@@ -1,0 +1,326 @@
+"""`snapline demo`: real work on real input, a host and the coordinator's leader killed in the middle, an exact result.
+
+The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). Its mass is counted in
+integers, so a consistent cut can be told from an inconsistent one to the last unit.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapline.cli.beside_view import shown_in_browser
+from snapline.cli.demo_picture import draw_recovery, time_ns_of
+from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, rows_of
+from snapline.cli.progress import FleetProgress
+from snapline.errors import MisuseError, SnaplineError, UnknownOutcomeError
+from snapline.folders import make_private
+from snapline.protocols.names import is_autonomous, mode_of
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.snapshots.cut import Cut
+    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.conversation.status import FleetStatus
+    from snapline.deploy.local import Ending, LocalFleet
+    from snapline.deploy.readings import FleetReading
+    from snapline.examples.import_graph import ImportGraph
+    from snapline.storage.store.store import Store
+
+FLEET = "snapline.examples.pagerank:fleet"
+EPOCHS_BEFORE_KILL = 5
+TURNS_BEFORE_KILL = 20_000
+SECONDS_BEFORE_KILL = 4.0
+"""By then every host has started its work, and mass is in flight everywhere."""
+
+COORDINATORS = 3
+"""Replicas. Two of them go on without the third."""
+
+SECONDS_TO_LEADER_KILL = 4.0
+"""From the recovery of the host; the fleet has taken more snapshots since."""
+
+PATIENCE_S = 300.0
+"""The demo takes half a minute; on a machine ten times slower it still ends by itself."""
+
+TRACE_EVERY = 25
+"""Of each channel, every so manieth message is traced for the picture."""
+
+
+def run_demo(
+    *, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str, ui_port: int | None = None
+) -> int:
+    """Run the demo; returns the exit code: 0 if everything came out exact. `ui_port`: show the fleet in a browser there; None: do not."""
+    mode_of(protocol)  # refuses unknown names before anything is started
+    if importlib.util.find_spec("numpy") is None:
+        raise MisuseError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
+    printer = Printer(OutputFormat(output))
+    with _folder(data_dir) as folder:
+        result = asyncio.run(_Demo(printer, folder, hosts, protocol, source, ui_port).run())
+    printer.result(result, _show)
+    return 0 if result["exact"] else 1
+
+
+@contextlib.contextmanager
+def _folder(data_dir: Path | None) -> Iterator[Path]:
+    if data_dir is not None:
+        make_private(data_dir)
+        yield data_dir
+        return
+    yield Path(tempfile.mkdtemp(prefix="snapline-demo-"))
+
+
+class _Demo:
+    """One run: what was done to the fleet, and what came of it."""
+
+    def __init__(
+        self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None, ui_port: int | None
+    ) -> None:
+        self._say = printer.progress
+        self._progress = FleetProgress(printer)
+        self._folder = folder
+        self._host_count = hosts
+        self._protocol = protocol
+        self._source = source
+        self._ui_port = ui_port
+        self._started_ns = 0
+        self._kept: set[int] = set()
+        self._result: dict[str, object] = {}
+
+    async def run(self) -> dict[str, object]:
+        from snapline.conversation.coordinator_client import CoordinatorClient
+        from snapline.deploy.local import LocalFleet
+        from snapline.examples.import_graph import read_tree, write_graph
+        from snapline.security.transport import Security
+
+        graph = read_tree(self._source)
+        path = self._folder / "graph.json"
+        write_graph(graph, path)
+        self._describe_graph(graph)
+        fleet = LocalFleet(
+            data_dir=self._folder,
+            fleet=FLEET,
+            hosts=self._host_count,
+            coordinators=COORDINATORS,
+            arguments=self._arguments(),
+            trace_every=TRACE_EVERY,
+            on_note=self._progress.note,
+            on_status=self._on_status,
+        )
+        started_s, self._started_ns = time.monotonic(), time.time_ns()
+        async with fleet:
+            client = CoordinatorClient(fleet.address, Security.loopback())
+            try:
+                async with shown_in_browser(fleet, self._ui_port, self._progress):
+                    ending = await _meanwhile(fleet.wait(PATIENCE_S), self._disturb(fleet, client))
+            finally:
+                self._progress.end()
+                await client.close()
+        self._result["elapsed_s"] = round(time.monotonic() - started_s, 1)
+        if ending.outcome != "stopped":
+            raise SnaplineError(f"the fleet failed: {ending.reason}; see {self._folder}/logs")
+        self._judge(graph, ending.epoch)
+        return document("DemoResult", **self._result, data_dir=str(self._folder))
+
+    def _arguments(self) -> dict[str, str]:
+        return {"graph": str(self._folder / "graph.json"), "protocol": self._protocol}
+
+    def _on_status(self, status: "FleetReading") -> None:
+        self._progress.status(status)
+        self._result["epochs_completed"] = status.epochs_completed
+
+    def _describe_graph(self, graph: "ImportGraph") -> None:
+        edges = graph.edge_count()
+        self._result["graph"] = {
+            "modules": len(graph.modules), "imports": edges, "unparsed": len(graph.unparsed),
+            "source": self._source or "the standard library of this Python",
+        }  # fmt: skip
+        self._say(
+            f"import graph of {self._source or 'the standard library'}: {len(graph.modules):,} modules, {edges:,} "
+            f"imports, {len(graph.unparsed)} files do not parse"
+        )
+
+    # ---- what is done to the fleet --------------------------------------------------------------------------------
+
+    async def _disturb(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
+        await self._wait(client, self._is_at_work)
+        await asyncio.sleep(SECONDS_BEFORE_KILL)
+        await self._kill_host(fleet, client, "h3" if "h3" in fleet.hosts else fleet.hosts[-1])
+        await asyncio.sleep(SECONDS_TO_LEADER_KILL)
+        await self._kill_leader(fleet, client)
+
+    def _is_at_work(self, status: "FleetStatus") -> bool:
+        """The line of a fleet whose agents checkpoint on their own may not advance before it is quiet."""
+        if is_autonomous(self._protocol):
+            return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
+        return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
+
+    async def _wait(self, client: "CoordinatorClient", is_there: "Callable[[FleetStatus], bool]") -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(SnaplineError):
+                status = await client.status()
+                if is_there(status) or status.phase in ("finished", "failed"):
+                    return
+            await asyncio.sleep(0.05)
+        raise UnknownOutcomeError(f"the fleet did not go on within {PATIENCE_S:g} s; see {self._folder}/logs")
+
+    async def _kill_host(self, fleet: "LocalFleet", client: "CoordinatorClient", host: str) -> None:
+        plans = len(rows_of(await client.recovery_history(), "recoveries"))
+        self._progress.note(f"SIGKILL to host {host}")
+        killed_ns = time.time_ns()
+        fleet.kill(host)
+        plan = await self._wait_for_plan(client, plans)
+        line = int(str(plan["line_epoch"]))
+        with contextlib.suppress(SnaplineError):
+            self._account_for_line(line)
+        detect_s, recover_s = _seconds(killed_ns, plan["suspected"]), _seconds(killed_ns, plan["done"])
+        self._result["host_kill"] = {
+            "host": host, "at_s": self._since_start(killed_ns), "line_epoch": line, "detected_after_s": detect_s, "recovered_after_s": recover_s,
+        }  # fmt: skip
+        self._progress.note(f"detected after {detect_s:.2f} s, recovered to epoch {line} after {recover_s:.2f} s")
+        self._draw(host, line, killed_ns, plan)
+
+    async def _wait_for_plan(self, client: "CoordinatorClient", plans: int) -> "Document":
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(SnaplineError):
+                recoveries = rows_of(await client.recovery_history(), "recoveries")
+                if len(recoveries) > plans:
+                    self._keep(int(str(recoveries[-1]["line_epoch"])))
+                    if recoveries[-1].get("done"):
+                        return recoveries[-1]
+            await asyncio.sleep(0.02)
+        raise UnknownOutcomeError(f"no recovery within {PATIENCE_S:g} s; see {self._folder}/logs")
+
+    async def _kill_leader(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
+        status = await client.status()
+        if status.phase != "running":
+            return
+        leader = status.leader
+        self._progress.note(f"SIGKILL to {leader}, which leads the coordinator's {COORDINATORS} replicas")
+        killed_s, killed_ns = time.monotonic(), time.time_ns()
+        fleet.kill(leader)
+        await self._wait(client, lambda now: now.term > status.term)
+        answered_s = time.monotonic() - killed_s
+        successor = (await client.status()).leader
+        await self._wait(client, lambda now: now.epochs_completed > status.epochs_completed)
+        completed_s = time.monotonic() - killed_s
+        self._result["leader_kill"] = {
+            "replica": leader, "at_s": self._since_start(killed_ns), "new_leader": successor,
+            "new_leader_after_s": round(answered_s, 3), "next_epoch_after_s": round(completed_s, 3),
+        }  # fmt: skip
+        self._progress.note(
+            f"{successor} led {answered_s:.2f} s after the kill; the next epoch was complete after {completed_s:.2f} s"
+        )
+
+    def _since_start(self, time_ns: int) -> float:
+        return round((time_ns - self._started_ns) / 1e9, 1)
+
+    # ---- what came of it ------------------------------------------------------------------------------------------
+
+    def _cut(self, epoch: int) -> "Cut":
+        from snapline.agent_runtime.fleet import load_fleet
+        from snapline.agent_runtime.snapshots.cut import load_cut
+
+        return load_cut(self._store(), epoch, load_fleet(FLEET, self._arguments()))
+
+    def _store(self) -> "Store":
+        from snapline.storage.store.store import Store
+
+        return Store.open(str(self._folder / "store"))
+
+    def _keep(self, line: int) -> None:
+        """While the plan is open its line is kept; afterwards ten newer epochs may be complete, on a slow machine, before it was looked at."""
+        from snapline.storage.keeping.holds import Holds
+
+        if line not in self._kept:
+            with contextlib.suppress(SnaplineError):
+                Holds(self._store(), now_s=time.time).pin(line)
+                self._kept.add(line)
+
+    def _account_for_line(self, line: int) -> None:
+        """The mass of the cut that the fleet went back to."""
+        from snapline.examples import pagerank
+
+        found = pagerank.account(self._cut(line))
+        self._result["line"] = {
+            "epoch": line, "messages_in_transit": found.messages, "mass_in_states": found.in_states,
+            "mass_in_transit": found.in_transit, "mass": found.in_states + found.in_transit,
+            "mass_expected": found.expected, "exact": found.is_exact,
+        }  # fmt: skip
+
+    def _draw(self, host: str, line: int, killed_ns: int, plan: "Document") -> None:
+        path = self._folder / "spacetime.svg"
+        draw_recovery(self._folder, host=host, line=line, killed_ns=killed_ns, plan=plan, path=path)
+        self._result["picture"] = str(path)
+
+    def _judge(self, graph: "ImportGraph", epoch: int) -> None:
+        from snapline.examples import pagerank
+
+        cut = self._cut(epoch)
+        found, comparison = pagerank.account(cut), pagerank.compare(cut, graph)
+        line = self._result.get("line")
+        is_line_exact = isinstance(line, dict) and bool(line["exact"])
+        self._result["final"] = {
+            "epoch": epoch, "mass": found.in_states + found.in_transit, "mass_expected": found.expected,
+            "exact": found.is_exact, "difference_max": comparison.difference_max, "bound": comparison.bound,
+        }  # fmt: skip
+        self._result["exact"] = is_line_exact and found.is_exact and comparison.is_within
+        self._result["top"] = [{"module": name, "rank": rank} for name, rank in pagerank.top_modules(cut, graph)]
+
+
+async def _meanwhile(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
+    """Do `work` while a fleet goes on. If the fleet's launcher gives up, the work is in vain and ends with its error."""
+    ending, doing = asyncio.ensure_future(end), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({ending, doing}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done() or ending.exception() is None:
+            await doing
+        return await ending
+    finally:
+        for task in (ending, doing):
+            task.cancel()
+        await asyncio.gather(ending, doing, return_exceptions=True)
+
+
+def _seconds(start_ns: int, end: object) -> float:
+    return round((time_ns_of(end) - start_ns) / 1e9, 3)
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    graph, kill, final = _part(result, "graph"), _part(result, "host_kill"), _part(result, "final")
+    line, leader = _part(result, "line"), _part(result, "leader_kill")
+    mass, expected = int(str(line.get("mass", 0))), int(str(final["mass_expected"]))
+    lost = int(str(line.get("mass_in_transit", 0)))
+    tables.fields(
+        [
+            ("graph", f"{graph['modules']:,} modules, {graph['imports']:,} imports, {graph['unparsed']} unparsed"),
+            ("run", f"{result['elapsed_s']} s, {result['epochs_completed']} epochs completed"),
+            ("host killed", f"{kill['host']}, SIGKILL after {kill['at_s']} s; detected after {kill['detected_after_s']} s"),
+            ("recovered", f"after {kill['recovered_after_s']} s, to the cut of epoch {kill['line_epoch']}"),
+            ("in that cut", f"{line.get('messages_in_transit', '?')} messages in transit, with {lost / expected:.2%} of the mass"),
+            ("mass there", f"{mass:,} of {expected:,} units{_verdict(mass == expected)}"),
+            ("mass at the end", f"{final['mass']:,} of {expected:,} units{_verdict(bool(final['exact']))}"),
+            ("without channel state", f"a restart from the agents' own saves would have lost {lost:,} units"),
+            ("leader killed", f"{leader['replica']}, SIGKILL after {leader['at_s']} s; {leader['new_leader']} led after {leader['new_leader_after_s']} s" if leader else None),
+            ("next epoch", f"complete {leader['next_epoch_after_s']} s after that kill" if leader else None),
+            ("against sequential", f"largest difference {final['difference_max']:.2e}, bound {final['bound']:.2e}"),
+            ("picture", result.get("picture")),
+        ]
+    )  # fmt: skip
+    tables.line()
+    tables.table(("TOP MODULES", "RANK"), [(row["module"], f"{row['rank']:.5f}") for row in rows_of(result, "top")])
+    tables.line()
+    tables.line("exact: every unit of mass is accounted for" if result["exact"] else "NOT EXACT")
+
+
+def _verdict(is_exact: bool) -> str:
+    return " (exact)" if is_exact else " (NOT EXACT)"
+
+
+def _part(result: Document, name: str) -> dict[str, object]:
+    found = result.get(name)
+    return dict(found) if isinstance(found, dict) else {}

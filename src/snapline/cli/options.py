@@ -1,0 +1,377 @@
+"""Options that several commands share, in groups; `cli/command.py` unfolds them."""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from snapline.cli.output import OutputFormat, Printer
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+
+if TYPE_CHECKING:
+    from snapline.client.client import Client
+    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.security.transport import Security
+    from snapline.telemetry.spans import SpanOptions
+
+_Reply = TypeVar("_Reply")
+
+TIMEOUT_S = 120.0
+"""Default limit for a call to a coordinator: a snapshot may take its fleet's own limit, 60 s unless it says otherwise. A
+coordinator that is not there is known much sooner."""
+
+TIMEOUT_S_MAX = 86_400.0
+"""Every wait ends: a day at most."""
+
+REPLICAS = (1, 3, 5)
+"""An even number bears no more losses than the odd one below it."""
+
+FleetReference = Annotated[
+    str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
+]
+FleetArguments = Annotated[
+    list[str] | None, typer.Option("--arg", metavar="KEY=VALUE", help="For a FLEET that is a function; repeatable.")
+]
+
+FleetMetrics = Annotated[
+    bool,
+    typer.Option("--metrics", help="Every process serves metrics, for Prometheus; DIR/metrics/*.json says where."),
+]
+
+
+class LogFormat(StrEnum):
+    """What `--log-format` takes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """What `--log-level` takes."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """What a process, or those that a launcher starts, log."""
+
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            envvar="SNAPLINE_LOG_FORMAT",
+            show_envvar=False,
+            help="Lines of text, or JSON objects with the ids of what they are about.",
+        ),
+    ] = LogFormat.TEXT
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            "--log-level", envvar="SNAPLINE_LOG_LEVEL", show_envvar=False, help="Log what is as serious as that."
+        ),
+    ] = LogLevel.INFO
+
+    def arguments(self) -> tuple[str, ...]:
+        """The same for processes that we start."""
+        return ("--log-format", self.log_format.value, "--log-level", self.log_level.value)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What a process, or those that a launcher starts, tell OpenTelemetry."""
+
+    otel: Annotated[
+        float | None,
+        typer.Option(
+            "--otel",
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            envvar="SNAPLINE_OTEL",
+            show_envvar=False,
+            help="Tell spans to OpenTelemetry, as its OTEL_… variables say: of epochs, recoveries, requests that bring "
+            "a trace, and of SHARE (0 to 1) of the others.",
+            show_default="off",
+        ),
+    ] = None
+
+    def options(self) -> "SpanOptions":
+        """What the option means."""
+        from snapline.telemetry.spans import SpanOptions
+
+        return SpanOptions(self.otel)
+
+    def checked(self) -> "Spans":
+        """The same, where the processes are this machine's; MisuseError if OpenTelemetry is not there."""
+        self.options().check()
+        return self
+
+    def arguments(self) -> tuple[str, ...]:
+        """The same for processes that we start."""
+        return () if self.otel is None else ("--otel", f"{self.otel:g}")
+
+
+@dataclass(frozen=True)
+class Display:
+    """How results and progress appear."""
+
+    output: Annotated[
+        OutputFormat | None,
+        typer.Option("--output", "-o", help="Form of the result.", show_default="table on a terminal, else json"),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False
+
+    def printer(self) -> Printer:
+        """The printer these options ask for."""
+        return Printer(self.output, quiet=self.quiet, no_color=self.no_color)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Who may speak to us, and to whom we speak: all three files, `--insecure`, or this machine only."""
+
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Our certificate (PEM).")] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
+    tls_ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates we trust (PEM).")] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Plaintext on any network: only where nobody else can reach us.")
+    ] = False
+    tls_domain: Annotated[
+        str, typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain that certificates must be of.")
+    ] = "snapline"
+
+    def security(self) -> "Security":
+        """What these options mean.
+
+        Raises:
+            MisuseError: they contradict each other.
+        """
+        return self._security("")
+
+    def _security(self, token: str) -> "Security":
+        from snapline.security.transport import Security
+
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if any(file is not None for file in files):
+            if self.insecure:
+                raise MisuseError("--insecure contradicts --tls-…: leave one out")
+            if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+                raise MisuseError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
+            return Security.tls(
+                authority=self.tls_ca,
+                certificate=self.tls_cert,
+                key=self.tls_key,
+                domain=self.tls_domain,
+                token=token,
+            )
+        if token:
+            raise MisuseError("a token travels inside TLS only: give --tls-cert, --tls-key and --tls-ca too")
+        return Security.insecure() if self.insecure else Security.loopback()
+
+
+Stale = Annotated[
+    bool,
+    typer.Option(
+        "--stale", help="Let any replica answer, from what it knows: perhaps not the latest, but without a leader."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Connection(Trust):
+    """Which coordinator to ask, and for how long."""
+
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT,…", help="Ask the coordinator there; of several replicas give all."
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Ask the coordinator of the local fleet in this folder."),
+    ] = None
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=0.1, max=TIMEOUT_S_MAX, metavar="SECONDS", help="Limit for the whole call."),
+    ] = TIMEOUT_S
+    auth_token: Annotated[
+        Path | None,
+        typer.Option("--auth-token", metavar="FILE", help="A token of yours, whose role counts (`auth token create`)."),
+    ] = None
+
+    def security(self) -> "Security":
+        """What the options mean, with the token."""
+        return self._security(token_in(self.auth_token))
+
+    def address(self) -> str:
+        """Where to ask.
+
+        Raises:
+            MisuseError: the options do not say, or say it twice.
+        """
+        from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+
+        if self.coordinator is not None and self.data_dir is not None:
+            raise MisuseError("--coordinator and --data-dir both name a coordinator: give one of them")
+        if self.coordinator is not None:
+            return check_addresses(self.coordinator, "--coordinator")
+        if self.data_dir is None:
+            from snapline.cli.places import address_in_use
+
+            return address_in_use()
+        address = read_address(self.data_dir)
+        if address is None:
+            raise MisuseError(
+                f"{self.data_dir / ADDRESS_FILE} names no coordinator: is {self.data_dir} the folder of a local fleet?"
+            )
+        return address
+
+    def folder(self) -> Path:
+        """The folder of the fleet on this machine: --data-dir, or what snapline.toml and the environment name."""
+        from snapline.cli.places import folder_of
+        from snapline.cli.settings import UserSettings
+
+        if self.data_dir is not None:
+            return self.data_dir
+        settings = UserSettings()
+        return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
+
+    def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+        """Make one call, which should be limited by `timeout`; see `remote.ask` for what it raises."""
+        from snapline.cli import remote
+
+        return remote.ask(self.address(), self.security(), call)
+
+    def speak(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+        """Speak to agents; `call` should be limited by `timeout`."""
+        from snapline.cli import remote
+
+        return remote.speak(self.address(), self.security(), call)
+
+
+def token_in(file: Path | None) -> str:
+    """The token in a file, "" if none is given.
+
+    Raises:
+        MisuseError: it cannot be read, others can use it too, or it holds none.
+    """
+    if file is None:
+        return ""
+    from snapline.storage.keys.key_files import read_token_file
+
+    return read_token_file(file)
+
+
+def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
+    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`.
+
+    Raises:
+        MisuseError: a pair without `=`, or a key given twice.
+    """
+    arguments: dict[str, str] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise MisuseError(f"--arg {pair!r} is not KEY=VALUE with a name as the key")
+        if key in arguments:
+            raise MisuseError(f"--arg {key}=… is given twice: give it once")
+        arguments[key] = value
+    return arguments
+
+
+def check_address(address: str, option: str) -> str:
+    """Return `address` if it is HOST:PORT, [IPv6]:PORT or unix:PATH.
+
+    Raises:
+        MisuseError: it is not.
+    """
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
+        return address
+    raise MisuseError(f"{option} {address!r} is no address: write HOST:PORT")
+
+
+def check_addresses(addresses: str, option: str) -> str:
+    """Return `addresses` without blanks if each, between commas, is one that `check_address` takes.
+
+    Raises:
+        MisuseError: one is not, or is given twice.
+    """
+    found = [check_address(address.strip(), option) for address in addresses.split(",")]
+    if len(set(found)) < len(found):
+        raise MisuseError(f"{option} names an address twice: give each replica's once")
+    return ",".join(found)
+
+
+def parse_peers(peers: str, node: str) -> dict[str, str]:
+    """`"c1=HOST:PORT,c2=HOST:PORT"` as a dict, in this order; empty for "".
+
+    Raises:
+        MisuseError: it is not of this form, does not name `node`, or has no majority worth its members.
+    """
+    if not peers:
+        return {}
+    members: dict[str, str] = {}
+    for peer in peers.split(","):
+        name, equals, address = peer.strip().partition("=")
+        if not equals:
+            raise MisuseError(f"--peers {peer.strip()!r} is not ID=HOST:PORT")
+        if check_id(name, "replica") in members:
+            raise MisuseError(f"--peers names {name} twice: give each replica once")
+        members[name] = check_address(address, "--peers")
+    if node not in members:
+        raise MisuseError(f"--peers must name all replicas, this one too: {node} is not among {', '.join(members)}")
+    if len(members) not in REPLICAS:
+        raise MisuseError(f"a coordinator has 1, 3 or 5 replicas; --peers names {len(members)}")
+    return members
+
+
+def seconds_of(text: str, option: str) -> float:
+    """A duration above 0, such as `30m`.
+
+    Raises:
+        MisuseError: it is none; names the option.
+    """
+    from snapline.sim.scenario import duration_ns
+
+    found_s = duration_ns(text) / 1e9
+    if found_s <= 0:
+        raise MisuseError(f"{option} is {text!r}: give a duration above 0, such as 30m")
+    return found_s
+
+
+def allow_current_folder() -> None:
+    """Make modules of the current folder importable, as `python -m` does and an installed script does not."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+LAST_SNAPSHOT_S = 20.0
+"""For the last snapshot before a stop: it takes some tens of milliseconds, but effects that are being called end first."""
+
+BeginAnew = Annotated[
+    bool,
+    typer.Option("--begin-anew", help="Let a fleet all of whose snapshots are damaged begin from its initial states."),
+]
+LastSnapshot = Annotated[
+    float,
+    typer.Option(
+        "--last-snapshot-s",
+        min=0,
+        metavar="SECONDS",
+        help="Time limit for the last snapshot before a stop by SIGTERM or SIGINT; 0: none is taken. A second signal ends the wait at once.",
+    ),
+]

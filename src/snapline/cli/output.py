@@ -1,0 +1,176 @@
+"""Results on stdout, everything else on stderr; tables for people, JSON for programs.
+
+A command builds one *document*, a dict of plain values with `apiVersion` and `kind`, and says how to show it as tables.
+JSON and tables are made from the same document, so neither knows more than the other. Documents of the coordinator may come
+from another release: tables take what is there and leave out what is not.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from snapline.security.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+API_VERSION = "snapline/v1"
+"""Of every JSON document we print. It changes when a field changes its name or meaning."""
+
+Document = Mapping[str, object]
+
+PIPE_WIDTH = 500
+"""Width of tables that do not go to a terminal: nothing is cut off or wrapped there."""
+
+PREVIEW_CHARACTERS_MAX = 300
+"""Longest text of a state or message in a table; JSON has all of it."""
+
+
+class OutputFormat(StrEnum):
+    """What `-o` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def document(kind: str, **fields: object) -> dict[str, object]:
+    """A document of ours."""
+    return {"apiVersion": API_VERSION, "kind": kind, **fields}
+
+
+class DocumentTables:
+    """The tables and lines of one document."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+
+    def line(self, text: str = "") -> None:
+        """Print one line of text as it is."""
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+    def fields(self, rows: Iterable[tuple[str, object]]) -> None:
+        """Print names and values; what has no value (None or "") is left out."""
+        shown = [(name, text(value)) for name, value in rows if value is not None and value != ""]
+        self.table(("", ""), shown, has_header=False)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, has_header: bool = True) -> None:
+        """Print a table without borders; columns of numbers stand on the right."""
+        from rich.table import Table
+
+        lines = [list(row) for row in rows]
+        made = Table(box=None, show_header=has_header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        for index, column in enumerate(columns):
+            numeric = bool(lines) and all(isinstance(line[index], int) for line in lines)
+            made.add_column(column, justify="right" if numeric and has_header else "left", overflow="fold")
+        for line in lines:
+            made.add_row(*(_cell(value) for value in line))
+        self._console.print(made)
+
+
+class Printer:
+    """Prints one command's result, and what it has to say meanwhile."""
+
+    def __init__(self, output: OutputFormat | None = None, *, quiet: bool = False, no_color: bool = False) -> None:
+        """`output=None`: table on a terminal, else JSON. `quiet`: no progress (warnings and results stay)."""
+        self.format = output or (OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.JSON)
+        self.is_quiet = quiet
+        self._no_color = no_color or bool(os.environ.get("NO_COLOR"))
+
+    def result(self, result: Document, show: Callable[[Document, DocumentTables], None]) -> None:
+        """Print the command's result to stdout."""
+        if self.format is OutputFormat.JSON:
+            print(printable(json.dumps(readable(result), indent=2, ensure_ascii=False, allow_nan=True)))
+            return
+        from rich.console import Console
+
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        show(result, DocumentTables(Console(no_color=self._no_color, highlight=False, width=width, emoji=False)))
+
+    def progress(self, text: str) -> None:
+        """Tell on stderr how things go."""
+        if not self.is_quiet:
+            print(printable(text), file=sys.stderr, flush=True)
+
+    def warning(self, text: str) -> None:
+        """Tell on stderr what the user should know."""
+        print(printable(f"snapline: {text}"), file=sys.stderr, flush=True)
+
+
+def readable(value: object) -> object:
+    """Values of any kind as JSON has them: keys become text, bytes their text or hexadecimal digits."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else text(key): readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((readable(item) for item in value), key=repr)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _bytes_text(bytes(value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def text(value: object) -> str:
+    """One value on one line."""
+    if isinstance(value, str):
+        return value
+    shown = json.dumps(readable(value), ensure_ascii=False)
+    return shown if len(shown) <= PREVIEW_CHARACTERS_MAX else shown[: PREVIEW_CHARACTERS_MAX - 1] + "…"
+
+
+def last_line(error: str) -> str:
+    """Of a traceback the line that says what was raised."""
+    return error.rstrip().rpartition("\n")[2]
+
+
+def size(number: object) -> str:
+    """`1.4 MiB`."""
+    amount = float(number) if isinstance(number, int | float) else 0.0
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError("the loop returns")
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    """`1 agent`, `2 agents`."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def rows_of(result: Document, name: str) -> list[Mapping[str, object]]:
+    """The list of objects under `name`; empty if it is missing."""
+    rows = result.get(name)
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
+
+
+def _cell(value: object) -> str:
+    from rich.markup import escape
+
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return escape(printable(text(value)))
+
+
+def _bytes_text(value: bytes) -> str:
+    try:
+        decoded = value.decode()
+    except UnicodeDecodeError:
+        return value.hex()
+    return decoded if decoded.isprintable() else value.hex()
+
+
+def concern_lines(result: Document) -> list[str]:
+    """What the fleet waits for or goes without, each in one line, with since when and what to do."""
+    import msgspec
+
+    from snapline.view.facts import ConcernFacts
+
+    return [msgspec.convert(row, ConcernFacts).line(time.time()) for row in rows_of(result, "concerns")]

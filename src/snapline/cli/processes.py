@@ -1,0 +1,282 @@
+"""`snapline coordinator run` and `snapline host run`: the processes a fleet consists of."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.collector import spare_imported
+from snapline.cli.command import command
+from snapline.cli.options import (
+    LAST_SNAPSHOT_S,
+    BeginAnew,
+    FleetArguments,
+    LastSnapshot,
+    LogLines,
+    Spans,
+    Trust,
+    check_address,
+    check_addresses,
+    parse_arguments,
+    parse_peers,
+)
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+
+if TYPE_CHECKING:
+    from snapline.telemetry.log_lines import BoundIds
+    from snapline.telemetry.metrics_server import MetricsPlace
+
+REJOIN_GRACE_S = 3.0
+"""A process starts within it unless the machine is very busy. Launchers that restart hosts give more."""
+
+KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
+"""Complete epochs that a recovery may go back to. One alone would leave nothing to go back to if it is damaged."""
+
+LISTEN = "127.0.0.1:7400"
+NODE = "c1"
+"""What a replica is called that was not given an id."""
+
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
+Peers = Annotated[
+    str,
+    typer.Option(
+        "--peers",
+        metavar="ID=HOST:PORT,…",
+        help="All replicas of this coordinator, this one too; the same everywhere, for ever.",
+        show_default="none: it is alone",
+    ),
+]
+Node = Annotated[str, typer.Option("--id", metavar="ID", help="This replica's name.")]
+Advertise = Annotated[
+    str, typer.Option("--advertise", metavar="HOST:PORT", help="Where others reach us.", show_default="as --listen")
+]
+Store = Annotated[
+    str, typer.Option("--store", metavar="STORE", help="The snapshot store: a path, file:///…, s3://, gs:// or az://.")
+]
+
+Health = Annotated[
+    str,
+    typer.Option(
+        "--health",
+        metavar="HOST:PORT",
+        envvar="SNAPLINE_HEALTH",
+        show_envvar=False,
+        help="Serve health there without certificates, and nothing else; for `snapline health` and other supervisors.",
+        show_default="nowhere",
+    ),
+]
+
+Marks = Annotated[
+    str,
+    typer.Option(
+        "--marks",
+        metavar="FILE",
+        help="File in which a process that dies leaves word of the turn that it was in; on a file system that outlives it.",
+        show_default="in $XDG_RUNTIME_DIR, or the folder for temporary files",
+    ),
+]
+
+RejoinGrace = Annotated[
+    float,
+    typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
+]
+
+Retention = Annotated[
+    str,
+    typer.Option(
+        "--retention",
+        metavar="last=N,hourly=N,daily=N,manual=N,within=DURATION",
+        help="Snapshots that stay in the store beyond that: the last, one an hour, one a day, the last taken by hand, "
+        "all from so long before the newest (2h, 7d).",
+        show_default="--keep-epochs, 24, 14, 100, 0s",
+    ),
+]
+KeepEpochs = Annotated[
+    int,
+    typer.Option(
+        "--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs that a recovery may go back to."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class MetricsAt:
+    """Where a process says its metrics."""
+
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            envvar="SNAPLINE_METRICS",
+            show_envvar=False,
+            help="Serve metrics there, for Prometheus; port 0: any free one.",
+            show_default="nowhere",
+        ),
+    ] = ""
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics-file",
+            metavar="FILE",
+            help="Write there where the metrics are, as Prometheus' file_sd_configs read it.",
+        ),
+    ] = None
+
+    def place(self) -> "MetricsPlace":
+        """What the options mean."""
+        from snapline.telemetry.metrics_server import MetricsPlace
+
+        if self.metrics_file is not None and not self.metrics:
+            raise MisuseError("--metrics-file says where --metrics are: give that too")
+        return MetricsPlace(check_address(self.metrics, "--metrics") if self.metrics else "", self.metrics_file)
+
+
+@command
+def coordinator_run(
+    trust: Trust,
+    log_lines: LogLines,
+    metrics_at: MetricsAt,
+    spans: Spans,
+    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
+    store: Store,
+    hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Hosts to wait for before starting.")],
+    node: Node = NODE,
+    peers: Peers = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where to listen; port 0: any free one.",
+            show_default=f"its address in --peers, else {LISTEN}",
+        ),
+    ] = "",
+    advertise: Advertise = "",
+    health: Health = "",
+    rejoin_grace: RejoinGrace = REJOIN_GRACE_S,
+    keep_epochs: KeepEpochs = KEEP_EPOCHS,
+    retention: Retention = "",
+    last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
+    begin_anew: BeginAnew = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
+    ] = False,
+) -> None:
+    """Run the coordinator of a fleet, or one of its replicas.
+
+    Started again on the same --data-dir it continues from its log. Three replicas (--id, --peers) go on without any one
+    of them, five without any two; each has a --data-dir of its own, all have the same --store. SIGTERM and SIGINT end it
+    after a last snapshot of a fleet that runs.
+    """
+    from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
+    from snapline.storage.keeping.retention_policy import Policy, parse_policy
+
+    members = parse_peers(peers, check_id(node, "replica"))
+    options = CoordinatorOptions(
+        data_dir=data_dir,
+        listen=check_address(listen or members.get(node, LISTEN), "--listen"),
+        advertise=check_address(advertise, "--advertise") if advertise else "",
+        store=store,
+        security=trust.security(),
+        health=check_address(health, "--health") if health else "",
+        metrics=metrics_at.place(),
+        spans=spans.options(),
+        log_ids=_start_logging(log_lines, replica=node),
+        hosts_expected=hosts,
+        rejoin_grace_s=rejoin_grace,
+        keep_epochs=keep_epochs,
+        retention=parse_policy(retention, Policy(keep_last=keep_epochs)),
+        exit_when_finished=not stay,
+        last_snapshot_s=last_snapshot,
+        begin_anew=begin_anew,
+        node=node,
+        members=members,
+    )
+    spare_imported()
+    _end(asyncio.run(run_coordinator(options)))
+
+
+@command
+def host_run(
+    trust: Trust,
+    log_lines: LogLines,
+    metrics_at: MetricsAt,
+    spans: Spans,
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT,…", help="The fleet's coordinator; of several replicas give all."
+        ),
+    ],
+    host: Annotated[str, typer.Option("--id", metavar="ID", help="This host's name, such as h1.")],
+    fleet: Annotated[
+        str, typer.Option("--fleet", metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
+    ],
+    store: Store,
+    listen: Listen = "127.0.0.1:0",
+    advertise: Advertise = "",
+    health: Health = "",
+    arg: FleetArguments = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="DIR", help="Write a trace of checkpoints and messages there.")
+    ] = None,
+    trace_every: Annotated[
+        int, typer.Option("--trace-every", min=1, metavar="N", help="Of each channel, trace every Nth message.")
+    ] = 1,
+    marks: Marks = "",
+    last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
+    instance: Annotated[str, typer.Option("--instance", hidden=True)] = "",
+) -> None:
+    """Run one host until its fleet has ended.
+
+    SIGTERM and SIGINT end it after a snapshot that holds what its agents have done, and when no effect is being called.
+    """
+    from snapline.storage.capture import forked
+
+    forked.prepare()  # before anything imports gRPC
+    from snapline.agent_runtime.host.process import HostOptions, run_host
+    from snapline.agent_runtime.host.turn_marks import default_marks
+    from snapline.cli.fleets import load
+
+    check_address(listen, "--listen")
+    log_ids = _start_logging(log_lines, host=check_id(host, "host"))
+    loaded = load(fleet, parse_arguments(arg))
+    log_ids.add(fleet=loaded.name)
+    options = HostOptions(
+        host=host,
+        instance=instance or secrets.token_hex(8),
+        fleet=loaded,
+        log_ids=log_ids,
+        coordinator=check_addresses(coordinator, "--coordinator"),
+        store=store,
+        listen=listen,
+        advertise=check_address(advertise, "--advertise") if advertise else "",
+        security=trust.security(),
+        health=check_address(health, "--health") if health else "",
+        metrics=metrics_at.place(),
+        spans=spans.options(),
+        marks=marks or default_marks(coordinator, host),
+        trace="" if trace is None else str(trace),
+        trace_every=trace_every,
+        last_snapshot_s=last_snapshot,
+    )
+    spare_imported()
+    _end(asyncio.run(run_host(options)))
+
+
+def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
+    """From now on; every line bears these ids, and those that are bound later."""
+    from snapline.telemetry.log_lines import BoundIds, start_logging
+
+    bound = BoundIds(**ids)
+    start_logging(log_lines.log_format.value, log_lines.log_level.value, bound)
+    return bound
+
+
+def _end(exit_code: int) -> None:
+    raise typer.Exit(exit_code)

@@ -1,0 +1,105 @@
+"""How a local fleet is doing, on stderr: one line that is drawn again on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from snapline.cli.output import Printer, count
+from snapline.security.printable import printable
+
+if TYPE_CHECKING:
+    from snapline.deploy.readings import FleetReading
+
+DEGRADED = "degraded"
+"""State of a store that takes no epochs, as the coordinator says it."""
+
+PERIOD_S = 1.0
+"""Shortest time between two lines that differ in their numbers only: a log stays readable."""
+
+
+CONCERN_NS = 3 * 10**9
+"""What is over sooner needs nobody: hosts that start again, plans that take a second or two."""
+
+
+class FleetProgress:
+    """Shows a fleet's phase, epochs, turns and hosts."""
+
+    def __init__(self, printer: Printer) -> None:
+        self._printer = printer
+        self._is_terminal = sys.stderr.isatty() and not printer.is_quiet
+        self._has_line = False
+        self._shown: tuple[object, ...] = ()
+        self._text = ""
+        self._shown_s = 0.0
+        self._problem = ""
+        self._has_letters = False
+        self._concerns: dict[tuple[object, ...], str] = {}
+        """Those that were said and are not over, and what was said of them."""
+
+    def status(self, status: "FleetReading") -> None:
+        """Show a status, unless nothing has changed since the last one."""
+        self._warn(status)
+        states = tuple((host.host, host.state) for host in status.hosts)
+        important = (status.phase, states)
+        text = describe(status)
+        is_due = time.monotonic() - self._shown_s >= PERIOD_S and text != self._text
+        if not (self._is_terminal or is_due or important != self._shown):
+            return
+        self._shown, self._text, self._shown_s = important, text, time.monotonic()
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{printable(text)}")
+            sys.stderr.flush()
+            self._has_line = True
+        else:
+            self._printer.progress(text)
+
+    def _warn(self, status: "FleetReading") -> None:
+        """What would else go unseen for hours, each once: no checkpoint completes, or messages are given up."""
+        self._tell_concerns(status)
+        problem = status.store.reason if status.store.state == DEGRADED else ""
+        if problem and not self._problem:
+            self.warn(f"no checkpoint completes, and the agents go on without: {problem}")
+        elif self._problem and not problem and status.phase == "running":
+            self.note("checkpoints complete again")
+        self._problem = problem
+        if not self._has_letters and any(host.dead_letters for host in status.hosts):
+            self._has_letters = True
+            self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
+
+    def _tell_concerns(self, status: "FleetReading") -> None:
+        """Each once when it has lasted for a while, and once when it is over: a fleet that waits does not do so in silence."""
+        lasting = [each for each in status.concerns if each.since_ns >= CONCERN_NS]
+        found = {(each.kind, each.hosts, each.agents): each for each in lasting}
+        for key in [key for key in self._concerns if key not in found]:
+            self.warn(f"over: {self._concerns.pop(key)}")
+        for key, each in found.items():
+            if key not in self._concerns:
+                self._concerns[key] = each.text
+                self.warn(f"{each.text}. To do: {each.remedy}")
+
+    def warn(self, text: str) -> None:
+        """Say something that stays, also to those who want no progress."""
+        self.end()
+        self._printer.warning(text)
+
+    def note(self, text: str) -> None:
+        """Say something that stays."""
+        self.end()
+        self._printer.progress(text)
+
+    def end(self) -> None:
+        """Leave the line that was being drawn."""
+        if self._has_line:
+            sys.stderr.write("\n")
+            self._has_line = False
+
+
+def describe(status: "FleetReading") -> str:
+    """`running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
+    turns = sum(host.turns for host in status.hosts)
+    hosts = [f"{host.host} {host.state}" for host in status.hosts]
+    epoch = f"epoch {status.last_complete_epoch} complete" if status.last_complete_epoch else "no epoch complete yet"
+    worked = [count(turns, "turn")] if turns else []  # hosts that have left tell no turns any more
+    letters = sum(host.dead_letters for host in status.hosts)
+    buried = [count(letters, "dead letter")] if letters else []
+    return ", ".join([status.phase, epoch, *worked, *buried, *(hosts or ["no hosts yet"])])

@@ -1,0 +1,49 @@
+"""One call to a coordinator, or one word to an agent, from a command that is not asynchronous itself."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from snapline.security.printable import printable
+
+if TYPE_CHECKING:
+    from snapline.client.client import Client
+    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.security.transport import Security
+
+_Reply = TypeVar("_Reply")
+
+CLIENT_NAME = "cli"
+"""Whom inputs are from, where no certificate says it."""
+
+
+def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+    """Make one call, perhaps more than once, and return its reply; raises what `CoordinatorClient` raises. The call carries its own limit."""
+    return asyncio.run(_ask(address, security, call))
+
+
+async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+    from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+
+    client = CoordinatorClient(address, security, on_trouble=_tell)
+    try:
+        return await patiently(lambda: call(client))
+    finally:
+        await client.close()
+
+
+def speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+    """Speak to a fleet's agents and return what comes of it; raises what `Client` raises."""
+    return asyncio.run(_speak(address, security, call))
+
+
+async def _speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+    from snapline.client.client import open_client
+
+    async with await open_client(address, security, CLIENT_NAME) as client:
+        return await call(client)
+
+
+def _tell(trouble: str) -> None:
+    print(printable(f"snapline: {trouble}"), file=sys.stderr, flush=True)

@@ -1,0 +1,81 @@
+"""How many runs are done, on stderr: a bar that is drawn again on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable
+
+from snapline.cli.output import Printer, count
+from snapline.security.printable import printable
+
+DRAWN_S, SAID_S = 0.1, 5.0
+"""Shortest time between two bars on a terminal, and between two lines of a log."""
+
+BAR_WIDTH = 24
+
+RATE_S = 10.0
+"""Runs per second are those of about so long: seeds differ, and so does what else the machine does."""
+
+
+class RunProgress:
+    """Shows how far a sweep, or a comparison, is.
+
+    Attributes:
+        verdicts: how many runs ended so, of those that have a verdict to show.
+    """
+
+    def __init__(self, printer: Printer, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._printer = printer
+        self._total = total
+        self._clock = clock
+        self._is_terminal = sys.stderr.isatty() and not printer.is_quiet
+        self._started_s = self._shown_s = self._rated_s = clock()
+        self._rated_done = 0
+        self._rate = 0.0
+        self._has_line = False
+        self.done = 0
+        self.verdicts: dict[str, int] = {}
+
+    def ended(self, verdict: str) -> None:
+        """One run has ended."""
+        self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
+        self.reached(self.done + 1)
+
+    def reached(self, done: int) -> None:
+        """So many have ended."""
+        self.done = done
+        now_s = self._clock()
+        if now_s - self._shown_s < (DRAWN_S if self._is_terminal else SAID_S):
+            return
+        self._shown_s = now_s
+        self._measure(now_s)
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{printable(self.text())}")
+            sys.stderr.flush()
+            self._has_line = True
+        else:
+            self._printer.progress(self.text())
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._has_line:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._has_line = False
+
+    def text(self) -> str:
+        """`[######      ] 1,234 of 10,000 runs, 345/s, 25 s left, 2 violation`."""
+        filled = BAR_WIDTH * self.done // max(1, self._total)
+        parts = [f"[{'#' * filled:<{BAR_WIDTH}}] {self.done:,} of {count(self._total, 'run')}"]
+        if self._rate:
+            parts += [f"{self._rate:,.1f}/s", f"{(self._total - self.done) / self._rate:,.0f} s left"]
+        parts += [f"{number:,} {verdict}" for verdict, number in self.verdicts.items() if verdict != "pass"]
+        return ", ".join(parts)
+
+    def _measure(self, now_s: float) -> None:
+        elapsed_s = now_s - self._rated_s
+        if elapsed_s <= 0:
+            return
+        if elapsed_s >= RATE_S or not self._rate or self._rated_s == self._started_s:
+            self._rate = (self.done - self._rated_done) / elapsed_s
+        if elapsed_s >= RATE_S:
+            self._rated_s, self._rated_done = now_s, self.done

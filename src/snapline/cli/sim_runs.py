@@ -1,0 +1,275 @@
+"""`snapline sim run`, `replay` and `report`: single runs and their folders."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, DocumentTables, document
+from snapline.cli.sim_scenarios import (
+    RUNS,
+    RunOrScenario,
+    ScenarioChanges,
+    ScenarioWord,
+    Seed,
+    check_fleet,
+    commit_of_code,
+    run_folder,
+    the_run_folder,
+)
+from snapline.errors import MisuseError
+from snapline.security.printable import printable
+
+if TYPE_CHECKING:
+    from snapline.sim.result import Result
+    from snapline.sim.scenario import Scenario
+
+Folder = Annotated[
+    Path, typer.Option("--folder", metavar="DIR", help="Folders of runs go there, as DIR/NAME/TIME-SEED.")
+]
+
+NOT_THE_SAME = "the agents' code has changed, or the run cannot be repeated: --check tells"
+
+
+@command
+def run(
+    display: Display,
+    changes: ScenarioChanges,
+    scenario: ScenarioWord,
+    seed: Seed = None,
+    folder: Folder = RUNS,
+    no_folder: Annotated[bool, typer.Option("--no-folder", help="Write nothing; just say how it went.")] = False,
+    print_only: Annotated[
+        bool,
+        typer.Option("--print", help="Print the scenario as TOML, and run nothing; with --seed as it would be drawn."),
+    ] = False,
+) -> None:
+    """Run one seed of a scenario in virtual time, and judge it.
+
+    Writes a folder with the report (report.html), the picture, the trace, and all that is needed to run it again. Exit
+    code: 0 pass, 6 a guarantee was violated, 3 undecided, 1 the harness or the agents' code failed.
+    """
+    from snapline.sim.hunt.swarm import draw
+    from snapline.sim.scenario import format_scenario
+
+    template = changes.template(scenario)
+    if print_only:
+        print(printable(format_scenario(template if seed is None else draw(template, seed))), end="")
+        return
+    number = seed or 0
+    drawn = draw(template, number)
+    result, place = _run(drawn, number, changes, None if no_folder else folder)
+    again = changes.repeat(scenario, number)
+    shown = result_document(result, drawn, folder=None if place is None else str(place), repeat=again)
+    display.printer().result(shown, lambda _, tables: _show_run(result, drawn, place, again, tables))
+    raise typer.Exit(_exit_code(result))
+
+
+def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
+    """Run it, and write its folder under `base`."""
+    from snapline.sim.choices import RandomChoices
+    from snapline.sim.report.folder import folder_for, write_run
+    from snapline.sim.run import run as simulate
+    from snapline.sim.world.recording import Recording
+
+    changes.runner()  # refuses a mutant that there is not
+    recording, choices = Recording(), RandomChoices(seed, is_recording=True)
+    result = simulate(drawn, seed, choices, recording=recording, mutant=changes.mutant)
+    if base is None:
+        return result, None
+    place = folder_for(base, drawn.name, seed, datetime.now(UTC))
+    write_run(place, drawn, result, recording, choices=choices.record, commit=commit_of_code())
+    return result, place
+
+
+def result_document(result: "Result", scenario: "Scenario", **more: object) -> dict[str, Any]:
+    """As result.json, and more."""
+    import json
+
+    from snapline.sim.report.files import Provenance, result_json
+
+    found: dict[str, Any] = json.loads(result_json(result, Provenance(scenario.schema, commit_of_code())))
+    return {**found, **more}
+
+
+def _exit_code(result: "Result") -> int:
+    from snapline.sim.result import EXIT_CODES
+
+    return EXIT_CODES[result.verdict]
+
+
+def _show_run(result: "Result", scenario: "Scenario", place: Path | None, again: str, tables: DocumentTables) -> None:
+    from snapline.sim.report.folder import REPORT
+    from snapline.sim.report.text import brief, summarise
+
+    report = "" if place is None else f"report {place / REPORT}"
+    if result.verdict == "pass":
+        tables.line(brief(result, scenario).rstrip("\n"))
+        tables.line(f"again    {again}{'; ' if report else ''}{report}")
+        return
+    tables.line(summarise(result).rstrip("\n"))
+    if report:
+        tables.line(report)
+    tables.line(f"again  {again}")
+    if place is not None:
+        tables.line(f"next   snapline sim shrink {place}")
+
+
+# -- replay -------------------------------------------------------------------------------------------------------------
+
+
+@command
+def replay(
+    display: Display,
+    changes: ScenarioChanges,
+    place: RunOrScenario,
+    seed: Seed = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run it twice, once in a new interpreter, and show the first entry that differs."),
+    ] = False,
+) -> None:
+    """Run again what a folder holds, with its choices, and say whether the same happens.
+
+    Of a SCENARIO there is no earlier run: one seed of it is run twice, as with --check. Exit code: as of `sim run`; 1 if two
+    runs of this moment differ.
+    """
+    from snapline.sim.report.text import summarise
+
+    folder = run_folder(place)
+    if folder is None:
+        result, fields = _checked(changes, place, seed)
+    else:
+        result, fields = _replayed(changes, folder, seed, is_checked=check)
+    told = document("SimulationReplay", **fields)
+    display.printer().result(told, lambda shown, tables: _show_replay(summarise(result), shown, tables))
+    raise typer.Exit(1 if fields["divergence"] is not None else _exit_code(result))
+
+
+def _checked(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Result, dict[str, object]]":
+    from snapline.sim.hunt.swarm import draw
+
+    number = seed or 0
+    drawn = draw(changes.template(word), number)
+    result = changes.runner()(drawn, number)
+    return result, {**_replay_fields(result), "is_checked": True, "divergence": _divergence(drawn, number, changes)}
+
+
+def _replayed(
+    changes: ScenarioChanges, folder: Path, seed: int | None, *, is_checked: bool
+) -> "tuple[Result, dict[str, object]]":
+    from snapline.sim.hunt.replay import read_repro
+    from snapline.sim.hunt.replay import replay as replay_folder
+
+    refuse(changes, seed, folder)
+    scenario, number, _ = read_repro(folder)
+    check_fleet(scenario)
+    replayed = replay_folder(folder, commit=commit_of_code(), runner=changes.runner())
+    return replayed.result, {
+        "folder": str(folder),
+        **_replay_fields(replayed.result),
+        "recorded_hash": replayed.expected_hash,
+        "is_same": replayed.is_same,
+        "warnings": replayed.warnings,
+        "is_checked": is_checked,
+        "divergence": _divergence(scenario, number, changes) if is_checked else None,
+    }
+
+
+def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
+    """Options that a run's folder has no use for.
+
+    Raises:
+        MisuseError: there is one.
+    """
+    changes.refuse(folder)
+    if seed is not None:
+        raise MisuseError(f"--seed cannot change {folder}, which is of a run: leave it out, or name a scenario")
+
+
+def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> dict[str, Any] | None:
+    import msgspec
+
+    from snapline.sim.hunt.replay import check_determinism
+
+    found = check_determinism(scenario, seed, runner=changes.runner())
+    return None if found is None else {**msgspec.to_builtins(found), "text": found.text}
+
+
+def _replay_fields(result: "Result") -> dict[str, object]:
+    return {
+        "name": result.name,
+        "seed": result.seed,
+        "verdict": result.verdict,
+        "violations": [violation.text for violation in result.violations],
+        "trace_hash": result.trace_hash,
+    }
+
+
+def _show_replay(summary: str, fields: Document, tables: DocumentTables) -> None:
+    tables.line(summary.rstrip("\n"))
+    warnings, divergence = fields.get("warnings"), fields["divergence"]
+    if fields.get("is_same"):
+        tables.line("the same as recorded")
+    elif "is_same" in fields:
+        tables.line(f"not the same as recorded: that was trace {fields['recorded_hash']}")
+        why = warnings if isinstance(warnings, list) and warnings else [NOT_THE_SAME]
+        tables.line(f"  {'; '.join(why)}")
+    if isinstance(divergence, dict):
+        tables.line(str(divergence["text"]))
+    elif fields["is_checked"]:
+        tables.line("run once more, in a new interpreter with another hash seed: the same trace")
+
+
+# -- report -------------------------------------------------------------------------------------------------------------
+
+
+@command
+def report(
+    display: Display,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a run.")],
+    shiviz: Annotated[
+        Path | None, typer.Option("--shiviz", metavar="FILE", help="Write a log for ShiViz there.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for Perfetto there (JSON).")
+    ] = None,
+) -> None:
+    """Make the report and the picture of a run again, and say how it went.
+
+    For a report that was lost, or was made by an older snapline. Nothing is run. Exit code: 0, whatever the run's was.
+    """
+    from snapline.sim.report.folder import read_run, rebuild
+    from snapline.sim.report.text import summarise
+
+    place = the_run_folder(folder)
+    stored = read_run(place)
+    written = [rebuild(place)]
+    for path, export in ((shiviz, "to_shiviz"), (perfetto, "to_perfetto")):
+        if path is not None:
+            written.append(_export(place, stored.recording, path, export))
+    shown = result_document(stored.result, stored.scenario, files=[str(path) for path in written])
+
+    def show(_: Document, tables: DocumentTables) -> None:
+        tables.line(summarise(stored.result).rstrip("\n"))
+        for path in written:
+            tables.line(f"wrote {path}")
+
+    display.printer().result(shown, show)
+
+
+def _export(place: Path, recording: object, path: Path, export: str) -> Path:
+    from snapline.sim.report import exports
+    from snapline.sim.world.recording import Recording
+
+    if not isinstance(recording, Recording):
+        raise MisuseError(f"{place} holds no trace: `snapline sim run` writes one")
+    made = exports.to_shiviz(recording) if export == "to_shiviz" else exports.to_perfetto(recording)
+    try:
+        path.write_bytes(made.encode() if isinstance(made, str) else made)
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path

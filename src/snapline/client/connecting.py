@@ -1,0 +1,102 @@
+"""Whom a client speaks to, and how both sides prove who they are."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from snapline.conversation.coordinator_client import TIMEOUT_S, CoordinatorClient
+from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+from snapline.errors import MisuseError
+from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
+
+CONNECT_S_MAX = 10.0
+"""For the first word of the coordinator: an election takes a second or two."""
+
+
+class Certificates(msgspec.Struct, frozen=True):
+    """The files of a certificate of the role `client` (docs/security.md).
+
+    Attributes:
+        certificate, key: ours, as PEM files.
+        authority: the certificates that we trust.
+        domain: the fleet's trust domain.
+    """
+
+    certificate: str | Path
+    key: str | Path
+    authority: str | Path
+    domain: str = DEFAULT_DOMAIN
+
+
+def address_of(address: str, data_dir: str | Path | None) -> str:
+    """Where the coordinator listens, several replicas with commas between.
+
+    Raises:
+        MisuseError: neither says it, or both do.
+    """
+    if address and data_dir is not None:
+        raise MisuseError("address and data_dir both name a coordinator: give one of them")
+    if data_dir is not None:
+        address = read_address(Path(data_dir)) or ""
+        if not address:
+            raise MisuseError(
+                f"{Path(data_dir) / ADDRESS_FILE} names no coordinator: is it the folder of a local fleet?"
+            )
+    if not [each for each in address.split(",") if each.strip()]:
+        raise MisuseError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
+    return address
+
+
+def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
+    """What these mean.
+
+    Raises:
+        MisuseError: they contradict each other.
+    """
+    if tls is None:
+        return Security.insecure() if insecure else Security.loopback()
+    if insecure:
+        raise MisuseError("insecure contradicts tls: leave one out")
+    return Security.tls(authority=tls.authority, certificate=tls.certificate, key=tls.key, domain=tls.domain)
+
+
+class Startable(Protocol):
+    """A client that has not been used yet."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+_Client = TypeVar("_Client", bound=Startable)
+
+
+async def started(client: _Client) -> _Client:
+    """The client, once the coordinator has answered it; raises what `Client.connect` raises."""
+    try:
+        await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
+    """Look at certificate files now and then; `renew` when they are others."""
+    generation = security.generation
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        await asyncio.to_thread(security.reload)
+        if generation != security.generation:
+            generation = security.generation
+            renew()
+
+
+async def close_later(older: CoordinatorClient) -> None:
+    """When the calls are over that it had under way."""
+    try:
+        await asyncio.sleep(TIMEOUT_S)
+    finally:
+        await older.close()

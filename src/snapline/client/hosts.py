@@ -1,0 +1,265 @@
+"""Requests to hosts: one connection to each, and what a call that failed says about its inputs.
+
+A host hands a request on when the last message of its stream is there. So a call that failed before there was a connection, or before
+that message was written, has certainly changed nothing; after it, nobody knows.
+
+Nearly all requests are one message, and called as such: on the wire it is the same. Where a stream's writing fails since the host
+has ended the call, gRPC tells no more why (`tests/access/world.py` calls it unheard).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from snapline.conversation.coordinator_client import named_error
+from snapline.conversation.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
+from snapline.conversation.inputs import AskOutcome, GivenInput, InputOutcome
+from snapline.conversation.view_wire import SHOW_PATH, ViewReading
+from snapline.errors import MisuseError, ProtocolError
+from snapline.security.transport import Security
+
+CONNECTIONS_MAX = 256
+"""Kept: as many as a fleet may have hosts. Of more, those that were used longest ago are closed."""
+
+CONNECT_S_MAX = 2.0
+"""For a connection, as links give it."""
+
+FAILURES_MAX = 20
+"""A connection that has failed so often in a row is given up, or a host that is gone would be dialled for ever. Until then it is kept: its
+patience with slow handshakes grows."""
+
+_FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+"""Such a host will never take anything from us."""
+
+_NOT_HANDED_ON = (*_FINAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+"""What a host says of a request before it looks at its inputs."""
+
+_BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+
+
+class OfferFailed(Exception):
+    """There is no answer. `is_unsent`: nothing was taken; `is_final`: it would fail every time."""
+
+    def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_unsent = is_unsent
+        self.is_final = is_final
+
+
+class _Connection:
+    """To one host. `users`: calls on it; `failures`: in a row, to connect."""
+
+    __slots__ = ("channel", "failures", "users")
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.users = self.failures = 0
+
+
+class HostCalls:
+    """Connections to hosts. For one event loop."""
+
+    def __init__(self, security: Security, client: str) -> None:
+        """`client`: whom the inputs are from."""
+        self._security = security
+        self._client = client
+        self._connections: dict[tuple[str, str], _Connection] = {}
+        self._left: list[_Connection] = []
+        """To be closed when their calls are over."""
+
+    async def offer(
+        self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
+    ) -> tuple[InputOutcome, ...]:
+        """Say these inputs to a host, and wait for what becomes of each. `path`: another one for operators' words.
+
+        Raises:
+            OfferFailed: there is no answer.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        async with self._connection(host, address) as connection:
+            await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
+            messages = list(offer_messages(self._client, inputs))
+            ask = _ask_once if len(messages) == 1 else _ask_in_parts
+            return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
+
+    async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
+        """Wait at a host for what came of an input; `question` is by `encode_ask`.
+
+        Raises:
+            OfferFailed: there is no answer.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        async with self._connection(host, address) as connection:
+            await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
+            return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
+
+    async def show(self, host: str, address: str, question: bytes, limit_s: float) -> bytes:
+        """Ask a host about an agent; `question` is by `encode_question`. Returns the document.
+
+        Raises:
+            NotHereError: it cannot say just now.
+            OfferFailed: there is no answer.
+            SnaplineError: what the host raised.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        async with self._connection(host, address) as connection:
+            await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
+            return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
+
+    def renew(self) -> None:
+        """Other certificates: connections are made anew, calls under way go on."""
+        self._left += self._connections.values()
+        self._connections.clear()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way end."""
+        self.renew()
+        for connection in self._left:
+            await connection.channel.close()
+        self._left.clear()
+
+    @asynccontextmanager
+    async def _connection(self, host: str, address: str) -> AsyncIterator[_Connection]:
+        """One to use, which stays open meanwhile."""
+        place = (host, address)
+        connection = self._connections.pop(place, None) or self._open(host, address)
+        self._connections[place] = connection
+        if len(self._connections) > CONNECTIONS_MAX:
+            self._leave(next(iter(self._connections)))
+        connection.users += 1
+        try:
+            yield connection
+        finally:
+            connection.users -= 1
+            if connection.failures > FAILURES_MAX and self._connections.get(place) is connection:
+                self._leave(place)
+            await self._close_left()
+
+    def _open(self, host: str, address: str) -> _Connection:
+        try:
+            return _Connection(self._security.open_channel(address, role="host", name=host))
+        except MisuseError as error:
+            raise OfferFailed(str(error), is_unsent=True, is_final=True) from error
+
+    def _leave(self, place: tuple[str, str]) -> None:
+        self._left.append(self._connections.pop(place))
+
+    async def _close_left(self) -> None:
+        unused = [connection for connection in self._left if not connection.users]
+        self._left = [connection for connection in self._left if connection.users]
+        for connection in unused:
+            await connection.channel.close()
+
+    async def _connect(self, connection: _Connection, host: str, address: str, deadline_s: float) -> None:
+        """Wait until the host has answered; nothing has been said to it yet."""
+        channel, loop = connection.channel, asyncio.get_running_loop()
+        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state not in _BROKEN:
+                changing = asyncio.ensure_future(channel.wait_for_state_change(state))
+                await asyncio.wait({changing}, timeout=deadline_s - loop.time())
+                if changing.done() and changing.exception() is None:
+                    continue
+                changing.cancel()
+            connection.failures += 1
+            trust = " (if it runs: does each side trust the other's certificate?)" if self._security.is_tls else ""
+            raise OfferFailed(f"host {host} does not answer at {address}{trust}", is_unsent=True)
+        connection.failures = 0
+
+
+async def _ask_once(
+    channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
+) -> tuple[InputOutcome, ...]:
+    """A request of one message."""
+    offer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
+    try:
+        return decode_outcomes(await offer(messages[0], timeout=limit_s))
+    except grpc.aio.AioRpcError as error:
+        raise _failure(error.code(), error.details() or "", host, is_sent=True) from error
+    except ProtocolError as error:
+        raise _not_understood(host, error) from error
+
+
+async def _ask_in_parts(
+    channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
+) -> tuple[InputOutcome, ...]:
+    """A large input."""
+    offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
+    call: grpc.aio.StreamUnaryCall[bytes, bytes] = offer(timeout=limit_s)
+    is_sent = False
+    try:
+        for message in messages[:-1]:
+            await call.write(message)
+        is_sent = True
+        await call.write(messages[-1])
+        await call.done_writing()
+        return decode_outcomes(await call)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        if not call.done():
+            raise OfferFailed(f"the call to host {host} failed: {error}", is_unsent=not is_sent) from error
+        raise _failure(await call.code(), await call.details() or "", host, is_sent=is_sent) from error
+    except ProtocolError as error:
+        raise _not_understood(host, error) from error
+    finally:
+        call.cancel()
+
+
+async def _ask_for_answer(channel: grpc.aio.Channel, host: str, question: bytes, limit_s: float) -> AskOutcome:
+    ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(ASK_PATH)
+    call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(question, timeout=limit_s)
+    reading = AnswerReading()
+    try:
+        async for data in call:
+            answer = reading.take(data)
+            if answer is not None:
+                return answer
+        raise OfferFailed(f"host {host} ended its answer before its end", is_unsent=False)
+    except grpc.aio.AioRpcError as error:
+        raise _failure(error.code(), error.details() or "", host, is_sent=True) from error
+    except ProtocolError as error:
+        raise _not_understood(host, error) from error
+    finally:
+        call.cancel()
+
+
+async def _ask_to_show(channel: grpc.aio.Channel, host: str, question: bytes, limit_s: float) -> bytes:
+    ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(SHOW_PATH)
+    call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(question, timeout=limit_s)
+    reading = ViewReading()
+    try:
+        async for data in call:
+            document = reading.take(data)
+            if document is not None:
+                return document
+        raise OfferFailed(f"host {host} ended its answer before its end", is_unsent=False)
+    except grpc.aio.AioRpcError as error:
+        raise named_error(error) or _failure(error.code(), error.details() or "", host, is_sent=True) from error
+    except ProtocolError as error:
+        raise _not_understood(host, error) from error
+    finally:
+        call.cancel()
+
+
+def _not_understood(host: str, error: ProtocolError) -> OfferFailed:
+    return OfferFailed(f"host {host} answered what this version does not understand: {error}", is_unsent=False)
+
+
+def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferFailed:
+    """What a call means that ended without an answer."""
+    is_unsent = not is_sent or code in _NOT_HANDED_ON
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            reason = f"host {host} does not answer any more ({details})"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            reason = f"host {host} did not answer in time"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            reason = f"host {host} does not know this call: is it of an older version?"
+        case _:
+            reason = details or f"host {host} ended the call with {code.name}"
+    return OfferFailed(reason, is_unsent=is_unsent, is_final=code in _FINAL)

@@ -1,0 +1,272 @@
+"""A fleet on other machines or in containers, kept by a process in the background of this machine.
+
+`snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; where the
+coordinator listens it writes beside it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
+`up` again, takes over what it finds. It runs where the launcher's programs are: `ssh`, podman, or those of Slurm, on a machine of the cluster.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.data_directory import ADDRESS_FILE, lock, write_address
+from snapline.deploy.keeping import Ending
+from snapline.deploy.launched import ALONE, LaunchedFleet
+from snapline.deploy.launching import Kind, Launcher
+from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_of
+from snapline.deploy.podman_launcher import PodmanLauncher
+from snapline.deploy.ray_cluster import RayCluster
+from snapline.deploy.ray_launcher import RayLauncher
+from snapline.deploy.readings import FleetReading
+from snapline.deploy.scaling import follow
+from snapline.deploy.slurm_launcher import SlurmLauncher
+from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
+from snapline.errors import MisuseError, WorldError
+from snapline.folders import make_private
+from snapline.security.transport import RELOAD_S, Security
+
+PLAN_FILE = "plan.json"
+
+LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
+"""Whose certificates we speak with. The operator's asks for the last snapshot before a time limit."""
+
+KeptPlace = Literal["ssh", "podman", "slurm", "ray"]
+"""Of a Ray cluster only chaos has a plan: what `snapline up` takes up there is kept by an actor (`deploy/ray_fleet.py`)."""
+
+
+class KeptPlan(msgspec.Struct, frozen=True):
+    """What is to run, and where.
+
+    Attributes:
+        what: the fleet, its hosts and coordinators.
+        address: of the Ray cluster.
+        machines: what `ssh` calls them.
+        ssh: the program and its options.
+        sbatch: options of `sbatch`.
+        python: the interpreter there; empty: the usual one.
+        image: of containers.
+        code: the folder there with the fleet's module; for containers the one here.
+        tls: a folder that `snapline auth init` has made, here, and for Slurm on all nodes too; empty: none.
+    """
+
+    place: KeptPlace
+    what: FleetPlan
+    address: str = "auto"
+    machines: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ("ssh",)
+    sbatch: tuple[str, ...] = ()
+    python: str = ""
+    image: str = ""
+    code: str = ""
+    tls: str = ""
+
+
+def write_plan(folder: Path, plan: KeptPlan) -> None:
+    """For the process in the background."""
+    make_private(folder)
+    (folder / ADDRESS_FILE).unlink(missing_ok=True)
+    (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+def read_plan(folder: Path) -> KeptPlan | None:
+    """What `write_plan` has written; None if it has not."""
+    if not (folder / PLAN_FILE).exists():
+        return None
+    return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=KeptPlan)
+
+
+def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
+    """Of all its processes.
+
+    Raises:
+        MisuseError: one is not there; says how it is made.
+    """
+    if not plan.tls:
+        return {}
+    if plan.place == "slurm" and not (Path(plan.tls) / f"{OPERATOR}.key").is_file():
+        made = f"`snapline auth issue {plan.tls} operator operator`"
+        raise MisuseError(
+            f"{plan.tls}/{OPERATOR}.key is not there, for the last snapshot before a time limit: {made} makes it"
+        )
+    return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators)
+
+
+def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
+    """What one process needs to be trusted, as it is now: it may have been renewed, or its host have come later.
+
+    Raises:
+        WorldError: it is not there; a later start may find it.
+    """
+    if not plan.tls:
+        return {}
+    try:
+        return own_files(read_of(Path(plan.tls), [(kind, "c1" if name == ALONE else name)]), kind, name)
+    except MisuseError as error:
+        raise WorldError(str(error)) from error
+
+
+class KeptLauncher(Launcher, Protocol):
+    """A launcher whose processes outlive it."""
+
+    async def sweep(self) -> list[str]:
+        """End what earlier launchers of this fleet have left; says in words where there was something."""
+        ...
+
+
+def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: None) -> KeptLauncher:
+    """The launcher of such a fleet."""
+    if plan.place == "slurm":
+        return SlurmLauncher(
+            plan.what.name,
+            data_dir=plan.what.data_dir,
+            python=plan.python or sys.executable,
+            code=plan.code,
+            options=plan.sbatch,
+            trust=_trust(plan, OPERATOR),
+            on_note=on_note,
+        )
+    if plan.place == "podman":
+        return PodmanLauncher(
+            plan.what.name,
+            Path(plan.what.data_dir),
+            image=plan.image,
+            folder=Path(plan.code) if plan.code else None,
+            volumes=_folders(plan.what.store),
+            files=lambda kind, name: files_of(plan, kind, name),
+        )
+    if plan.place == "ray":
+        return RayLauncher(
+            RayCluster(plan.what.name, plan.address, {"working_dir": plan.code or os.getcwd()}),
+            data_dir=plan.what.data_dir,
+            hosts=plan.what.hosts,
+            node=plan.what.node,
+            files=lambda kind, name: files_of(plan, kind, name),
+        )
+    return SshLauncher(
+        plan.what.name,
+        plan.machines,
+        data_dir=plan.what.data_dir,
+        ssh=plan.ssh,
+        python=plan.python or PYTHON,
+        code=plan.code,
+        files=lambda kind, name: files_of(plan, kind, name),
+        on_note=on_note,
+    )
+
+
+async def check_place(plan: KeptPlan) -> None:
+    """What its place can be asked before anything is started, in seconds.
+
+    Raises:
+        MisuseError: the fleet can never run there as it is asked for; says what helps.
+        WorldError: the place does not answer.
+    """
+    launcher = launcher_of(plan)
+    if isinstance(launcher, SlurmLauncher):
+        await launcher.check(plan.what.hosts + plan.what.coordinators)
+
+
+def _folders(store: str) -> list[Path]:
+    """Of a store that is a folder here and not in a bucket."""
+    scheme, separator, path = store.rpartition("://")
+    return [Path(path)] if path and (not separator or scheme == "file") else []
+
+
+def commands_for(plan: KeptPlan) -> Commands:
+    """Command lines of its processes. On Slurm they read the certificates where the user has put them, by a path that all nodes share."""
+    what = plan.what
+    if plan.place != "slurm":
+        return commands_of(what, is_tls=bool(plan.tls))
+    return SnaplineCommands(
+        data_dir=Path(what.data_dir),
+        fleet=what.fleet,
+        hosts=what.hosts,
+        arguments=what.arguments,
+        on_failure=what.on_failure,
+        store=what.store,
+        listen=f"{NODE}:0",
+        metrics=f"{NODE}:0" if what.has_metrics else "",
+        log=what.log,
+        last_snapshot_s=what.last_snapshot_s,
+        begin_anew=what.begin_anew,
+        trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
+    )
+
+
+def _trust(plan: KeptPlan, owner: str) -> tuple[str, ...]:
+    if not plan.tls:
+        return ("--insecure",) if plan.what.is_insecure else ()
+    own = (("--tls-cert", f"{owner}.crt"), ("--tls-key", f"{owner}.key"), ("--tls-ca", AUTHORITY))
+    files = tuple(part for option, file in own for part in (option, f"{plan.tls}/{file}"))
+    return (*files, "--tls-domain", plan.what.domain)
+
+
+def connect(plan: KeptPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
+    """A client with the rights of this owner of a certificate."""
+    if not plan.tls:
+        return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
+    folder = Path(plan.tls)
+    certificate, key = folder / f"{owner}.crt", folder / f"{owner}.key"
+    security = Security.tls(authority=folder / AUTHORITY, certificate=certificate, key=key, domain=plan.what.domain)
+    return CoordinatorClient(address, security)
+
+
+async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetReading], None]) -> Ending:
+    """Keep the fleet of this folder until it ends; cancelled, it takes the fleet down.
+
+    Raises:
+        SnaplineError: it cannot be kept, or some of it could not be taken down.
+    """
+    plan = read_plan(folder)
+    if plan is None:
+        raise MisuseError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
+    certificates = certificates_of(plan)
+    held = lock(folder)
+    fleet = LaunchedFleet(
+        launcher_of(plan, on_note),
+        commands_for(plan),
+        hosts=plan.what.hosts,
+        coordinators=plan.what.coordinators,
+        connect=lambda address: connect(plan, address),
+        on_note=on_note,
+        on_status=on_status,
+        last_snapshot_s=plan.what.last_snapshot_s,
+    )
+    try:
+        async with fleet:
+            write_address(folder, fleet.address)
+            beside = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
+            tasks = [asyncio.create_task(work) for work in beside]
+            try:
+                return await fleet.wait()
+            finally:
+                for task in tasks:
+                    task.cancel()
+    finally:
+        os.close(held)
+
+
+async def _renew_again_and_again(
+    fleet: LaunchedFleet, plan: KeptPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
+) -> None:
+    """Bring processes the certificates of the folder whenever they are others, until cancelled.
+
+    Files are renewed one after the other: what is read between two does not fit together, is refused by who reads it, and comes again.
+    On Slurm processes read the folder themselves.
+    """
+    while plan.tls and plan.place != "slurm":
+        await asyncio.sleep(RELOAD_S)
+        with contextlib.suppress(MisuseError):  # one is just being replaced
+            found = await asyncio.to_thread(certificates_of, plan)
+            if found != known:
+                known = found
+                await fleet.renew()
+                on_note("the certificates were renewed: every process has its own")

@@ -1,0 +1,25 @@
+"""The gateway's process: one client, one server, until somebody ends it."""
+
+from snapline.agent_runtime.fleet import Fleet
+from snapline.client.client import open_client
+from snapline.gateway.app import Gateway
+from snapline.gateway.openapi import openapi_of
+from snapline.gateway.served import Served
+from snapline.gateway.serving import serve_app
+from snapline.security.transport import Security
+
+CLIENT_NAME = "gateway"
+
+
+async def serve(
+    address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
+) -> None:
+    """Serve until SIGINT or SIGTERM; prints where.
+
+    Raises:
+        MisuseError: the address cannot be listened on.
+        CoordinatorUnavailableError: nobody answers there.
+    """
+    async with await open_client(address, security, CLIENT_NAME) as client:
+        gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)
+        await serve_app(gateway.app(), listen)

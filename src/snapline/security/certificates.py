@@ -1,0 +1,263 @@
+"""A fleet's own authority, and the certificates it signs; needs `snapline[crypto]`.
+
+Everything lies in one folder. The authority's certificate names the trust domain of its fleet, so what is issued later
+belongs to the same one. A certificate carries the SPIFFE URI of its role and name, which says who calls, and DNS names, which
+say who serves: a replica of the coordinator answers to its own name, for the others, and to `coordinator.coordinator.DOMAIN`,
+for hosts and tools, which know the coordinator and not its replicas.
+
+Keys are P-256, unencrypted, readable by their owner alone. Whoever holds `ca.key` can make any certificate: keep it away from
+the machines of the fleet.
+"""
+
+import datetime
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from snapline.errors import MisuseError, WorldError
+from snapline.folders import make_private
+from snapline.ids import check_id
+from snapline.security.rpc_authorization import COORDINATOR, ROLES
+from snapline.security.transport import DEFAULT_DOMAIN, server_name, spiffe_uri
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+except ImportError as missing:
+    raise MisuseError("install snapline[crypto]: certificates are made with its library") from missing
+
+CERTIFICATE, KEY = "ca.crt", "ca.key"
+
+AUTHORITY_DAYS = 3650
+DAYS = 365
+"""How long the authority, and what it signs, is valid: a certificate is renewed well before, an authority seldom."""
+
+DAYS_MAX = 3650
+
+CHAIN_MAX = 8
+"""Certificates of one chain that are looked at; most have one or two."""
+
+BACKDATED = datetime.timedelta(hours=1)
+"""Clocks of a fleet's machines may differ."""
+
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+class Issued(NamedTuple):
+    """One certificate and its key."""
+
+    role: str
+    name: str
+    certificate: Path
+    key: Path
+    expires: datetime.datetime
+
+
+class Authority:
+    """Signs certificates into its folder."""
+
+    def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        self._folder = folder
+        self._key = key
+        self._certificate = certificate
+        self.domain = _domain_of(certificate, folder)
+
+    @classmethod
+    def create(cls, folder: Path, *, domain: str = DEFAULT_DOMAIN) -> "Authority":
+        """Make one in a folder that is not there yet, or empty.
+
+        Raises:
+            MisuseError: the folder holds something, or the domain is none.
+            WorldError: it cannot be written.
+        """
+        if len(domain) > 63 or not _DOMAIN.fullmatch(domain):
+            raise MisuseError(f"{domain!r} is no trust domain: small letters, digits, '-' and '.', at most 63")
+        try:
+            make_private(folder)
+            if any(folder.iterdir()):
+                raise MisuseError(f"{folder} is not empty: give a new folder, or use `snapline auth issue {folder} …`")
+        except OSError as error:
+            raise WorldError(f"{folder} cannot be used: {error}") from error
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{domain} authority")])
+        builder = _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(signs=True), critical=True)
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"spiffe://{domain}")])
+        made = _sign(builder.add_extension(names, critical=False), key, key)
+        _write(folder / KEY, _pem_of(key), 0o600)
+        _write(folder / CERTIFICATE, made, 0o644)
+        return cls(folder, key, x509.load_pem_x509_certificate(made))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Authority":
+        """Take the one that `create` has made.
+
+        Raises:
+            MisuseError: there is none.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
+            key = load_pem_private_key((folder / KEY).read_bytes(), password=None)
+        except (OSError, ValueError, TypeError) as error:
+            raise MisuseError(f"{folder} holds no authority: `snapline auth init` makes one ({error})") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise MisuseError(f"{CERTIFICATE} and {KEY} in {folder} do not belong together")
+        return cls(folder, key, certificate)
+
+    def issue(self, role: str, name: str, *, days: int = DAYS) -> Issued:
+        """Sign a certificate for `name` of `role`, over an older one: that is how it is renewed.
+
+        Raises:
+            MisuseError: there is no such role, or the name is no id.
+        """
+        if role not in ROLES:
+            raise MisuseError(f"{role!r} is no role: there are {', '.join(ROLES)}")
+        if not 1 <= days <= DAYS_MAX:
+            raise MisuseError(f"a certificate is valid for 1 to {DAYS_MAX} days, not {days}")
+        check_id(name, role)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+        builder = _builder(subject, self._certificate.subject, key.public_key(), days)
+        builder = builder.add_extension(self._names(role, name), critical=False)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(signs=False), critical=True)
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        made = _sign(builder.add_extension(x509.ExtendedKeyUsage(both), critical=False), key, self._key)
+        paths = self._folder / f"{role}-{name}.crt", self._folder / f"{role}-{name}.key"
+        _write(paths[1], _pem_of(key), 0o600)
+        _write(paths[0], made, 0o644)
+        return Issued(role, name, *paths, x509.load_pem_x509_certificate(made).not_valid_after_utc)
+
+    def renew(self, *, days: int = DAYS) -> list[Issued]:
+        """Sign everything in the folder anew, with new keys.
+
+        Raises:
+            MisuseError: nothing was signed here.
+        """
+        found = [path.stem.partition("-") for path in sorted(self._folder.glob("*-*.crt"))]
+        owners = [(role, name) for role, _, name in found if role in ROLES]
+        if not owners:
+            raise MisuseError(f"{self._folder} holds no certificate to renew: `snapline auth issue` makes one")
+        return [self.issue(role, name, days=days) for role, name in owners]
+
+    def _names(self, role: str, name: str) -> x509.SubjectAlternativeName:
+        served = [server_name(role, name, self.domain)]
+        if role == COORDINATOR and name != COORDINATOR:
+            served.append(server_name(COORDINATOR, COORDINATOR, self.domain))
+        uri = x509.UniformResourceIdentifier(spiffe_uri(role, name, self.domain))
+        return x509.SubjectAlternativeName([uri, *[x509.DNSName(served_as) for served_as in served]])
+
+
+def proved_names(shown: bytes, authority: bytes) -> list[str]:
+    """The URIs of a certificate that somebody else has been shown: the first in `shown`, before those between it and an authority. All are PEM.
+
+    Raises:
+        MisuseError: no authority has signed it, it has expired, or it is none.
+    """
+    try:
+        leaf, *between = x509.load_pem_x509_certificates(shown)[:CHAIN_MAX]
+        roots = x509.load_pem_x509_certificates(authority)
+        _check_signed(leaf, between, roots, _now())
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise MisuseError(f"that certificate proves nobody: {error}") from error
+    return names.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _check_signed(
+    one: x509.Certificate, between: list[x509.Certificate], roots: list[x509.Certificate], now: datetime.datetime
+) -> None:
+    """ValueError: no chain leads from it to a root. Each certificate between is used once, so this ends."""
+    if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
+        raise ValueError("it has expired, or is not valid yet")
+    if any(_has_signed(root, one) for root in roots):
+        return
+    signer = next((each for each in between if _has_signed(each, one)), None)
+    if signer is None:
+        raise ValueError("no authority of this fleet has signed it")
+    _check_signed(signer, [each for each in between if each != signer], roots, now)
+
+
+def _has_signed(signer: x509.Certificate, one: x509.Certificate) -> bool:
+    try:
+        one.verify_directly_issued_by(signer)
+        return signer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
+
+
+def _domain_of(certificate: x509.Certificate, folder: Path) -> str:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = x509.SubjectAlternativeName([])
+    found = [uri.removeprefix("spiffe://") for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
+    if len(found) != 1:
+        raise MisuseError(f"{folder / CERTIFICATE} names no trust domain: it was not made by `snapline auth init`")
+    return str(found[0])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = _now()
+    return x509.CertificateBuilder(
+        issuer, subject, key, x509.random_serial_number(), now - BACKDATED, now + datetime.timedelta(days=days)
+    )
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _sign(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
+) -> bytes:
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    of_signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    signed = builder.add_extension(of_signer, critical=False).sign(signer, hashes.SHA256())
+    return signed.public_bytes(Encoding.PEM)
+
+
+def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Replace a file as a whole: a process may be reading it. It never has a wider mode."""
+    scratch = path.with_name(f"{path.name}.new")
+    try:
+        scratch.unlink(missing_ok=True)
+        handle = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        os.replace(scratch, path)
+    except OSError as error:
+        raise WorldError(f"{path} cannot be written: {error}") from error

@@ -1,0 +1,161 @@
+"""Who says hello without a certificate is asked at its own address whether it does.
+
+Without TLS a stream's first message says who speaks, and everybody who reaches the port can say it: a forged hello would take the
+place of the real stream. But everybody knows where hosts and replicas listen. So whoever dials gives the call a random id, in
+its metadata, and the one who is called asks back: `Confirm`, at the address that the roster or the list of members names,
+"is this call yours?" Only who listens there can say yes, and it says so only for ids that it made. Nothing else is looked at
+or changed before the answer.
+
+With TLS the certificate says who calls, and nobody is asked.
+
+Bounds. One question per peer is under way; what comes meanwhile goes into the next one, at most `ASKED_MAX` ids in each, so a
+flood of forged hellos costs one small call per round trip. Beyond `WAITING_MAX` a call is not asked about and refused; the
+real peer dials again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from snapline.errors import SnaplineError
+from snapline.protos.v1 import link_pb2
+from snapline.security.transport import Security
+
+log = logging.getLogger("snapline.channels")
+
+KEY = "snapline-call"
+METHOD = "Confirm"
+
+ID_BYTES = 16
+ASKED_MAX = 64
+WAITING_MAX = 1024
+
+ANSWER_S_MAX = 1.5
+"""Less than a dialler waits for its first answer."""
+
+COMPLAINT_S = 1.0
+"""Between two log lines about callers that were refused: their number is in the hand of whoever calls."""
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class OwnCalls:
+    """The calls that this process makes, and what it answers when it is asked about them."""
+
+    def __init__(self) -> None:
+        self._ids: set[bytes] = set()
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[tuple[tuple[str, str], ...]]:
+        """A call that is about to be made: its metadata. It is ours until the block ends."""
+        made = secrets.token_bytes(ID_BYTES)
+        self._ids.add(made)
+        try:
+            yield ((KEY, made.hex()),)
+        finally:
+            self._ids.discard(made)
+
+    def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
+        """What serves `Confirm`."""
+        return grpc.unary_unary_rpc_method_handler(
+            self._confirm, link_pb2.CallIds.FromString, link_pb2.CallIds.SerializeToString
+        )
+
+    async def _confirm(self, asked: link_pb2.CallIds, _: object) -> link_pb2.CallIds:
+        """Those of the ids that are ours."""
+        return link_pb2.CallIds(id=[each for each in asked.id[:ASKED_MAX] if each in self._ids])
+
+
+class Callers:
+    """Asks whoever is said to call."""
+
+    def __init__(self, security: Security, *, service: str, role: str) -> None:
+        """`service` is the one whose `Confirm` peers serve, `role` what they are."""
+        self._security = security
+        self._method = f"/{service}/{METHOD}"
+        self._role = role
+        self._waiting: dict[str, dict[bytes, asyncio.Future[bool]]] = {}
+        """Per peer: the calls it is to be asked about; there is a task while there is an entry."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def is_real(self, context: _Context, peer: str, address: str) -> bool:
+        """Whether `peer`, which listens at `address`, makes this call."""
+        if self._security.is_tls:
+            return True
+        call = _call_of(context)
+        waiting = self._waiting.get(peer, {})
+        if call is None or call in waiting or len(waiting) >= WAITING_MAX:
+            return False
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiting[call] = answer
+        if peer not in self._waiting:
+            self._waiting[peer] = waiting
+            task = asyncio.create_task(self._keep_asking(peer, address))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await answer
+
+    async def _keep_asking(self, peer: str, address: str) -> None:
+        """Until nobody waits. There is no await between the last look and the removal of the entry."""
+        waiting = self._waiting[peer]
+        try:
+            while waiting:
+                asked = list(waiting)[:ASKED_MAX]
+                real = await self._ask(peer, address, asked)
+                for call in asked:
+                    _settle(waiting.pop(call), call in real)
+        finally:
+            del self._waiting[peer]
+            for answer in waiting.values():
+                _settle(answer, False)
+
+    async def _ask(self, peer: str, address: str, asked: list[bytes]) -> frozenset[bytes]:
+        try:
+            async with self._security.open_channel(address, role=self._role, name=peer) as channel:
+                confirm = channel.unary_unary(
+                    self._method, link_pb2.CallIds.SerializeToString, link_pb2.CallIds.FromString
+                )
+                answer: link_pb2.CallIds = await confirm(link_pb2.CallIds(id=asked), timeout=ANSWER_S_MAX)
+                return frozenset(answer.id)
+        except (grpc.aio.AioRpcError, SnaplineError) as error:
+            log.debug("asking %s at %s whether it calls: %r", peer, address, error)
+            return frozenset()
+
+
+class Complaints:
+    """Log lines about callers that were refused, one in a second."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._last_s = float("-inf")
+        self._skipped = 0
+
+    def say(self, sentence: str) -> None:
+        """Log it, or count it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._last_s + COMPLAINT_S:
+            self._skipped += 1
+            return
+        more = f" (and {self._skipped} others before)" if self._skipped else ""
+        self._last_s, self._skipped = now_s, 0
+        self._log.warning("%s%s", sentence, more)
+
+
+def _call_of(context: _Context) -> bytes | None:
+    """The id of a call; None if it has none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == KEY and isinstance(value, str) and len(value) == 2 * ID_BYTES:
+            with contextlib.suppress(ValueError):
+                return bytes.fromhex(value)
+    return None
+
+
+def _settle(answer: "asyncio.Future[bool]", is_real: bool) -> None:
+    if not answer.done():
+        answer.set_result(is_real)

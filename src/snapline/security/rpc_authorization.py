@@ -1,0 +1,466 @@
+"""Who may call what: the table of every RPC that snapline serves, and the guard in front of all of them.
+
+With mutual TLS a caller's certificate says its role (`security.py`). The guard looks at it before a byte of the request is
+read, and an RPC that the table does not name is closed to all: deny by default. What an RPC may do for one caller and not
+for another of the same role (a host speaks for itself) is decided where it is served.
+
+gRPC would read and parse a whole request before anybody is asked, and a request of 16 MiB with eight million empty names
+becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
+reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
+more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
+small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`DoorKeeper.first_message`). What callers
+have asked for and do not take is bounded for each of them (`under_way.py`).
+
+A person may bear a token (`tokens.py`) beside a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
+asks every client for a certificate or none. Then the caller is who the token says, and nobody if it is not good. Calls of operators and
+admins that change something are written down before they are made (`People.record`).
+
+Without TLS roles are unknown, and everybody who reaches the port may call everything; sizes are bounded all the same.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from snapline.errors import MisuseError, ProtocolError, SnaplineError
+from snapline.security.response_limits import CallsUnderWay, CallUnderWay
+from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED, borne_in, clipped
+from snapline.security.transport import Identity, Security
+from snapline.telemetry.log_lines import LogScope
+
+VIEWER, OPERATOR, ADMIN = PEOPLE
+BEARER = "bearer"
+HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
+
+ROLES = {
+    VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines, its outputs",
+    OPERATOR: "reads, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, has others tried again and undone, moves the lead and agents, ends hosts and replicas, forgets hosts and consumers of outputs",
+    ADMIN: "what an operator may, takes the coordinator's whole state away as a backup, makes and revokes tokens, and reads who has asked for what",
+    BEARER: "nothing but to bear a token, whose role counts: many people may have one such certificate",
+    HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
+    LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
+    COORDINATOR: "is a replica of the coordinator; speaks to the other replicas, and hands on its own lead, and what ends them",
+    CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, takes their outputs, and reads where they live and how the fleet stands",
+}
+"""Role → what it is for. A certificate with any other one has no role."""
+
+REFUSALS_TOLD_MAX, REFUSAL_S = 256, 60.0
+"""Refused calls of one caller are written down once a minute, so that whoever may do nothing makes no work for the log. And so many callers."""
+
+_READING = (VIEWER, OPERATOR, ADMIN)
+_ACTING = (OPERATOR, ADMIN)
+_ALL = tuple(ROLES)
+
+REQUEST_BYTES_MAX = 256 * 1024
+"""Of a request that names things: 2,000 agents with the longest names."""
+
+RECORD_BYTES_MAX = 32 * 1024
+"""Of a call that a host has written down: the person's certificate, with those between it and the authority."""
+
+FIRST_BYTES_MAX = 64 * 1024
+"""Of the first message of a stream, which says who calls: texts of some hundred bytes."""
+
+FIRST_S_MAX = 10.0
+"""A call whose request, or first message, has not come by then is given up."""
+
+REFUSED_PAUSE_S = 0.1
+"""gRPC frees what it has read of a message on a thread of its own, when its call has ended."""
+
+ERROR_KEY = "snapline-error"
+"""Trailing metadata: class name of the error, so that the client can raise the same one."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Door(NamedTuple):
+    """One RPC.
+
+    Attributes:
+        roles: who may call it.
+        request_bytes_max: of a request; 0: a stream, bounded where it is served.
+        note: for people.
+        is_for_itself: a host or replica may speak for itself only; that is looked at where it is served.
+        acts: it changes something; calls of operators and admins are written down.
+    """
+
+    roles: tuple[str, ...]
+    request_bytes_max: int = REQUEST_BYTES_MAX
+    note: str = ""
+    is_for_itself: bool = False
+    acts: bool = False
+
+
+_HEALTH, _REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
+_COORDINATOR = "/snapline.protos.v1.Coordinator"
+
+DOORS = {
+    f"{_COORDINATOR}/Attend": Door((HOST,), 0, is_for_itself=True),
+    f"{_COORDINATOR}/Status": Door((*_READING, LAUNCHER, CLIENT)),
+    f"{_COORDINATOR}/CreateSnapshot": Door(_ACTING, acts=True),
+    f"{_COORDINATOR}/ReadSnapshots": Door(_READING),
+    f"{_COORDINATOR}/RecoveryLine": Door(_READING),
+    f"{_COORDINATOR}/RecoveryHistory": Door(_READING),
+    f"{_COORDINATOR}/PreviewRestore": Door(_READING),
+    f"{_COORDINATOR}/Restore": Door(_ACTING, acts=True),
+    f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), is_for_itself=True, acts=True),
+    f"{_COORDINATOR}/ReportHostBusy": Door((HOST,), 4096, is_for_itself=True),
+    f"{_COORDINATOR}/ReadReplica": Door(_READING),
+    f"{_COORDINATOR}/TransferLeader": Door((*_ACTING, COORDINATOR), is_for_itself=True, acts=True),
+    f"{_COORDINATOR}/Backup": Door((ADMIN,), acts=True),
+    f"{_COORDINATOR}/ForgetHost": Door(_ACTING, acts=True),
+    f"{_COORDINATOR}/MoveAgents": Door(_ACTING, acts=True),
+    f"{_COORDINATOR}/EndHost": Door(_ACTING, acts=True),
+    f"{_COORDINATOR}/EndReplica": Door((*_ACTING, COORDINATOR), acts=True),
+    f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
+    f"{_COORDINATOR}/ReadOutputs": Door((*_READING, CLIENT), 4096),
+    f"{_COORDINATOR}/ReadConsumers": Door((*_READING, CLIENT), 1024),
+    f"{_COORDINATOR}/MoveConsumer": Door((*_ACTING, CLIENT), 4096),
+    f"{_COORDINATOR}/ForgetConsumer": Door(_ACTING, 4096, acts=True),
+    "/snapline.protos.v1.People/MakeToken": Door((ADMIN,), 4096, acts=True),
+    "/snapline.protos.v1.People/RevokeToken": Door((ADMIN,), 1024, acts=True),
+    "/snapline.protos.v1.People/ReadTokens": Door((ADMIN,), 1024),
+    "/snapline.protos.v1.People/CheckToken": Door((HOST,), 1024, "a person has called the host"),
+    "/snapline.protos.v1.People/RecordCall": Door((HOST,), RECORD_BYTES_MAX, "a person has called the host"),
+    "/snapline.protos.v1.People/ReadAudit": Door((ADMIN,), 1024),
+    "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
+    "/snapline.protos.v1.Inputs/Settle": Door(_ACTING, 0, acts=True),
+    "/snapline.protos.v1.Inputs/Ask": Door((CLIENT, *_ACTING), 4096),
+    "/snapline.protos.v1.Agents/Show": Door(_READING, 4096),
+    "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
+    "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),
+    "/snapline.protos.v1.Link/Open": Door((HOST,), 0, is_for_itself=True),
+    "/snapline.protos.v1.Link/Confirm": Door((HOST,), 2048, "asked only where there are no certificates"),
+    f"{_HEALTH}/Check": Door(_ALL, 1024),
+    f"{_HEALTH}/Watch": Door(_ALL, 1024),
+    f"{_REFLECTION}/ServerReflectionInfo": Door(_READING, 4096),
+}
+"""Full name of the RPC → its door. The page docs/security.md shows it, and tests walk it on a live fleet."""
+
+
+class Caller(NamedTuple):
+    """Who makes a call. None: nobody of this fleet, or nobody knows (no TLS).
+
+    Attributes:
+        digest: of the token that says so, if one does.
+        certificate: that says so, if no token does: PEM, with those between it and the authority. Only where a call is written down.
+    """
+
+    identity: Identity | None
+    digest: bytes = b""
+    certificate: bytes = b""
+
+
+CALLER: ContextVar[Caller] = ContextVar("CALLER")
+"""Of the call that is being served."""
+
+
+class People(Protocol):
+    """What is known of tokens, and where calls are written down."""
+
+    async def holder(self, digest: bytes) -> Identity | None:
+        """Who bears the token of this digest; None if it is not good.
+
+        Raises:
+            SnaplineError: nobody can say so here and now.
+        """
+        ...
+
+    async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
+        """Write a call down, for good.
+
+        Raises:
+            MisuseError: it was allowed, and its token is not good any more.
+            SnaplineError: it cannot be written down here and now.
+        """
+        ...
+
+    def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
+        """Trailing metadata for a caller that has to ask another replica."""
+        ...
+
+
+class DoorKeeper(grpc.aio.ServerInterceptor):
+    """Stands in front of everything a server serves."""
+
+    def __init__(self, security: Security, people: People | None = None) -> None:
+        """`people`: None where nobody knows of tokens: then none is good, and nothing is written down."""
+        self._security = security
+        self._people = people
+        self._refusals_told: dict[tuple[str, str], float] = {}
+        self._gates: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._under_way = CallsUnderWay()
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Called by gRPC for every call, before anything of it is read."""
+        door, handler = DOORS.get(details.method), await continuation(details)
+        if handler is None or door is None:
+            return _as_stream(_refuse_unknown, None)
+        call = _Call(self, door, details.method, handler)
+        if not handler.request_streaming:
+            return _as_stream(call.answer, handler)
+        if door.request_bytes_max:
+            return _as_stream(call.stream, handler)
+        return grpc.stream_stream_rpc_method_handler(call.hand_over)
+
+    async def admit(self, context: Context, door: Door, method: str) -> None:
+        """See who calls; the call ends here if they may not make it."""
+        try:
+            caller = await self._caller_of(context)
+        except SnaplineError as error:
+            await self._send_elsewhere(context, error)
+            raise AssertionError("it raises") from error
+        CALLER.set(caller)
+        refusal = self._refusal(caller, door, method)
+        if refusal is None:
+            return
+        identity = caller.identity
+        if door.acts and identity is not None and identity.role in PEOPLE and self._is_news(identity.name, method):
+            await self.record(context, method, refusal, REFUSED)
+        await refuse(context, refusal, "token" if caller.digest else "certificate")
+
+    async def _caller_of(self, context: Context) -> Caller:
+        identity = self._security.identity(context)
+        digest = borne_in(context.invocation_metadata() or ()) if identity is not None else None
+        if identity is None or digest is None:
+            return Caller(identity)
+        return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
+
+    def _refusal(self, caller: Caller, door: Door, method: str) -> str | None:
+        """Why the caller may not; None if it may. Without TLS everybody may."""
+        if not self._security.is_tls:
+            return None
+        identity = caller.identity
+        if identity is None and caller.digest:
+            return "it was revoked, its time is over, or it never was one of this fleet"
+        if identity is None or identity.role not in ROLES:
+            return "it names nobody of this fleet"
+        if identity.role in door.roles:
+            return None
+        rpc = method.rpartition("/")[2]
+        return f"{rpc} takes one of {', '.join(door.roles)}, and it says {identity.role} {identity.name}"
+
+    def _is_news(self, name: str, method: str) -> bool:
+        now_s, key = time.monotonic(), (name, method)
+        if now_s < self._refusals_told.get(key, float("-inf")) + REFUSAL_S:
+            return False
+        self._refusals_told.pop(key, None)
+        while len(self._refusals_told) >= REFUSALS_TOLD_MAX:
+            del self._refusals_told[next(iter(self._refusals_told))]
+        self._refusals_told[key] = now_s
+        return True
+
+    async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
+        """Have a person's call that changes something written down; the call ends here if that cannot be.
+
+        Calls of others are not: hosts, launchers and clients change something all the time.
+        """
+        caller = CALLER.get(Caller(None))
+        if self._people is None or caller.identity is None or caller.identity.role not in PEOPLE:
+            return
+        if not caller.digest:
+            caller = caller._replace(certificate=self._security.certificate_of(context))
+        try:
+            await self._people.record(caller, method.rpartition("/")[2], clipped(about), outcome)
+        except MisuseError as error:
+            await refuse(context, str(error), "token" if caller.digest else "certificate")
+        except SnaplineError as error:
+            await self._send_elsewhere(context, error)
+
+    async def _send_elsewhere(self, context: Context, error: SnaplineError) -> None:
+        """Nobody can say just now whether the call may be made, or write it down: so it is not made."""
+        assert self._people is not None
+        context.set_trailing_metadata(self._people.whom_to_ask())
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def first_message(self, context: Context, bytes_max: int, limit_s: float = FIRST_S_MAX) -> bytes | None:
+        """The first message of a call; None if none comes in time, or gRPC found it too large.
+
+        Of one certificate one is read at a time, the others wait unread. After one that was refused the next waits a moment,
+        until its memory is free. Without TLS there are no certificates to tell callers apart, and nobody waits.
+
+        Raises:
+            ProtocolError: it has more bytes than are allowed.
+        """
+        async with self._place(context) as is_alone:
+            data = await read_first(context, limit_s)
+            if data is not None and len(data) <= bytes_max:
+                return data
+            size, data = 0 if data is None else len(data), None
+            if is_alone:
+                await asyncio.sleep(REFUSED_PAUSE_S)
+        if size:
+            raise ProtocolError(f"a first message of {size} bytes; {bytes_max} are allowed")
+        return None
+
+    def identity(self, context: Context) -> Identity | None:
+        """Who makes this call, by token or certificate; None without TLS."""
+        return CALLER.get(Caller(self._security.identity(context))).identity
+
+    async def begin(self, context: Context) -> CallUnderWay:
+        """A call begins; it ends here if its caller has too many under way."""
+        identity = self.identity(context)
+        caller = f"{identity.role}/{identity.name}" if identity is not None else ""
+        refusal = self._under_way.refusal(caller)
+        if refusal:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+        call = self._under_way.begun(caller)
+        context.add_done_callback(call.over)  # type: ignore[arg-type]  # any function will do; the stubs want a class of theirs
+        if context.done():  # its caller has left meanwhile, and nobody calls back any more
+            call.over()
+        return call
+
+    @contextlib.asynccontextmanager
+    async def _place(self, context: Context) -> AsyncIterator[bool]:
+        identity = self.identity(context)
+        if identity is None:
+            yield False
+            return
+        caller = f"{identity.role}/{identity.name}"
+        lock, users = self._gates.get(caller, (asyncio.Lock(), 0))
+        self._gates[caller] = (lock, users + 1)
+        try:
+            async with lock:
+                yield True
+        finally:
+            users = self._gates[caller][1] - 1
+            if users:
+                self._gates[caller] = (lock, users)
+            else:
+                del self._gates[caller]
+
+
+class _Call:
+    """One call behind the guard. Requests are bytes until they have been measured."""
+
+    def __init__(self, guard: DoorKeeper, door: Door, method: str, handler: Any) -> None:
+        self._guard = guard
+        self._door = door
+        self._method = method
+        self._handler = handler
+
+    async def hand_over(self, requests: Any, context: Context) -> Any:
+        """A stream of bytes both ways: whoever serves it reads and bounds it."""
+        await self._check(context)
+        await self._guard.begin(context)
+        return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
+
+    async def answer(self, requests: Any, context: Context) -> Any:
+        """A call with one request. What is logged meanwhile bears its id. Streams have none: they are about everything that comes."""
+        if self._handler.response_streaming:
+            return await self._answer(requests, context)
+        scope = LogScope(request=secrets.token_hex(4), call=self._method.rpartition("/")[2])
+        scope.enter()
+        try:
+            return await self._answer(requests, context)
+        finally:
+            scope.close()
+
+    async def _answer(self, _requests: Any, context: Context) -> Any:
+        await self._check(context)
+        call = await self._guard.begin(context)
+        request = await self._read(context)
+        if self._handler.response_streaming:
+            return await self._handler.unary_stream(request, context)
+        answer = await self._answer_one(request, context)
+        call.answered(len(answer) if isinstance(answer, bytes) else answer.ByteSize())
+        return answer
+
+    async def _answer_one(self, request: Any, context: Context) -> Any:
+        if not self._door.acts:
+            return await self._handler.unary_unary(request, context)
+        await self._guard.record(context, self._method, about(request))
+        try:
+            return await self._handler.unary_unary(request, context)
+        except BaseException:
+            await self._tell_failure(context)
+            raise
+
+    async def _tell_failure(self, context: Context) -> None:
+        """It was let in, and came to nothing: unless another replica is to be asked, which writes it down itself."""
+        code: Any = context.code()  # a number, but the stubs say otherwise
+        if code not in (grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.UNAVAILABLE) and context.details():
+            with contextlib.suppress(SnaplineError, grpc.aio.AbortError, grpc.aio.UsageError):
+                await self._guard.record(context, self._method, str(context.details()), FAILED)
+
+    async def stream(self, requests: Any, context: Context) -> None:
+        """A stream of small requests, as reflection has."""
+        await self._check(context)
+        await self._guard.begin(context)
+
+        async def parsed() -> AsyncIterator[Any]:
+            async for data in requests:
+                yield await self._parsed(data, context)
+
+        assert inspect.isasyncgenfunction(self._handler.stream_stream), "the only one of its kind"
+        async for reply in self._handler.stream_stream(parsed(), context):
+            await context.write(reply)
+
+    async def _check(self, context: Context) -> None:
+        await self._guard.admit(context, self._door, self._method)
+
+    async def _read(self, context: Context) -> Any:
+        try:
+            data = await self._guard.first_message(context, self._door.request_bytes_max)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise AssertionError("abort raises") from error
+        if data is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no request came within {FIRST_S_MAX:g} s")
+        assert data is not None, "abort raises"
+        return await self._parsed(data, context)
+
+    async def _parsed(self, data: bytes, context: Context) -> Any:
+        if len(data) > self._door.request_bytes_max:  # of a stream of small requests
+            size = f"a request of {len(data)} bytes; {self._door.request_bytes_max} are allowed"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, size)
+        try:
+            return self._handler.request_deserializer(data)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes that are no request: {error}")
+
+
+async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | None:
+    """The first message of a call; None if the stream ends before it, or it does not come in time."""
+    # No `wait_for`: when it runs out it cancels the call, and nobody hears why.
+    reading = asyncio.ensure_future(context.read())
+    try:
+        await asyncio.wait({reading}, timeout=limit_s)
+    finally:
+        if not reading.done():
+            reading.cancel()
+    data = reading.result() if reading.done() and not reading.cancelled() else None
+    return data if isinstance(data, bytes) else None
+
+
+async def refuse(context: Context, reason: str, what: str = "certificate") -> None:
+    """End a call whose caller may not make it."""
+    context.set_trailing_metadata(((ERROR_KEY, MisuseError.__name__),))
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this {what} may not do that: {reason}")
+
+
+def about(request: Any) -> str:
+    """A request's names and numbers, in words; what is binary says nothing to people."""
+    return ", ".join(f"{field.name} {value}" for field, value in request.ListFields() if not isinstance(value, bytes))
+
+
+async def _refuse_unknown(_requests: Any, context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such call")
+
+
+def _as_stream(serve: Callable[[Any, Context], Awaitable[Any]], handler: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler that gets bytes, not before it asks for them."""
+    serialize = None if handler is None else handler.response_serializer
+    if handler is not None and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(serve, None, serialize)
+    return grpc.stream_unary_rpc_method_handler(serve, None, serialize)

@@ -1,0 +1,154 @@
+"""Do two processes' certificates trust each other, and do both speak TLS? gRPC says only that nobody could be reached.
+
+Where a server does not take our certificate, TLS 1.3 has our side's handshake succeed, and the server closes the connection without a
+word: to gRPC's caller it looks like a server that died. So whoever could not reach one asks here, by a TLS handshake of its own
+with the same files: it knows who refused whom, does not depend on the wording of gRPC's errors, and takes neither a closed port nor a
+proxy with nobody behind it for a refusal.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from snapline.security.transport import RELOAD_S, Security, is_loopback, server_name
+
+TRUST_WAIT_S = 2 * RELOAD_S
+"""A rotation that both sides' files have had reaches every process in half of this: who was never trusted for so long is of another
+authority."""
+
+PROBE_S = 5.0
+"""A handshake takes milliseconds: a machine that needs more than this is too busy to be called a stranger."""
+
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""Connection preface and empty SETTINGS frame (RFC 9113, 3.4): a plaintext gRPC server answers with a SETTINGS frame of its own."""
+
+HANDSHAKES = 2
+"""So many must end alike: a connection that is closed upon our certificate might once be a server's death."""
+
+
+class Distrust:
+    """Since when each address is distrusted, and whether that is final. Decides only: no I/O."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._since_s: dict[str, float | None] = dict.fromkeys(addresses)
+        self._untried = set(self._since_s)
+        self._is_proved = False
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether nobody has ever answered, though each address was tried."""
+        return not self._is_proved and not self._untried
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether anybody has ever answered: then the certificates were good, and nothing is final."""
+        return self._is_proved
+
+    def answered(self) -> None:
+        """Somebody has answered."""
+        self._is_proved = True
+
+    def failed(self, address: str, now_s: float, *, is_distrust: bool) -> bool:
+        """A try has failed; returns whether all addresses have been distrusting, and for long enough, since the first word."""
+        self._untried.discard(address)
+        if address in self._since_s:
+            since_s = self._since_s[address]
+            self._since_s[address] = (now_s if since_s is None else since_s) if is_distrust else None
+        waits = [since_s for since_s in self._since_s.values() if since_s is not None]
+        is_everybody = len(waits) == len(self._since_s)
+        return not self._is_proved and is_everybody and now_s - max(waits) >= TRUST_WAIT_S
+
+
+async def why_distrusted(security: Security, address: str, *, role: str, name: str) -> str | None:
+    """What the certificates of both sides lack, in words; None if that is not what keeps us apart, or nobody is there."""
+    if not security.is_tls:
+        return None
+    try:
+        async with asyncio.timeout(PROBE_S):
+            for _ in range(HANDSHAKES):
+                if (reason := await _refusal(security, address, role, name)) is None:
+                    return None
+    except (OSError, ValueError):  # nobody is there, not in time, or it is no address of a port
+        return None
+    return reason
+
+
+async def why_other_transport(security: Security, address: str) -> str | None:
+    """That one side speaks TLS and the other plaintext, and what helps; None if that is not what keeps us apart."""
+    host, _, port = address.rpartition(":")
+    speaks = _speaks_plaintext if security.is_tls else _speaks_tls
+    try:
+        async with asyncio.timeout(PROBE_S):
+            if not await speaks(host.strip("[]"), int(port)):
+                return None
+    except (OSError, ValueError, EOFError):
+        return None
+    if not security.is_tls:
+        return f"the process at {address} speaks TLS, and no certificates are given here: give --tls-cert, --tls-key and --tls-ca"
+    instead = "" if is_loopback(address) else " and give --insecure"
+    return (
+        f"the process at {address} speaks plaintext, and certificates are given here: give it certificates too, or leave out "
+        f"--tls-cert, --tls-key and --tls-ca here{instead}"
+    )
+
+
+async def _speaks_plaintext(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(HTTP2_HELLO)
+        header = await reader.readexactly(9)
+        return header[3] == 4 and header[5:] == bytes(4)
+    finally:
+        writer.transport.abort()
+
+
+async def _speaks_tls(host: str, port: int) -> bool:
+    """Whether a handshake succeeds, or ends with an alert of TLS. Nothing is proved to anybody, and nothing sent."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except ssl.SSLError as error:
+        return "ALERT" in str(error.reason)
+    writer.transport.abort()
+    return True
+
+
+def trust_advice(why: str) -> str:
+    """What helps against that."""
+    if "expired" in why:
+        return "renew that certificate: `snapline auth renew DIR` does it for those that `snapline auth init` has made"
+    return "have one authority sign both certificates, and give its certificate to both as --tls-ca"
+
+
+async def _refusal(security: Security, address: str, role: str, name: str) -> str | None:
+    """One handshake, up to the first byte that a server sends to whom it trusts."""
+    import ssl
+
+    host, _, port = address.rpartition(":")
+    expected = server_name(role, name, security.domain)
+    try:
+        reader, writer = await asyncio.open_connection(
+            host.strip("[]"), int(port), ssl=security.client_context(), server_hostname=expected
+        )
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not trusted here: {error.verify_message}"
+    except ssl.SSLError as error:
+        return _alert(error)
+    try:
+        return None if await reader.read(1) else "it does not trust ours"
+    except ConnectionResetError:
+        return "it does not trust ours"
+    except ssl.SSLError as error:
+        return _alert(error)
+    finally:
+        writer.transport.abort()
+
+
+def _alert(error: OSError) -> str | None:
+    """Which alert the other side sent; anything else has nothing to do with certificates."""
+    reason = str(getattr(error, "reason", ""))
+    about = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
+    return f"it does not trust ours: {reason.lower().replace('_', ' ')}" if "ALERT" in reason and about else None

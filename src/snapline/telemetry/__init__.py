@@ -1,0 +1,1 @@
+"""Logs, metrics, health and traces that processes offer to operators."""

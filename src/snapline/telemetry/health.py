@@ -1,0 +1,92 @@
+"""How a process says that it lives and that it is ready: gRPC's health service, also at a door that asks for no certificate.
+
+Those who start containers ask for health without certificates, and get no further than a TLS handshake. `--health` opens a door where
+nothing but health is served: who reaches it hears two words, and can do nothing.
+
+Only `Check` is served there, which is answered at once. `Watch` would hold a place for as long as its caller likes: 64 of a stranger's would leave
+no place for those who ask on behalf of Kubernetes, which would end the process.
+
+There are two names since the questions have different consequences. Who does not *live* is killed and started again, which brings no
+lost majority back: so that name depends on nobody else. Who is not *ready* is only waited for.
+"""
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from snapline.channels.listening import address_error, until_free, why_not
+from snapline.channels.options import client_options, server_options
+from snapline.security.rpc_authorization import DoorKeeper
+from snapline.security.transport import Security
+
+ALIVE, READY = "alive", "ready"
+"""Names in the health service. A coordinator is ready while it hears a majority, a host once it has joined its fleet."""
+
+QUESTIONS_MAX = 64
+"""At once at a health door: whoever supervises asks one at a time."""
+
+CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
+"""At a health door; one on which nobody asks is closed then. Who has no certificate can make gRPC hold some ten MiB of headers on each connection."""
+
+
+async def begin(servicer: health.aio.HealthServicer) -> None:
+    """The process lives, and is not ready yet."""
+    await tell(servicer, (ALIVE,), is_serving=True)
+    await tell(servicer, (READY,), is_serving=False)
+
+
+async def tell(servicer: health.aio.HealthServicer, names: Iterable[str], *, is_serving: bool) -> None:
+    """Answer so from now on, for each of these names."""
+    kinds = health_pb2.HealthCheckResponse
+    for name in names:
+        await servicer.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
+
+
+async def open_health_door(stack: AsyncExitStack, servicer: health.aio.HealthServicer, address: str) -> None:
+    """Serve health, and nothing else, in plaintext at `address` until the stack unwinds; nowhere if it is empty.
+
+    Raises:
+        AddressError, AddressBusyError: nobody can listen there.
+    """
+    if not address:
+        return
+    guard = DoorKeeper(Security.insecure())
+    options = {
+        **dict(server_options()),
+        "grpc.max_connection_idle_ms": IDLE_MS_MAX,
+        "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
+    }
+    server = grpc.aio.server(
+        options=list(options.items()), interceptors=(guard,), maximum_concurrent_rpcs=QUESTIONS_MAX
+    )
+    check: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
+        servicer.Check,
+        health_pb2.HealthCheckRequest.FromString,
+        health_pb2.HealthCheckResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
+    await until_free(address)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise address_error(f"health cannot be served at {address}", why_not(address), "choose another --health")
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+
+
+async def is_serving(address: str, name: str, timeout_s: float) -> bool:
+    """Whether the process with a health door at `address` says so of this name.
+
+    Raises:
+        grpc.RpcError: nobody answers in time, or the name is unknown there.
+    """
+    async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=timeout_s)
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

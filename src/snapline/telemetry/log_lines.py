@@ -1,0 +1,147 @@
+"""What a process logs: lines of text, or JSON objects that say whom they are about.
+
+    2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
+    {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
+
+Bound ids come from three places, the later before the earlier: what the process was started as; the scope of the task that logs, such as
+a call that is served or an agent's turn that waits; and how its host or leader stands, which is read when something is logged, so that
+nothing is spent on it otherwise. `extra=` of the logging library comes last. So code of users that logs as ever says of which agent it
+speaks. What a task sets off bears its ids as well, until the scope is closed: timers inherit it, and would keep it for ever.
+
+Times are UTC in both forms: logs of several machines are merged (`snapline logs`).
+"""
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TextIO
+
+from snapline.security.printable import printable
+
+TEXT, JSON = "text", "json"
+
+Ids = Mapping[str, object]
+
+
+class LogScope:
+    """Ids of one task and of what it sets off, until it is closed."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, **ids: object) -> None:
+        self.ids: Ids = {**_open_ids(), **ids}
+
+    def enter(self) -> None:
+        """Be in it for the rest of this task, or context."""
+        _SCOPE.set(self)
+
+    def close(self, _: object = None) -> None:
+        """It is over. Takes the task, to be called by it when it is done."""
+        self.ids = {}
+
+
+_SCOPE: ContextVar[LogScope] = ContextVar("SCOPE")
+
+
+def _open_ids() -> Ids:
+    scope = _SCOPE.get(None)
+    return {} if scope is None else scope.ids
+
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+"""What every record has; the rest of one is `extra`."""
+
+
+class BoundIds:
+    """The ids that all lines of a process bear."""
+
+    def __init__(self, **ids: object) -> None:
+        """`ids`: those it was started with."""
+        self._ids = ids
+        self._read: Callable[[], Ids] | None = None
+        self._thread = 0
+
+    def add(self, **ids: object) -> None:
+        """Some that were not known when it started."""
+        self._ids.update(ids)
+
+    @contextlib.contextmanager
+    def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
+        """Ask this as well, inside: how things stand, for who logs in this thread. Others are not told: they may be about anything."""
+        self._read, self._thread = read, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._read = None
+
+    def now(self) -> dict[str, object]:
+        """All ids of who logs here and now; those that are unknown ("", 0, None) are left out."""
+        found = {**self._ids, **_open_ids()}
+        if self._read is not None and threading.get_ident() == self._thread:
+            found.update({name: value for name, value in self._read().items() if value})
+        return {name: value for name, value in found.items() if value}
+
+
+class TextLines(logging.Formatter):
+    """For people: the time, how serious it is, who says it, and what."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # the name is logging's
+        return _instant(record.created, "milliseconds")
+
+
+class JsonLines(logging.Formatter):
+    """For programs: one object on a line, whatever is logged."""
+
+    def __init__(self, bound: BoundIds) -> None:
+        super().__init__()
+        self._bound = bound
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, object] = {
+            "time": _instant(record.created, "microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        extra = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+        traceback = self._traceback(record)
+        if traceback:
+            extra["traceback"] = traceback
+        said = {**said, **self._bound.now(), **extra, **said}
+        try:
+            return printable(json.dumps(said, ensure_ascii=False, allow_nan=False, default=repr))
+        except (TypeError, ValueError, RecursionError):  # a key that is no text, a circle, an infinity
+            return printable(json.dumps({name: _plain(value) for name, value in said.items()}, ensure_ascii=False))
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        parts = [self.formatException(record.exc_info)] if record.exc_info else [record.exc_text or ""]
+        if record.stack_info:
+            parts.append(self.formatStack(record.stack_info))
+        return "\n".join(part for part in parts if part)
+
+
+def start_logging(form: str, level: str, bound: BoundIds, stream: TextIO | None = None) -> logging.Handler:
+    """Log to `stream`, by default stderr, in this form, what is as serious as this level; returns what does it."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines(bound) if form == JSON else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    return handler
+
+
+def _instant(created_s: float, precision: str) -> str:
+    return datetime.fromtimestamp(created_s, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, str | int) else repr(value)

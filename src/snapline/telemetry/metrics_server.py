@@ -1,0 +1,303 @@
+"""The door at which a process says its metrics: HTTP, `GET /metrics`, in Prometheus' text format or in OpenMetrics, and nothing else.
+
+It is opened by `--metrics`, and asks for the same care as `--listen`: without certificates it is on this machine only, unless the user says
+`--insecure`. With them a caller shows one whose role may ask how the fleet stands, as `Status` does (`doors.py`).
+
+The figures are read on the process's own event loop, when somebody asks: what they are made of is never changed meanwhile, and costs
+nothing otherwise. HTTP is spoken here in its least: one request on a connection, a head of some kilobytes, no body.
+"""
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import snapline
+from snapline.channels.listening import address_error, until_free, why_not
+from snapline.errors import MisuseError, SnaplineError
+from snapline.security.rpc_authorization import DOORS
+from snapline.security.transport import Security
+from snapline.telemetry.metrics import (
+    ABOUT,
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    PREFIX,
+    Distribution,
+    Family,
+    Readings,
+    Total,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+log = logging.getLogger("snapline.channels")
+
+PATH = "/metrics"
+
+READERS = DOORS["/snapline.protos.v1.Coordinator/Status"].roles
+
+HEAD_BYTES_MAX = 16 * 1024
+"""Of a request: monitoring systems send some hundred bytes."""
+
+REQUEST_S_MAX = 10.0
+"""For the handshake, the head, the figures, and the answer to be taken: Prometheus itself waits for so long."""
+
+CONNECTIONS_MAX = 16
+"""At once: one or two monitoring systems ask, every few seconds. Beyond that the one that was opened first is cut: many that say nothing keep nobody out."""
+
+PLAIN = "text/plain; charset=utf-8"
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
+
+
+class _Answer(NamedTuple):
+    code: int
+    kind: str
+    body: bytes
+
+
+class MetricsPlace(NamedTuple):
+    """Where a process says its metrics.
+
+    Attributes:
+        address: "host:port"; "": nowhere.
+        file: written when it is known where: one target, in the form that Prometheus' `file_sd_configs` read; None: not written.
+    """
+
+    address: str = ""
+    file: Path | None = None
+
+
+class MetricsDoor:
+    """Answers until it is closed."""
+
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        families: Iterable[Family],
+        read: Callable[[], Awaitable[Readings]],
+        security: Security,
+    ) -> None:
+        """`role`, `name`: of this process. `read`: its figures now; may raise SnaplineError."""
+        self._read = read
+        self._security = security
+        self._exposition = _Exposition((ABOUT, *families))
+        self._about: Readings = {ABOUT.name: {(role, name, snapline.__version__): 1.0}}
+        self._open: list[asyncio.Transport] = []
+
+    async def listen(self, stack: AsyncExitStack, address: str) -> str:
+        """Answer there until the stack unwinds; returns the address with its port.
+
+        Raises:
+            MisuseError: the address may not be listened on without certificates, or is none.
+            AddressError: it is no address of this machine.
+            AddressBusyError: the port stays in use, or the name unknown.
+        """
+        host, _, port = address.rpartition(":")
+        if address.startswith("unix:") or not port.isdecimal():
+            raise MisuseError(f"--metrics {address!r} is no address: write HOST:PORT")
+        self._security.check_listen_address(address)
+        await until_free(address)
+        try:
+            server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
+        except OSError as error:
+            reason = why_not(address) or error  # the system's own words
+            raise address_error(f"metrics cannot be served at {address}", reason, "choose another --metrics") from error
+        stack.callback(server.close)
+        return f"{host}:{server.sockets[0].getsockname()[1]}"
+
+    def url(self, address: str) -> str:
+        """Where to look."""
+        return f"{'https' if self._security.is_tls else 'http'}://{address}{PATH}"
+
+    # ---- one connection -----------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Whoever asks wrongly, slowly or not at all harms nobody but himself."""
+        transport = cast("asyncio.Transport", writer.transport)  # that of a socket
+        transport.pause_reading()  # what came before a handshake began would be lost
+        self._open.append(transport)
+        if len(self._open) > CONNECTIONS_MAX:
+            self._open.pop(0).abort()
+        try:
+            async with asyncio.timeout(REQUEST_S_MAX):
+                await asyncio.sleep(0)  # those that come at the same time may cut it, and a handshake takes 256 KiB
+                if transport.is_closing():
+                    return
+                if not self._security.is_tls:
+                    transport.resume_reading()
+                await self._converse(reader, writer)
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, OSError, EOFError, ssl.SSLError, asyncio.LimitOverrunError) as error:
+            log.debug("a request for metrics came to nothing: %r", error)
+            _drop_tracebacks(error)
+        except asyncio.CancelledError:
+            pass  # the process ends; Python 3.11's streams would print a traceback of a task that was cancelled
+        finally:
+            if transport in self._open:
+                self._open.remove(transport)
+            transport.abort()  # a reader that takes nothing would keep it open
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._security.is_tls:
+            try:
+                await writer.start_tls(self._security.http_context())
+            except AttributeError as error:  # so Python's streams say that the connection is lost already
+                raise ConnectionAbortedError from error
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        refusal = self._refusal(writer)
+        answer = _text(403, refusal) if refusal else await self._answer(head)
+        body = b"" if head.startswith("HEAD ") else answer.body
+        writer.write(
+            f"HTTP/1.1 {answer.code} {_REASONS[answer.code]}\r\nContent-Type: {answer.kind}\r\n"
+            f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n".encode("latin-1")
+            + body
+        )
+        await writer.drain()
+
+    def _refusal(self, writer: asyncio.StreamWriter) -> str:
+        """Why the caller may not; "": it may."""
+        if not self._security.is_tls:
+            return ""
+        shown = writer.get_extra_info("ssl_object").getpeercert() or {}
+        names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "URI"]
+        identity = self._security.identity_in(names)
+        if identity is None:
+            return "this certificate names nobody of this fleet"
+        return "" if identity.role in READERS else f"metrics are for {', '.join(READERS)}, and it says {identity.role}"
+
+    async def _answer(self, head: str) -> _Answer:
+        lines = head.split("\r\n")
+        method, _, rest = lines[0].partition(" ")
+        target, _, version = rest.partition(" ")
+        if not version.startswith("HTTP/1."):
+            return _text(400, "this is no HTTP request")
+        if method not in ("GET", "HEAD"):
+            return _text(405, "metrics are read with GET")
+        if target.partition("?")[0] != PATH:
+            return _text(404, f"metrics are at {PATH}")
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+        }
+        try:
+            readings = await self._read()
+        except SnaplineError as error:
+            return _text(503, str(error))
+        kind, body = self._exposition.write({**self._about, **readings}, headers.get("accept", ""))
+        return _Answer(200, kind, body)
+
+
+def _drop_tracebacks(error: BaseException | None) -> None:
+    """Free what a failed handshake holds, 256 KiB: its errors lead to frames that lead back to them, and the garbage collector runs seldom."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
+class _Exposition:
+    """Figures as text, beside those of the process and of Python. One of each process: made when the door is, since its library takes a tenth of a second to import."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+        self._families = tuple(families)
+        self._readings: Readings = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def write(self, readings: Readings, accepted: str) -> tuple[str, bytes]:
+        """Content type and text, in the format that the header `Accept` asks for."""
+        from prometheus_client.exposition import choose_encoder
+
+        encode, kind = choose_encoder(accepted)
+        self._readings = readings
+        return kind, encode(self._registry)
+
+    def collect(self) -> "Iterable[Metric]":
+        """Asked by the library."""
+        unknown = set(self._readings) - {family.name for family in self._families}
+        assert not unknown, f"figures without a family: {', '.join(sorted(unknown))}"
+        return [
+            _metric(family, self._readings[family.name]) for family in self._families if family.name in self._readings
+        ]
+
+
+def _metric(family: Family, found: Value | Mapping[tuple[str, ...], Value]) -> "Metric":
+    from prometheus_client import core
+
+    name, text, labels = PREFIX + family.name, family.help, family.labels
+    values: Mapping[tuple[str, ...], Value] = found if isinstance(found, Mapping) else {(): found}
+    if family.kind == HISTOGRAM:
+        histogram = core.HistogramMetricFamily(name, text, labels=labels)
+        for key, value in values.items():
+            assert isinstance(value, Distribution)
+            buckets = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in value.up_to()]
+            histogram.add_metric(key, buckets, value.sum)
+        return histogram
+    if family.kind in (COUNTER, GAUGE):
+        plain: core.CounterMetricFamily | core.GaugeMetricFamily = (
+            core.CounterMetricFamily(name, text, labels=labels)
+            if family.kind == COUNTER
+            else core.GaugeMetricFamily(name, text, labels=labels)
+        )
+        for key, value in values.items():
+            assert isinstance(value, int | float)
+            plain.add_metric(key, value)
+        return plain
+    summary = core.SummaryMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        assert isinstance(value, Total)
+        summary.add_metric(key, int(value.count), value.sum)
+    return summary
+
+
+def _text(code: int, text: str) -> _Answer:
+    return _Answer(code, PLAIN, f"{text}\n".encode())
+
+
+async def open_metrics_door(
+    stack: AsyncExitStack, door: Callable[[], MetricsDoor], place: MetricsPlace, name: str
+) -> None:
+    """Serve metrics at this place until the stack unwinds, and say where; nowhere if it has no address.
+
+    Raises:
+        MisuseError, AddressError: see `MetricsDoor.listen`; the file cannot be written.
+    """
+    if not place.address:
+        return
+    made = door()
+    address = await made.listen(stack, place.address)
+    log.info("metrics of %s at %s", name, made.url(address))
+    if place.file is not None:
+        _tell(place.file, address, name)
+        stack.callback(place.file.unlink, missing_ok=True)
+
+
+def _tell(file: Path, address: str, name: str) -> None:
+    """Replaced as a whole: nobody reads half a file."""
+    scratch = file.with_name(f"{file.name}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps([{"targets": [address], "labels": {"instance": name}}]) + "\n")
+        scratch.replace(file)
+    except OSError as error:
+        raise MisuseError(f"--metrics-file {file} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,167 @@
+"""Requests of operators: the page of actions, confirmations, and what came of them. Decides who may; what is done, `deeds.py` and its makers say.
+
+    GET  /act            what can be done
+    GET  /act/{verb}     what will happen; does nothing
+    POST /deeds          the form of such a page: does it once, and leads to
+    GET  /deeds/{key}    what came of it
+
+Another site must not act through somebody's browser. A form is taken if the browser says that it comes from here, if it bears the session's
+token, which no other site can read, and if its key is that of a page that this session was shown.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError
+from snapline.gateway.browsers import is_from_other_site, says_no_site
+from snapline.security.rpc_authorization import ADMIN, OPERATOR
+from snapline.view.deed_pages import confirmation_body, deeds_body, links_of_epoch, outcome_body
+from snapline.view.deeds import Deeds, Fields, ProposedDeed
+from snapline.view.doors import HEADERS, Sessions, form_of
+from snapline.view.facts import ENDED, FleetFacts
+from snapline.view.fleet_deeds import FleetDeeds
+from snapline.view.markup import Markup
+from snapline.view.store_deeds import StoreDeeds
+from snapline.view.watch import FleetWatch
+
+ROLES = (OPERATOR, ADMIN)
+"""Of the view itself, to the fleet: those that may call what changes it."""
+
+ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
+"""Else browsers would keep to themselves where a form comes from."""
+
+AGAIN_S = 2
+"""A page of a deed that is under way is loaded again so often."""
+
+Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedDeed]]
+
+
+class NotAllowedError(MisuseError):
+    """Whoever asks may not."""
+
+
+class Operators:
+    """What may be done to this fleet, and whether the view may do it."""
+
+    def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
+        """`folder`: the fleet's own, if it is on this machine. `has_certificates`: without them everybody may do everything."""
+        self.fleet = fleet = FleetDeeds(coordinator)
+        self.store = StoreDeeds(coordinator, folder)
+        self._has_certificates = has_certificates
+        self.verbs: dict[str, Propose] = {
+            "snapshot": fleet.snapshot,
+            "restore": fleet.restore,
+            "drain": fleet.drain,
+            "resume": fleet.resume,
+            "kill": fleet.kill,
+        }
+        of_store: dict[str, Propose] = {
+            "tag": self.store.tag,
+            "untag": self.store.untag,
+            "pin": self.store.pin,
+            "unpin": self.store.unpin,
+            "fork": self.store.fork,
+        }
+        self.verbs |= of_store if self.store.is_here else {}
+
+    def may(self, facts: FleetFacts | None) -> bool:
+        """Does the fleet let the view act?"""
+        return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
+
+    def offers(self, facts: FleetFacts | None) -> bool:
+        """And is there a fleet to which something can be done?"""
+        return self.may(facts) and facts is not None and facts.phase not in ENDED
+
+    async def links(self, facts: FleetFacts | None, epoch: int) -> Markup | None:
+        """What can be done with a snapshot, for its page."""
+        if not self.offers(facts):
+            return None
+        return links_of_epoch(epoch, can_restore=epoch in await self.fleet.restorable(), is_here=self.store.is_here)
+
+
+Page = Callable[[str, str, Markup], Response]
+
+
+class ActingPages:
+    """Answers requests of operators; `page` puts a screen's frame around what it shows: screen, title, body."""
+
+    def __init__(self, operators: Operators, sessions: Sessions, watch: FleetWatch, page: Page) -> None:
+        self._operators = operators
+        self._sessions = sessions
+        self._watch = watch
+        self._page = page
+        self._deeds = Deeds()
+
+    async def close(self) -> None:
+        """Wait for nothing more."""
+        await self._deeds.close()
+
+    async def show(self, request: Request) -> Response:
+        """What can be done."""
+        facts, store = await self._facts(), self._operators.store
+        kept, restorable = await store.kept(), await self._operators.fleet.restorable()
+        return self._page("act", "Actions", deeds_body(facts, kept, restorable, is_here=store.is_here))
+
+    async def propose(self, request: Request) -> Response:
+        """What will happen."""
+        facts, verb = await self._facts(), request.path_params["verb"]
+        if verb not in self._operators.verbs:
+            raise NotFoundError(f"there is no action {verb!r} here")
+        proposed = await self._operators.verbs[verb](facts, dict(request.query_params))
+        key = self._deeds.propose(self._sessions.name_of(request), proposed)
+        hidden = (("token", self._sessions.form_token(request)), ("key", key))
+        return self._headed(self._page("act", proposed.title, confirmation_body(proposed, "/deeds", hidden)))
+
+    async def carry_out(self, request: Request) -> Response:
+        """A form that somebody has sent. What it asks for is done once, however often it comes."""
+        foreign = why_foreign(request)
+        form = await form_of(request)
+        if foreign or not self._sessions.is_own_form(request, form.get("token", "")):
+            raise NotAllowedError(
+                foreign or "this form was not made for you, or before you signed in: nothing has been done"
+            )
+        self._check(self._watch.last.facts)
+        key = form.get("key", "")
+        await self._deeds.do(self._sessions.name_of(request), key, form)
+        return RedirectResponse(f"/deeds/{key}", 303, ACT_HEADERS)
+
+    async def outcome(self, request: Request) -> Response:
+        """What came of it."""
+        proposed, found = self._deeds.outcome(self._sessions.name_of(request), request.path_params["key"])
+        response = self._headed(self._page("act", proposed.title, outcome_body(proposed, found)))
+        if found is None:
+            response.headers["Refresh"] = str(AGAIN_S)
+        return response
+
+    async def _facts(self) -> FleetFacts:
+        """How the fleet stands, to decide on."""
+        heard = await self._watch.now()
+        if heard.trouble or heard.facts is None:
+            raise CoordinatorUnavailableError(heard.trouble or "the fleet has not answered yet")
+        self._check(heard.facts)
+        if heard.facts.phase in ENDED:
+            raise MisuseError(f"the fleet has {heard.facts.phase}: nothing can be done to it here")
+        return heard.facts
+
+    def _check(self, facts: FleetFacts | None) -> None:
+        if not self._operators.may(facts):
+            role = "" if facts is None else facts.caller_role
+            raise NotAllowedError(f"this view is {role or 'nobody'} to the fleet, and that takes {' or '.join(ROLES)}")
+
+    @staticmethod
+    def _headed(response: Response) -> Response:
+        response.headers.update(ACT_HEADERS)
+        return response
+
+
+def why_foreign(request: Request) -> str:
+    """Why a form is not taken to come from a page of ours; "" if it is."""
+    if says_no_site(request):
+        return "your browser does not say where this form comes from: nothing has been done"
+    if is_from_other_site(request):
+        return "this form comes from another site: nothing has been done"
+    return ""

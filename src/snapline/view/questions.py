@@ -1,0 +1,131 @@
+"""The view's questions to a running fleet: those of `snapline.Client`, and those that only the coordinator's own client has."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from snapline.client.client import TIMEOUT_S, Client, open_client
+from snapline.client.hosts import HostCalls
+from snapline.client.views import recent_traces
+from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+from snapline.conversation.documents import document_of
+from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.conversation.status import AskedReplica, ReplicaStatus
+from snapline.conversation.views import AgentState, RecentTrace
+from snapline.errors import MisuseError, SnaplineError
+from snapline.security.transport import Security
+
+REPLICA_S = 2.0
+"""For a replica to answer: it reads its memory, and somebody waits for the page."""
+
+
+class FleetQuestions:
+    """Asks; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
+
+    def __init__(
+        self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
+    ) -> None:
+        self._client = client
+        self._coordinator = coordinator
+        self._hosts = hosts
+        self._security = security
+
+    async def status(self) -> dict[str, object]:
+        """As `snapline status`, perhaps not the latest: it is asked every second."""
+        return document_of(await patiently(lambda: self._coordinator.status(unconfirmed=True)))
+
+    async def agents(self) -> list[LocatedAgent]:
+        """Where the agents live."""
+        return await self._client.agents()
+
+    async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """As `snapline agent describe`."""
+        return await self._client.describe(agent, timeout_s)
+
+    async def state(self, agent: str, *, live: bool = False, timeout_s: float = TIMEOUT_S) -> AgentState:
+        """As `snapline agent state`."""
+        return await self._client.state(agent, live=live, timeout_s=timeout_s)
+
+    async def snapshot_at(self, snapshot: str) -> dict[str, object]:
+        """As `snapline snapshot show`."""
+        return await patiently(lambda: self._coordinator.read_snapshots("show", snapshot))
+
+    async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]:
+        """As `snapline recovery line`."""
+        return await self._client.recovery_line(failed)
+
+    async def lines_of_each(self) -> dict[str, object]:
+        """As `snapline recovery line --each`."""
+        return await patiently(self._coordinator.recovery_lines)
+
+    async def recoveries(self) -> dict[str, object]:
+        """As `snapline recovery history`."""
+        return await patiently(self._coordinator.recovery_history)
+
+    async def epoch_history(self) -> dict[str, object] | None:
+        """As `snapline snapshot history`; None: a coordinator of an older release keeps none."""
+        try:
+            return await patiently(lambda: self._coordinator.read_snapshots("history"))
+        except MisuseError as error:
+            if "history" not in str(error):
+                raise  # it is about who asks
+            return None
+
+    async def replicas(self) -> list[AskedReplica]:
+        """The coordinator's replicas, as `snapline coordinator members` has them, each with its own `coordinator status`."""
+        answer = await patiently(lambda: self._coordinator.read_replica("members"))
+        members = msgspec.convert(answer["members"], list[AskedReplica])
+        return await asyncio.gather(*[self._with_status(each) for each in members])
+
+    async def _with_status(self, replica: AskedReplica) -> AskedReplica:
+        try:
+            coordinator = CoordinatorClient(replica.address, self._security)
+            try:
+                answer = await coordinator.read_replica("status", REPLICA_S)
+            finally:
+                await coordinator.close()
+            status = msgspec.convert(answer, ReplicaStatus)
+        except (SnaplineError, msgspec.ValidationError) as error:
+            return msgspec.structs.replace(replica, problem=str(error))
+        if status.node != replica.id:
+            return msgspec.structs.replace(replica, problem=f"{status.node} answers there")
+        return msgspec.structs.replace(replica, status=status)
+
+    async def waiting(self) -> dict[str, object]:
+        """As `Client.waiting`."""
+        return await self._client.waiting()
+
+    async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
+        """What was given out after a cursor, as far as one answer holds it; "": all that agents have named themselves."""
+        return await patiently(lambda: self._coordinator.read_outputs(after, topic))
+
+    async def consumers(self) -> ReadConsumersReply:
+        """As `snapline output consumers list`."""
+        return await patiently(self._coordinator.read_consumers)
+
+    async def recent_traces(
+        self, after: Mapping[str, str], *, every: int, most: int
+    ) -> Mapping[str, RecentTrace | None]:
+        """What has happened on each host since its cursor in `after`; None: it does not tell."""
+        return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
+
+
+@asynccontextmanager
+async def open_questions(
+    address: str, security: Security, name: str
+) -> AsyncIterator[tuple[FleetQuestions, CoordinatorClient]]:
+    """To a fleet, and the coordinator's client that is part of them. `name`: who asks.
+
+    Raises:
+        CoordinatorUnavailableError: nobody answers there.
+    """
+    async with await patiently(lambda: open_client(address, security, name)) as client:
+        coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)
+        try:
+            yield FleetQuestions(client, coordinator, hosts, security), coordinator
+        finally:
+            await hosts.close()
+            await coordinator.close()

@@ -1,0 +1,52 @@
+"""The view's process: one client, one server, until somebody ends it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from snapline.gateway.serving import serve_app
+from snapline.security.transport import Security
+from snapline.view.acting import Operators
+from snapline.view.app import View
+from snapline.view.questions import open_questions
+
+CLIENT_NAME = "view"
+
+
+async def serve(
+    address: str,
+    security: Security,
+    listen: tuple[str, int],
+    *,
+    token: str,
+    may_act: bool = False,
+    folder: Path | None = None,
+    trace: Path | None = None,
+    reports: Sequence[Path] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM; prints where.
+
+    Args:
+        may_act: operators may act here.
+        folder: the fleet's, if it is on this machine.
+        trace: a trace, shown beside it.
+        reports: folders with reports of simulations.
+
+    Raises:
+        MisuseError: the address cannot be listened on, or one of `reports` is no folder.
+        CoordinatorUnavailableError: nobody answers there.
+    """
+    async with open_questions(address, security, CLIENT_NAME) as (questions, coordinator):
+        operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
+        await _serve(View(questions, token=token, operators=operators, trace=trace, reports=reports), listen)
+
+
+async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
+    """The same without a fleet: a trace, reports of simulations, or both."""
+    await _serve(View(None, token=token, trace=trace, reports=reports), listen)
+
+
+async def _serve(view: View, listen: tuple[str, int]) -> None:
+    try:
+        await serve_app(view.app(), listen)
+    finally:
+        await view.close()

@@ -1,0 +1,134 @@
+"""The screen *Fleet* for a terminal: how the fleet stands, its hosts by turns, and turns that last long."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from snapline.security.printable import printable
+from snapline.view import loss
+from snapline.view.facts import FleetFacts, Heard, HostFacts
+from snapline.view.figures import count, plural, rate, seconds, size
+from snapline.view.tones import Tone, tone_of
+
+COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
+
+BARS = "▁▂▃▄▅▆▇█"
+COURSE_MAX = 40
+
+BUSY_MAX = 5
+CONCERNS_MAX, CONCERN_LINES = 8, 2
+"""So many are shown, and each takes so many lines on most screens."""
+
+HEAD_LINES = 10
+"""Of a screen, for what stands above and below the hosts."""
+
+COLUMNS = (
+    "HOST",
+    "STATE",
+    "AGENTS",
+    "TURNS/S",
+    "BUSY",
+    "PARKED",
+    "DEAD LETTERS",
+    "INPUTS",
+    "OUTPUTS",
+    "START",
+    "ADDRESS",
+)
+NUMBERS = COLUMNS[2:10]
+
+
+def draw(heard: Heard, *, lines: int) -> RenderableType:
+    """One screen. `lines`: its height; hosts that have no room are counted, the busiest are shown."""
+    facts = heard.facts
+    if facts is None:
+        return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
+    parts: list[RenderableType] = [_title(facts), *_figures(facts, heard)]
+    if heard.trouble:
+        parts.append(_text(f"! {heard.trouble}; this is how it stood before", style="red"))
+    concerns = [
+        _text(f"! {each.line(heard.heard_s)}", style=COLORS[tone_of("concern", each.kind)])
+        for each in facts.concerns[:CONCERNS_MAX]
+    ]
+    if len(facts.concerns) > CONCERNS_MAX:
+        concerns.append(_text(f"! and {len(facts.concerns) - CONCERNS_MAX} more: `snapline status`", style="yellow"))
+    parts += concerns
+    busy = sorted(
+        [(turn.elapsed_ns, turn.agent, host.host) for host in facts.hosts for turn in host.busy], reverse=True
+    )
+    room = max(1, lines - HEAD_LINES - CONCERN_LINES * len(concerns) - min(len(busy), BUSY_MAX))
+    parts += [Text(), *_hosts(facts.hosts, heard, room)]
+    parts += [_text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
+    return Group(*parts)
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(printable(words), style)
+
+
+def _title(facts: FleetFacts) -> Text:
+    words = Text(no_wrap=True, overflow="ellipsis")
+    words.append(printable(facts.fleet), style="bold").append("  ").append(
+        printable(facts.phase), style=COLORS[tone_of("fleet", facts.phase)]
+    )
+    more = f"  {facts.protocol}  plan {facts.plan}" + (f"  led by {facts.leader}" if facts.leader else "")
+    return words.append(printable(f"{more}  {facts.reason}".rstrip()))
+
+
+def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
+    alive = sum([host.state == "alive" for host in facts.hosts])
+    epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
+    letters = facts.total("dead_letters")
+    waiting = f"{plural(facts.total('inputs_waiting'), 'input')}, {plural(facts.total('outputs_waiting'), 'output')}"
+    store = f"store {facts.store.state}{f': {facts.store.reason}' if facts.store.reason else ''}"
+    last = _text(
+        f"waiting: {waiting} ({size(facts.total('output_bytes_waiting'))})  parked {facts.total('parked'):,}  "
+    )
+    last.append(
+        plural(letters, "dead letter"), style=COLORS[tone_of("agent", "dead letters") if letters else "plain"]
+    ).append(printable(f"  {store}"))
+    return [
+        _text(
+            f"{plural(facts.agents, 'agent')} on {alive:,} of {plural(max(facts.hosts_expected, len(facts.hosts)), 'host')}"
+        ),
+        _text(f"turns/s {rate(heard.turns_per_s)} {bars(heard.course)}".rstrip()),
+        _text(f"epochs: {epochs}; the last complete one is {count(facts.last_complete_epoch or None)}"),
+        _text(f"interval: {loss.interval(facts.interval)}"),
+        _text(f"work at risk: {loss.at_risk(facts)}  recoveries: {loss.recoveries(facts.loss)}"),
+        last,
+    ]
+
+
+def bars(course: Sequence[float]) -> str:
+    """The newest numbers as bars, from 0 to the largest of them."""
+    shown = course[-COURSE_MAX:]
+    most = max(shown, default=0.0)
+    return "".join(
+        [BARS[min(len(BARS) - 1, int(len(BARS) * value / most))] if most > 0 else BARS[0] for value in shown]
+    )
+
+
+def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[RenderableType]:
+    """In their order; if there is no room for all, those that need a look and those with most turns."""
+    rates = heard.host_turns_per_s
+    chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
+    names = {host.host for host in chosen}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=True)
+    for host in hosts:
+        if host.host in names:
+            table.add_row(*_row(host, rates.get(host.host)))
+    hidden = len(hosts) - len(chosen)
+    return [table, *([_text(f"and {plural(hidden, 'host')} more")] if hidden else [])]
+
+
+def _row(host: HostFacts, turns_per_s: float | None) -> list[Text]:
+    state = _text(host.state, style=COLORS[tone_of("host", host.state)])
+    cells = (
+        *(count(host.agents), rate(turns_per_s), count(len(host.busy)), count(host.parked), count(host.dead_letters)),
+        *(count(host.inputs_waiting), count(host.outputs_waiting), count(host.host_start), host.address),
+    )
+    return [_text(host.host), state.append(" drained") if host.is_drained else state, *[_text(cell) for cell in cells]]
