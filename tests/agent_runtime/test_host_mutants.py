@@ -348,7 +348,13 @@ def found_by(seeds: range) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("mutant", COMMON, ids=lambda mutant: mutant.__name__)
+SLOW = (epochs_before_a_link_wait_for_its_marker, who_is_held_stays_held)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW), id=each.__name__) for each in COMMON],
+)
 def test_a_mutant_is_found(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     narrow(monkeypatch)
     mutant(monkeypatch)

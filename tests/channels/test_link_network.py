@@ -210,9 +210,13 @@ MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     _one_stamp_for_all,
     _grants_are_added_up,
 ]
+SLOW = (_forgets_lost_credit, _grants_are_added_up)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW), id=each.__name__.strip("_")) for each in MUTANTS],
+)
 def test_mutants_are_caught(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     with pytest.raises((AssertionError, ProtocolError, IndexError)):

@@ -24,9 +24,14 @@ def test_a_right_store_stands_a_kill_at_each_write(snapline_crash_kit: CrashKit,
     [
         (programs.torn, "broken"),
         (programs.hasty, "lost"),
-        (programs.inventive, "invented"),
-        (programs.counting, "different"),
-        (programs.repeating, "repeated"),
+        *[
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (programs.inventive, "invented"),
+                (programs.counting, "different"),
+                (programs.repeating, "repeated"),
+            )
+        ],
     ],
 )
 def test_a_wrong_store_is_found_for_what_it_is(snapline_crash_kit: CrashKit, program: Program, kind: str) -> None:

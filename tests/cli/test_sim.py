@@ -374,6 +374,7 @@ def test_a_folder_is_not_changed_by_options(run: Run, small: str, verb: str) -> 
         assert done.code == 2 and f"{option[0]} cannot change runs/small/" in done.err, done.err
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_made_small(run: Run, folder: Path) -> None:
     seed = first_failing_seed(*MUTATED, run=run)
     failing = run("sim", "run", *MUTATED, "--seed", seed)
@@ -423,6 +424,7 @@ def test_a_sweep_counts_what_single_runs_say(run: Run, folder: Path) -> None:
         assert again.code == 6 and finding["oracle"] in [one["oracle"] for one in again.json["violations"]]
 
 
+@pytest.mark.slow
 def test_a_sweep_says_the_same_however_many_processes_there_are(run: Run, small: str) -> None:
     def swept(jobs: int) -> dict[str, Any]:
         found: dict[str, Any] = run("sim", "sweep", small, "--seeds", "0:30", "--jobs", jobs).json

@@ -98,7 +98,7 @@ def _fault(world: LoggedWorld) -> None:
         host.say(msg.Leave("drained"))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", [*PROTOCOLS[:2], pytest.param(PROTOCOLS[2], marks=pytest.mark.slow)])
 def test_random_executions_keep_every_rule_and_recover(protocol: str) -> None:
     worlds = [execute(seed, protocol) for seed in range(30)]
     assert sum(world.state.plan_number for world in worlds) > 60

@@ -247,7 +247,11 @@ def test_random_executions_find_the_mutant(mutant: Patch, monkeypatch: pytest.Mo
     pytest.fail(f"{EXECUTIONS_MAX} executions did not notice: {mutant.__doc__}")
 
 
-@pytest.mark.parametrize("mutant", RESTORE_MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant",
+    [void_marks_are_missing, pytest.param(void_epochs_are_gone_back_to, marks=pytest.mark.slow)],
+    ids=["void_marks_are_missing", "void_epochs_are_gone_back_to"],
+)
 def test_executions_in_which_the_fleet_is_taken_back_find_the_mutant(
     mutant: Patch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,7 +360,12 @@ class Note(snapline.Message):
 
 @pytest.mark.parametrize(
     ("message", "pages"),
-    [(Note("x"), 2), (Note("x" * 2**22), 1), (Note("x" * (15 * 2**20)), 1), (Note("", ([],) * 2**21), 2)],
+    [
+        (Note("x"), 2),
+        (Note("x" * 2**22), 1),
+        (Note("x" * (15 * 2**20)), 1),
+        pytest.param(Note("", ([],) * 2**21), 2, marks=pytest.mark.slow),
+    ],
     ids=["small", "4 MiB", "15 MiB", "2 million lists"],
 )
 async def test_a_reader_that_takes_nothing_costs_no_more_than_32_mib(message: Note, pages: int) -> None:

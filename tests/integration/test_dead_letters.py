@@ -29,7 +29,7 @@ async def order(client: Client, clerk: str) -> None:
         await client.ask(clerk, Ordered(EACH - 1), f"order-{EACH - 1}", timeout_s=LIMIT_S)
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "hmnr"])
+@pytest.mark.parametrize("protocol", ["chandy-lamport", pytest.param("hmnr", marks=pytest.mark.slow)])
 async def test_each_letter_is_retried_once_while_its_host_is_killed(data_dir: Path, protocol: str) -> None:
     stop, catalogue = data_dir.with_name("stop"), data_dir.with_name("catalogue")
     arguments = {"stop": str(stop), "catalogue": str(catalogue), "protocol": protocol}

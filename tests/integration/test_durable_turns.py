@@ -80,7 +80,7 @@ def check(data_dir: Path, made: snapline.Fleet) -> None:
     assert len(planner.done) == PLANS
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "uncoordinated"])
+@pytest.mark.parametrize("protocol", ["chandy-lamport", pytest.param("uncoordinated", marks=pytest.mark.slow)])
 async def test_a_step_that_has_ended_is_not_done_again_without_any_checkpoint_of_it(
     data_dir: Path, protocol: str
 ) -> None:

@@ -82,7 +82,7 @@ async def tick(client: Client, serials: range) -> None:
         assert isinstance(reply.message, Counted) and reply.message.serial == serial
 
 
-@pytest.mark.parametrize(("inputs", "expected"), [("drop", 5), ("copy", 9)])
+@pytest.mark.parametrize(("inputs", "expected"), [("copy", 9), pytest.param("drop", 5, marks=pytest.mark.slow)])
 async def test_inputs_that_the_snapshot_lacks_are_dropped_or_taken_along_by_word(
     data_dir: Path, inputs: str, expected: int
 ) -> None:

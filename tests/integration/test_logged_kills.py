@@ -89,6 +89,7 @@ async def test_the_coordinator_and_a_host_die_together(data_dir: Path) -> None:
     assert domino.is_exact(load_cut(store, store.epochs()[-1], domino.fleet(**arguments)))
 
 
+@pytest.mark.slow
 async def test_logs_are_bounded_though_the_line_does_not_advance(data_dir: Path) -> None:
     """The fleet is stopped for a moment, and what it had logged is in an epoch."""
     arguments = {"protocol": "uncoordinated", "passes": "600", "pause": "0.002", "log_bytes_max": "500"}

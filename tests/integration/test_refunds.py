@@ -18,7 +18,7 @@ PROTOCOLS = ("chandy-lamport", "hmnr", "uncoordinated")
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("unsafe", ["no", "yes"])
+@pytest.mark.parametrize("unsafe", ["no", pytest.param("yes", marks=pytest.mark.slow)])
 async def test_a_host_that_dies_right_after_a_payment(tmp_path: Path, unsafe: str) -> None:
     """The worst moment: paid, and nobody in the fleet knows. As the documentation shows it."""
     ledger = tmp_path / "payments.jsonl"

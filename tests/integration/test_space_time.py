@@ -49,6 +49,7 @@ async def until_told(http: httpx.AsyncClient, *kinds: str) -> str:
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_what_a_fleet_does_is_seen_while_somebody_looks(data_dir: Path) -> None:
     stop = data_dir.with_name("stop")
     arguments = {"stop": str(stop), "period": "0.1"}  # in each look there are markers

@@ -122,7 +122,10 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[HostCore]:
     return found
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "hmnr", "cbr"])
+@pytest.mark.parametrize(
+    "protocol",
+    ["chandy-lamport", "hmnr", *[pytest.param(each, marks=pytest.mark.slow) for each in ("koo-toueg", "cbr")]],
+)
 def test_agents_that_stop_leave_and_are_forgotten(protocol: str, cores: list[HostCore]) -> None:
     """Once logged fleets kept them: each creation after the 20,000th was buried, and each peer's numbers grew for ever."""
     result = churn(protocol)
@@ -149,7 +152,7 @@ def whoever_has_stopped_leaves(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("mutant", [nobody_leaves, whoever_has_stopped_leaves], ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", [nobody_leaves, pytest.param(whoever_has_stopped_leaves, marks=pytest.mark.slow)])
 def test_the_mutant_is_found(mutant: Any, cores: list[HostCore], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     assert any(

@@ -39,7 +39,7 @@ PAIR = Bounds(agents=2)
 # -- all is well --------------------------------------------------------------------------------------------------------
 
 
-SLOW = ("chandy-lamport", "cbr", "fdi", "nras", "cas", "bhmr")
+SLOW = ("chandy-lamport", "bcs", "fdas", "cbr", "fdi", "nras", "cas", "bhmr")
 """Most of the time. The first one's stamps stand in one model more than plain markers, which stay; the others are rules that force,
 of which some stay. Pairs of all are explored below."""
 

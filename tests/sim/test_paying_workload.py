@@ -38,7 +38,9 @@ def paid(protocol: str, seed: int) -> Result:
     return run(parse_scenario(CRASHES % protocol, source="here"), seed)
 
 
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "uncoordinated", "hmnr", "cas"])
+@pytest.mark.parametrize(
+    "protocol", ["chandy-lamport", "uncoordinated", "hmnr", "cas", pytest.param("koo-toueg", marks=pytest.mark.slow)]
+)
 def test_what_is_paid_survives_recoveries(protocol: str) -> None:
     result = paid(protocol, 1)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)

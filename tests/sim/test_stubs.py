@@ -255,10 +255,10 @@ class Patient(snapline.Agent):
 @pytest.mark.parametrize(
     ("fate", "kind"),
     [
-        ("late_per_mille", Clerk),
+        pytest.param("late_per_mille", Clerk, marks=pytest.mark.slow),
         ("lost_per_mille", DurableClerk),
         ("failed_per_mille", Clerk),
-        ("failed_per_mille", DurableClerk),
+        pytest.param("failed_per_mille", DurableClerk, marks=pytest.mark.slow),
     ],
 )
 def test_calls_go_wrong_as_the_scenario_says_and_the_ledger_tells_done_from_not_done(

@@ -145,7 +145,7 @@ def unseen(workload: Workload, seed: int, *, every: float) -> tuple[dict[str, in
     return tried, missed
 
 
-@pytest.mark.parametrize("rate", [0.0, 500.0])
+@pytest.mark.parametrize("rate", [0.0, pytest.param(500.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pattern", OWN)
 def test_every_inconsistent_cut_is_found(pattern: str, rate: float) -> None:
     total = dict.fromkeys(MUTATIONS, 0)

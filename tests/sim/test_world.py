@@ -49,7 +49,7 @@ def test_a_fleet_of_every_protocol_passes(protocol: str, seed: int) -> None:
     assert result.messages >= 120 and result.metrics["epochs_complete"] >= 1
 
 
-@pytest.mark.parametrize("seed", [20, 22, 25])
+@pytest.mark.parametrize("seed", [20, 25, pytest.param(22, marks=pytest.mark.slow)])
 def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
     one, other = run(draw(STANDARD, seed), seed), run(draw(STANDARD, seed), seed)
     assert one.trace_hash == other.trace_hash and one.waypoints == other.waypoints
@@ -57,7 +57,7 @@ def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("seed", [6, 19])
+@pytest.mark.parametrize("seed", [19, pytest.param(6, marks=pytest.mark.slow)])
 def test_nothing_is_left_of_a_run(seed: int) -> None:
     """In both somebody still waits for the log when the run ends. A sweep's processes would grow with every such run."""
     before = worlds()

@@ -44,7 +44,10 @@ def sentence(results: list[Result]) -> str:
         (fleets.totalling, fleets.Totalling, "changes the global variable TOTAL"),
         (fleets.step_totalling, fleets.StepTotalling, "changes the global variable TOTAL"),
         (fleets.deduping, fleets.Deduping, "uses the global variable HEARD"),
-        (fleets.class_counting, fleets.ClassCounting, "uses the class attribute ClassCounting.balls"),
+        pytest.param(
+            *(fleets.class_counting, fleets.ClassCounting, "uses the class attribute ClassCounting.balls"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_variable_that_no_checkpoint_holds_is_named_with_handler_and_line(

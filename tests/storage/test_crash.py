@@ -125,7 +125,7 @@ def _crash_everywhere(commit: Commit = write_epoch, *, has_unnamed_files: bool =
     raise AssertionError("the store's life has more calls than expected")
 
 
-@pytest.mark.parametrize("has_unnamed_files", [True, False])
+@pytest.mark.parametrize("has_unnamed_files", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_crash_at_every_call_keeps_what_was_published(has_unnamed_files: bool) -> None:
     assert _crash_everywhere(has_unnamed_files=has_unnamed_files) > 100
 

@@ -20,7 +20,7 @@ DIARY = [
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["", "threaded_"])
+@pytest.mark.parametrize("kind", ["", pytest.param("threaded_", marks=pytest.mark.slow)])
 async def test_the_services_of_the_page_run(tmp_path: Path, kind: str) -> None:
     """With threads the greeter and who calls; the guide is of grpc.aio."""
     for name, text in files_of((ROOT / "docs" / "grpc.md").read_text()).items():

@@ -52,6 +52,7 @@ async def test_every_cut_has_every_token_while_services_are_killed(tmp_path: Pat
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
 
 
+@pytest.mark.slow
 async def test_every_cut_has_every_token_where_services_have_threads(tmp_path: Path, rounds: int) -> None:
     """Two of them have; the third is of grpc.aio."""
     names = ("a", "b", "c")
@@ -63,7 +64,7 @@ async def test_every_cut_has_every_token_where_services_have_threads(tmp_path: P
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
 
 
-@pytest.mark.parametrize("service", [BANK, THREADED])
+@pytest.mark.parametrize("service", [BANK, pytest.param(THREADED, marks=pytest.mark.slow)])
 async def test_services_and_native_agents_are_in_one_cut(tmp_path: Path, rounds: int, service: str) -> None:
     """Tokens go round: by calls between the services, by messages to the native agents and back."""
     names, hosts = BESIDE_TILLS, tuple(TILLS.values())

@@ -226,9 +226,9 @@ QUICK, DUMPS, LATE = PLANS["no compaction"], PLANS["compaction every 30 entries"
     [
         (Unsynced, QUICK, 1),
         (CutTail, LATE, 3),
-        (OldJournal, DUMPS, 0),
+        pytest.param(OldJournal, DUMPS, 0, marks=pytest.mark.slow),
         (Unclamped, DUMPS, 2),
-        (Hintless, QUICK, 8),
+        pytest.param(Hintless, QUICK, 8, marks=pytest.mark.slow),
         (LocalReads, QUICK, 1),
     ],
 )

@@ -174,7 +174,9 @@ def test_jumps_and_filling_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_case(CASES[name]) > 5
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "collecting all")) for each in CASES]
+)
 def test_in_every_order_what_was_acknowledged_is_found(name: str) -> None:
     assert run_case(CASES[name]) > 5
 

@@ -103,8 +103,10 @@ def crash_everywhere(*, has_unnamed_files: bool = True, keys: Keys | None = None
     raise AssertionError("too many calls")
 
 
-@pytest.mark.parametrize("has_unnamed_files", [True, False])
-@pytest.mark.parametrize("keys", [None, OLD])
+@pytest.mark.parametrize(
+    ("keys", "has_unnamed_files"),
+    [(None, True), (OLD, True), (None, False), pytest.param(OLD, False, marks=pytest.mark.slow)],
+)
 def test_a_crash_at_every_call_keeps_what_was_promised(has_unnamed_files: bool, keys: Keys | None) -> None:
     assert crash_everywhere(has_unnamed_files=has_unnamed_files, keys=keys) > 100
 
