@@ -20,8 +20,8 @@ from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
 from snapline.agent_runtime.forgotten import Unawaited, awaited
 from snapline.agent_runtime.host.events import TurnEnded
 from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
+from snapline.agent_runtime.rare_requests import Seldom
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
-from snapline.agent_runtime.seldom import Seldom
 from snapline.agent_runtime.undoing import load_undo
 from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver

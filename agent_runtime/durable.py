@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.logged_steps import LoggedSteps
-from snapline.conversation.payloads import CALL, CALL_ID_BYTES, REPLY
 from snapline.errors import DivergenceError, EncodingError, MisuseError
-from snapline.storage.log.records import LoggedEntry
+from snapline.messages.payloads import CALL, CALL_ID_BYTES, REPLY
+from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 DONE, FAILED, LATE = "done", "failed", "late"

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.reading import Output, Undone
-from snapline.conversation.effect_records import (
+from snapline.messages.effect_records import (
     DONE,
     EFFECTS_TOPIC,
     FAILED,

@@ -12,8 +12,8 @@ import msgspec
 from snapline.agent_runtime.durable import FAILED, REFUSED, EffectIntent, EffectWork, TurnJournal
 from snapline.agent_runtime.results import argument_digest, read_result
 from snapline.agent_runtime.undoing import reference_of
-from snapline.conversation.effect_records import readable
 from snapline.errors import DivergenceError, EffectFailedError, MisuseError
+from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import MadeEffect
 

@@ -23,8 +23,8 @@ from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.declared_values import check_declared, comes_back, difference
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Buffer
-from snapline.storage.capture.refusals import check as check_sharing
-from snapline.storage.capture.refusals import explain
+from snapline.storage.capture.unsupported_state import check as check_sharing
+from snapline.storage.capture.unsupported_state import explain
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut

@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from snapline.storage.log.records import EFFECT, LoggedEntry
+from snapline.storage.log.record import EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 
 LOGGED_KINDS = ("step", EFFECT, "now")

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.encoding import message_decoder, message_name
-from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MisuseError
-from snapline.storage.outputs import reading
-from snapline.storage.outputs.reading import OutputBatch
-from snapline.storage.outputs.records import is_wanted
+from snapline.messages.payloads import split_message
+from snapline.storage.outputs import reader as reading
+from snapline.storage.outputs.reader import OutputBatch
+from snapline.storage.outputs.record import is_wanted
 from snapline.storage.store.record import Buffer
 
 

@@ -18,9 +18,9 @@ from snapline.agent_runtime.encoding import (
     result_decoder,
 )
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.effect_records import TEXT_CHARACTERS_MAX, readable
-from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MessageTooLargeError, StepFailedError
+from snapline.messages.effect_records import TEXT_CHARACTERS_MAX, readable
+from snapline.messages.payloads import split_message
 from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.packs.checkpoint import JournalEntry
 

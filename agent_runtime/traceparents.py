@@ -16,7 +16,7 @@ import re
 from typing import NamedTuple
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.payloads import CALL, CALL_ID_BYTES, MARK, REPLY, TAIL_BYTES
+from snapline.messages.payloads import CALL, CALL_ID_BYTES, MARK, REPLY, TAIL_BYTES
 
 HOPS_MAX = 255
 """Turns, one after another, that a trace is followed through. Fleets send in circles, and a longer one is read by nobody."""

@@ -25,7 +25,7 @@ from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, in_groups
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store.side_by_side import side_by_side
+from snapline.storage.store.parallel_io import side_by_side
 from snapline.storage.store.store import Store
 
 MIB = 2**20

@@ -31,7 +31,7 @@ from snapline.agent_runtime.host.epoch_files import Capture, write_epoch
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.results import argument_digest
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture import sealed_journal
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn

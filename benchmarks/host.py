@@ -49,7 +49,7 @@ LOADS = {
 
 def word(now: str, before: str) -> Any:
     """A word of the coordinator's; the checkout of `--against` may have an event of its host core for it."""
-    return getattr(ev, before, None) or getattr(importlib.import_module("snapline.conversation.messages"), now)
+    return getattr(ev, before, None) or getattr(importlib.import_module("snapline.messages.host_messages"), now)
 
 
 Welcome, Roster, RosterEntry = (

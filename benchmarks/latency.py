@@ -20,10 +20,10 @@ from pathlib import Path
 from benchmarks.latency_agents import RECORD
 from benchmarks.snapshot import cpu_s, snapshots, until_running
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
-from snapline.sim.hunt.statistics import percentile
+from snapline.sim.search.statistics import percentile
 
 SETTLE_S = 0.3
 """Left out behind each change: what was asked before it."""

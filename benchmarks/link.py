@@ -60,7 +60,7 @@ from snapline.channels.link_events import (
     WriteFrame,
     WriteReady,
 )
-from snapline.channels.memory import keep_freed_memory
+from snapline.channels.memory_limits import keep_freed_memory
 from snapline.channels.options import client_options, server_options
 from snapline.security.transport import Security
 

@@ -32,9 +32,9 @@ from urllib.request import urlopen
 from benchmarks.snapshot import cpu_s, handled, until_running
 from benchmarks.snapshot_agents import RESTING
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.data_directory import METRICS_FOLDER
 from snapline.deploy.local import LocalFleet
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 PERIOD_S = 1.0

@@ -27,12 +27,12 @@ import msgspec
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.cli.demo_picture import time_ns_of
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.conformance.raylets import NOT_NICE, QUICK, RayBench, Raylets, raylets
-from snapline.deploy.launched import LaunchedFleet
+from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import SnaplineError
 from snapline.examples import pagerank
 from snapline.examples.import_graph import read_tree, write_graph
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.storage.store.store import Store
 
 FLEET = "snapline.examples.pagerank:fleet"

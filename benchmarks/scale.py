@@ -36,10 +36,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.deploy.local import LocalFleet
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = 5

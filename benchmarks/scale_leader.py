@@ -4,11 +4,11 @@ import time
 
 from tests.coordinator.bench import Bench
 
-from snapline.conversation import messages as msg
-from snapline.conversation.wire import decode_host_message, encode_host_message
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages import host_messages as msg
+from snapline.messages.wire import decode_host_message, encode_host_message
 
 CHANNELS_EACH = 4
 KIND = "benchmarks.scale_fleet:Passer"

@@ -30,8 +30,6 @@ from random import Random
 import msgspec
 
 from snapline.sim.faults.words import CrashWord
-from snapline.sim.hunt.swarm import draw
-from snapline.sim.hunt.worker import CONTAINERS_MAX
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
@@ -43,6 +41,8 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
 )
+from snapline.sim.search.swarm import draw
+from snapline.sim.search.worker import CONTAINERS_MAX
 from snapline.sim.world.kernel import Kernel
 
 Figures = dict[str, float]

@@ -15,12 +15,12 @@ from functools import partial
 
 import msgspec
 
-from snapline.sim.hunt.shrink import Shrunk, Size, shrink
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import Scenario
+from snapline.sim.search.shrink import Shrunk, Size, shrink
+from snapline.sim.search.swarm import draw
 
 SEEDS = 1_000
 LIMIT_S = 30.0

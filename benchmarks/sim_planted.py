@@ -94,9 +94,9 @@ def _problems(mutant: Mutant) -> list[str]:
 
 DRIVER = """
 import contextlib, json, signal, sys, time
-from snapline.sim.hunt.pool import make_setup, run_tasks
-from snapline.sim.hunt.swarm import STANDARD
-from snapline.sim.hunt.worker import Task
+from snapline.sim.search.pool import make_setup, run_tasks
+from snapline.sim.search.swarm import STANDARD
+from snapline.sim.search.worker import Task
 first, end, left_out, jobs, limit_s = json.loads(sys.argv[1])
 
 class Over(Exception):

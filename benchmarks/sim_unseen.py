@@ -39,7 +39,7 @@ CORES = (
     "coordinator/leader/*/*.py",
     "coordinator/state/*.py",
     "storage/store/store.py",
-    "storage/keeping/retention*.py",
+    "storage/retention/retention*.py",
 )
 ADAPTERS = (
     *("carrier", "checkpoint_files", "checkpoint_writer", "epoch_files", "process", "session"),
@@ -56,7 +56,7 @@ SEED_LIMIT_S = 60.0
 """Of real time: a mutant may run for ever."""
 
 NOT_UNITS = (
-    *("channels/test_grpc_link.py", "security/test_transport.py", "conversation/test_coordinator_client.py"),
+    *("channels/test_grpc_link.py", "security/test_transport.py", "messages/test_coordinator_client.py"),
     *("coordinator/test_process.py", "coordinator/test_server.py", "coordinator/test_backup.py"),
     *("coordinator/test_ten_thousand.py", "coordinator/test_doors.py", "coordinator/raft"),
     *("storage/test_object_servers.py", "storage/test_killed_chunks.py", "storage/capture"),
@@ -331,9 +331,9 @@ def _first_failed(scratch: Scratch, arguments: list[str], *, is_mutated: bool = 
 
 DRIVER = """
 import gc, json, sys
-from snapline.sim.hunt.pool import make_setup
-from snapline.sim.hunt.swarm import STANDARD
-from snapline.sim.hunt.worker import Task, Worker, collect_if_due, garbage_kept
+from snapline.sim.search.pool import make_setup
+from snapline.sim.search.swarm import STANDARD
+from snapline.sim.search.worker import Task, Worker, collect_if_due, garbage_kept
 first, end, limit_s, skipped = json.loads(sys.argv[1])
 worker = Worker(make_setup([STANDARD], seed_timeout_s=limit_s))
 with garbage_kept():

@@ -22,9 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 TICKS = os.sysconf("SC_CLK_TCK")

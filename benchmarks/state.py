@@ -43,7 +43,7 @@ from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
 from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
+from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint

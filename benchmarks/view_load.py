@@ -22,8 +22,8 @@ from benchmarks.observe import interval
 from benchmarks.snapshot import until_running
 from benchmarks.view import look
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 

@@ -26,7 +26,7 @@ from grpc_reflection.v1alpha import reflection
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
 from snapline.channels.listening import until_free
-from snapline.channels.memory import keep_freed_memory
+from snapline.channels.memory_limits import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.errors import ProtocolError
 from snapline.failpoints import failpoint

@@ -51,7 +51,7 @@ Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit a
 from typing import assert_never
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_BYTES, WINDOW_ITEMS, check_message_size
-from snapline.channels.fences import LinkIdentity, judge_identity
+from snapline.channels.fencing import LinkIdentity, judge_identity
 from snapline.channels.frame import (
     MARKER_CHANNELS_MAX,
     Bye,

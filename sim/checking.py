@@ -21,8 +21,6 @@ from snapline.errors import MisuseError
 from snapline.protocols.policy import Adaptive, Every, EveryMessages
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.durations import duration_ns, format_duration
-from snapline.sim.hunt.exercise import turns_of
-from snapline.sim.hunt.swarm import BUILT_IN, draw, small_limits
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -38,6 +36,8 @@ from snapline.sim.scenario import (
     host_names,
     parse_scenario,
 )
+from snapline.sim.search.coverage import turns_of
+from snapline.sim.search.swarm import BUILT_IN, draw, small_limits
 from snapline.sim.toml_text import readable
 from snapline.sim.workloads import Workload, make_workload, own_workload
 from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant

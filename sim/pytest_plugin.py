@@ -16,9 +16,9 @@ import pytest
 if TYPE_CHECKING:
     from snapline.sim.checking import Options, Subject, Target
     from snapline.sim.choices import Choices
-    from snapline.sim.hunt.sweep import SweepSummary
     from snapline.sim.report.plugin import Failure
     from snapline.sim.result import Result
+    from snapline.sim.search.sweep import SweepSummary
     from snapline.sim.workloads.checked import AtEnd, Invariant
     from snapline.sim.world.recording import Recording
 

@@ -24,8 +24,8 @@ from snapline.sim.workloads import Workload, make_workload
 from snapline.sim.workloads.given import GivenInputs
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.limits import limited
+from snapline.sim.world.manifest_cache import remembering
 from snapline.sim.world.recording import Recording
-from snapline.sim.world.remembered import remembering
 from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000

@@ -41,7 +41,7 @@ from snapline.sim.faults.words import (
 )
 from snapline.sim.toml_text import format_toml, readable, shown
 from snapline.sim.world.limits import LIMITS
-from snapline.storage.keeping.retention_policy import parse_policy
+from snapline.storage.retention.retention_policy import parse_policy
 
 __all__ = [
     "PATTERN_NAMES",

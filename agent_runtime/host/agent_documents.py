@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import msgspec
 
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.host.letters import identity_of
 from snapline.agent_runtime.host.view_events import AgentView, TurnView
-from snapline.conversation.documents import Rows, document
-from snapline.conversation.payloads import describe_payload
-from snapline.conversation.views import VIEW_BYTES_MAX, AgentState, WaitingAgent
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
+from snapline.messages.documents import Rows, document
+from snapline.messages.payloads import describe_payload
+from snapline.messages.views import VIEW_BYTES_MAX, AgentState, WaitingAgent
 from snapline.storage.capture.json_values import json_of, too_large
 from snapline.storage.capture.plain_values import find_field
 from snapline.storage.capture.saved_values import read_state

@@ -6,9 +6,9 @@ An explicit key is the identity of an effect within its agent. While the window 
 import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
-from snapline.conversation.effect_records import UNDO, undo_key, undone_of
+from snapline.messages.effect_records import UNDO, undo_key, undone_of
 from snapline.storage.ages import ages_ns
-from snapline.storage.log.records import EFFECT
+from snapline.storage.log.record import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
 

@@ -11,7 +11,7 @@ import msgspec
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.ages import ages_ns, step_ns
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DROPPED, NO_INPUTS, KnownKey, SavedInputs
 from snapline.storage.store.record import digest_of
 

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 
 from snapline.agent_runtime.host import events as ev
-from snapline.conversation.input_wire import ASK, answer_messages, decode_ask
-from snapline.conversation.inputs import KEY_CHARACTERS_MAX, RETRY, AskOutcome
-from snapline.conversation.payloads import split_message
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
+from snapline.messages.input_wire import ASK, answer_messages, decode_ask
+from snapline.messages.inputs import KEY_CHARACTERS_MAX, RETRY, AskOutcome
+from snapline.messages.payloads import split_message
 from snapline.security.rpc_authorization import Context
 
 ASKS_MAX = 10_000

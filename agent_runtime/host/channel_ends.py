@@ -3,15 +3,15 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT
-from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
 
 
 class Outboxes(Protocol):

@@ -13,8 +13,8 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, check_image, image_of, new_chunks, reported
 from snapline.agent_runtime.host.epoch_reports import Places
-from snapline.conversation.messages import CheckpointsStored, ReportedPack
 from snapline.errors import EncodingError, MisuseError
+from snapline.messages.host_messages import CheckpointsStored, ReportedPack
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import StateImage
 from snapline.storage.capture.sealed_journal import with_journal

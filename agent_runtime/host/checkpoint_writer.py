@@ -22,8 +22,8 @@ import msgspec
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, unwritable, write_checkpoints
-from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import EncodingError, SnaplineError
+from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.storage.store.store import Store
 
 GATHER_S = 0.005

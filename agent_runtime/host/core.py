@@ -30,7 +30,7 @@ again. Links carry the plan's number in their LinkHello, so nothing of an older 
 Invariants (`validate`): a channel's arrived − consumed messages are exactly those waiting or in the running turn; an
 agent that may start a turn has an empty mailbox; a parked message has no number.
 
-The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed, or want the fleet to go back: `rollbacks.py`), `links.py`, `channel_ends.py` (who is at
+The parts share a desk (`host_state.py`). From below: `failures.py` (dead letters, agents that failed, or want the fleet to go back: `rollbacks.py`), `links.py`, `channel_ends.py` (who is at
 the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `host_log.py` (what must
 be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (what durable turns have had), `views.py` (how an agent
 stands), `membership.py` (agents come and go), `effects.py` (what is done outside), `durable_turns.py` (turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
@@ -51,11 +51,13 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.effects import Effects
+from snapline.agent_runtime.host.epoch_request import EpochWish
+from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -69,14 +71,12 @@ from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
-from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.view_events import EffectsWanted, TracingWanted, ViewWanted, WaitingWanted
 from snapline.agent_runtime.host.views import Views
-from snapline.agent_runtime.host.wish import EpochWish
 from snapline.channels.frame import LinkHello, Refused
-from snapline.conversation import messages as msg
-from snapline.conversation import planned_ends as ends
+from snapline.messages import host_messages as msg
+from snapline.messages import planned_ends as ends
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 from snapline.protocols.policy import ByHand, Policy
 

@@ -1,6 +1,6 @@
 """The message that creates an agent: its kind and its initial state, on the channel from its parent."""
 
-from snapline.conversation.payloads import CREATE
+from snapline.messages.payloads import CREATE
 
 
 def creation_payload(kind: str, state: bytes) -> bytes:

@@ -24,13 +24,13 @@ from itertools import islice
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
+from snapline.agent_runtime.host import dead_letters, effect_words
 from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import effect_words, letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import watch_events as we
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
@@ -45,9 +45,9 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.traceparents import is_of_type
-from snapline.conversation.effect_words import read_effect_word
-from snapline.conversation.payloads import REPLY
-from snapline.storage.log.records import LoggedInput
+from snapline.messages.effect_words import read_effect_word
+from snapline.messages.payloads import REPLY
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")
@@ -139,11 +139,11 @@ class DurableTurns:
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """The first segment has ended: what the turn was begun for is consumed."""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
-        if letters.is_word(entry):  # the turn has its message now
-            what, sender, payload = letters.turn_of(agent, payload)
-            letters.handled(agent, entry)
+        if dead_letters.is_word(entry):  # the turn has its message now
+            what, sender, payload = dead_letters.turn_of(agent, payload)
+            dead_letters.handled(agent, entry)
         turn = DurableTurn(
-            SavedTurn(what, sender, payload, pause.seed, letters.key_of(entry)), self._steps.began(agent)
+            SavedTurn(what, sender, payload, pause.seed, dead_letters.key_of(entry)), self._steps.began(agent)
         )
         self._mailboxes.consume(entry, is_open=True)
         self._mailboxes.free_windows(agent)

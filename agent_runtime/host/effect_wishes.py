@@ -1,4 +1,4 @@
-"""The part of a host core that knows what people's wishes come to about effects that have ended (`conversation/effect_words.py`).
+"""The part of a host core that knows what people's wishes come to about effects that have ended (`messages/effect_words.py`).
 
 *Undo*: a turn of the agent itself runs the compensation, as after a turn that has failed. *Retry*: the turn that failed has another one, as its dead letter; or a
 compensation that failed is called again. Whatever was done already is not done again: so the same wish twice is the same as once.
@@ -8,9 +8,9 @@ from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.undoing import undo_payload
-from snapline.conversation.effect_records import undone_of
-from snapline.conversation.effect_words import UNDO, EffectWish
-from snapline.conversation.letters import GONE
+from snapline.messages.dead_letters import GONE
+from snapline.messages.effect_records import undone_of
+from snapline.messages.effect_words import UNDO, EffectWish
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
 
 _FINISHED = b""

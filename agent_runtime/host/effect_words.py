@@ -1,4 +1,4 @@
-"""The part of a host core that knows whether people's words are about the effect at which an agent stands (`conversation/effect_words.py`).
+"""The part of a host core that knows whether people's words are about the effect at which an agent stands (`messages/effect_words.py`).
 
 A word is taken by the turn that stands there, once (`durable_turns.py`). What is left of others has no turn: whoever said it hears that it came too late.
 """
@@ -6,9 +6,9 @@ A word is taken by the turn that stands there, once (`durable_turns.py`). What i
 from itertools import islice
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
-from snapline.conversation.effect_words import EffectWord, is_effect_word, read_effect_word
-from snapline.conversation.inputs import REFUSED, RETRY, InputOutcome
-from snapline.storage.log.records import LoggedInput
+from snapline.messages.effect_words import EffectWord, is_effect_word, read_effect_word
+from snapline.messages.inputs import REFUSED, RETRY, InputOutcome
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.saved_effects import OpenEffect
 
 

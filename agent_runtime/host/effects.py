@@ -30,15 +30,15 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.desk import UNDONE, HostDesk
+from snapline.agent_runtime.host.host_state import UNDONE, HostDesk
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
 from snapline.agent_runtime.results import describe_result
 from snapline.agent_runtime.undoing import undo_payload
-from snapline.conversation import effect_records
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
-from snapline.conversation.planned_ends import Quiesce, Quiesced
+from snapline.messages import effect_records
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
+from snapline.messages.planned_ends import Quiesce, Quiesced
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 

@@ -16,10 +16,10 @@ from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_reports import NOTHING_TOLD, ChannelNumbers, numbers_of, with_channels
 from snapline.agent_runtime.host.log_files import LogContents
-from snapline.agent_runtime.host.reviving import revive
+from snapline.agent_runtime.host.restore import revive
 from snapline.agent_runtime.kinds import plan_line
-from snapline.conversation.messages import EpochReport, ReportedPack
 from snapline.errors import DamagedDataError, EncodingError
+from snapline.messages.host_messages import EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
@@ -29,7 +29,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTran
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.side_by_side import requests_at_once, side_by_side
+from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.store import Store
 
 CHUNK_PACK_BYTES = 32 * 2**20

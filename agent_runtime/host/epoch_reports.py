@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.conversation.messages import BeginEpoch, EpochReport
+from snapline.messages.host_messages import BeginEpoch, EpochReport
 
 EPOCHS_KEPT = 8
 """More than may be open at once, and the one before them."""

@@ -2,7 +2,7 @@
 
 Events are in the past tense and come from the adapters: the links, the turns, the store, the clock. Commands are imperatives
 and are carried out by the adapters, in order, before the next event. What the coordinator and the host say to each other has
-its words in `conversation/messages.py`, and the core takes and gives them as they are.
+its words in `messages/host_messages.py`, and the core takes and gives them as they are.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ import msgspec
 from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.channels.frame import Frame, LinkHello
-from snapline.conversation import messages as msg
-from snapline.conversation.inputs import InputOutcome
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.messages import host_messages as msg
+from snapline.messages.inputs import InputOutcome
+from snapline.messages.turn_deaths import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.sealed_journal import SealedRuns
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedEntry, LoggedInput
+from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,

@@ -1,16 +1,16 @@
 """The part of a host core that keeps what went wrong: agents that failed, messages that crashed them, dead letters."""
 
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
-from snapline.agent_runtime.host import letters
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.host.turn_deaths import TurnDeaths
-from snapline.conversation import messages as msg
-from snapline.conversation.payloads import CREATE
-from snapline.storage.log.records import LoggedInput
+from snapline.messages import host_messages as msg
+from snapline.messages.payloads import CREATE
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 
 POISON_KEPT = 1000
@@ -91,7 +91,10 @@ class HostFailures:
     def bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """The entry becomes a dead letter of its receiver; the caller consumes it."""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
-        again, key = letters.buried_again(agent, entry) if letters.is_word(entry) else None, letters.key_of(entry)
+        again, key = (
+            dead_letters.buried_again(agent, entry) if dead_letters.is_word(entry) else None,
+            dead_letters.key_of(entry),
+        )
         if again is not None:
             sender, payload, key = again.sender, again.payload, again.key
         elif agent.inputs is not None:
@@ -107,7 +110,7 @@ class HostFailures:
         self._desk.out.append(lt.MessageVoided(agent.id, receiver, payload, last_line(error), is_refused_creation))
 
     def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:
-        letters.add(agent, letter)
+        dead_letters.add(agent, letter)
         self._desk.counts.dead_letters += 1
         self._mode.moved(agent)
 
@@ -125,13 +128,13 @@ def is_first(entry: Entry) -> bool:
 def is_from_others(entry: Entry) -> bool:
     """Did another agent send it, or somebody outside? Operators' words are about messages that were counted."""
     is_told = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
-    return is_told and not letters.is_word(entry)
+    return is_told and not dead_letters.is_word(entry)
 
 
 def what_of(entry: Entry) -> str:
     """As a turn is named: "start", "create", "message", "timer", "input", "letter": an operator's word, or "stashed": it was consumed before."""
     inlet, name, payload = entry
-    if inlet is None and letters.is_word(entry):
+    if inlet is None and dead_letters.is_word(entry):
         return "letter"
     if inlet is None:
         if isinstance(name, StashedMessage):

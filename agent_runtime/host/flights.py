@@ -17,8 +17,8 @@ from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepE
 from snapline.agent_runtime.outside import Outside, calling, no_call_of, run_step
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
-from snapline.conversation.payloads import split_message
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, MisuseError, StepFailedError
+from snapline.messages.payloads import split_message
 from snapline.storage.packs.saved_effects import MadeEffect
 
 

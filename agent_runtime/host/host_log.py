@@ -15,11 +15,11 @@ from typing import Protocol
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_inputs import PendingInput
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import DurableTurn
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedEntry
+from snapline.storage.log.record import LoggedEntry
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024

@@ -5,7 +5,7 @@ What a report says of an epoch's way here are durations, one after another, up t
 
 import time
 
-from snapline.conversation.messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
+from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
 from snapline.telemetry.span_export import SpanExport, context_of
 from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 

@@ -14,9 +14,9 @@ from snapline.agent_runtime.agent import AgentType, Handler
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.traceparents import with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
-from snapline.conversation.payloads import plain_name, split_message
 from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, MisuseError
+from snapline.messages.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.messages.payloads import plain_name, split_message
 from snapline.storage.capture.declared_values import comes_back
 from snapline.storage.capture.values import decode_declared
 

@@ -3,7 +3,7 @@
 It decides nothing about inputs; the host core does. Whatever it could take, it takes even if the client has gone meanwhile: that
 client does not know, and comes again with the same key.
 
-Bounds. One request is bounded by its codec (`conversation/input_wire.py`). All that are being read or wait for the host's log
+Bounds. One request is bounded by its codec (`messages/input_wire.py`). All that are being read or wait for the host's log
 are bounded together: above `UNDER_WAY_BYTES_MAX` a client is asked to come again.
 """
 
@@ -21,17 +21,17 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.options import RECEIVE_BYTES_MAX
-from snapline.conversation.effect_words import (
+from snapline.errors import MisuseError, ProtocolError
+from snapline.ids import check_id
+from snapline.messages.dead_letters import read_word
+from snapline.messages.effect_words import (
     is_effect_wish,
     is_effect_word,
     read_effect_wish,
     read_effect_word,
 )
-from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
-from snapline.conversation.inputs import REFUSED, GivenInput, InputOutcome
-from snapline.conversation.letters import read_word
-from snapline.errors import MisuseError, ProtocolError
-from snapline.ids import check_id
+from snapline.messages.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
+from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import Context, DoorKeeper, read_first
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024

@@ -11,21 +11,21 @@ turn, in every plan until a checkpoint holds that, so their numbers are not used
 was. Should that epoch be condemned later, the inputs of such an agent wait here until it is created again.
 """
 
-from snapline.agent_runtime.host import effect_words, letters
+from snapline.agent_runtime.host import dead_letters, effect_words
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
-from snapline.agent_runtime.host.asks import Asks, dropped_reason
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.epoch_request import EpochWish
 from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.host.wish import EpochWish
+from snapline.agent_runtime.host.reply_waiters import Asks, dropped_reason
 from snapline.agent_runtime.traceparents import without_tail
-from snapline.conversation import messages as msg
-from snapline.conversation.effect_words import is_effect_word
-from snapline.conversation.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
-from snapline.conversation.payloads import CREATE
-from snapline.storage.log.records import LoggedInput
+from snapline.messages import host_messages as msg
+from snapline.messages.effect_words import is_effect_word
+from snapline.messages.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
+from snapline.messages.payloads import CREATE
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.store.record import digest_of
 
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
@@ -136,7 +136,7 @@ class Inputs:
             is_awaited
             or has_open
             or has_put_off
-            or any(letters.is_from_outside(letter) for letter in agent.dead_letters)
+            or any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters)
         )
 
     # ---- in -------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Inputs:
             )
         if not offered.is_word and offered.payload[:1] in (b"", CREATE):
             return InputOutcome(REFUSED, reason="it is no message")
-        if agent.is_leaving and (agent.is_retiring or not (offered.is_word and letters.is_drop(offered.payload))):
+        if agent.is_leaving and (agent.is_retiring or not (offered.is_word and dead_letters.is_drop(offered.payload))):
             only = ": a dead letter of it can only be dropped" if offered.is_word and not agent.is_retiring else ""
             return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped{only}")
         refusal = _refusal_of_word(agent, offered.payload) if offered.is_word else None
@@ -283,7 +283,7 @@ class Inputs:
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     if is_effect_word(payload):
         return effect_words.refusal_of(agent, payload)
-    refusal = letters.refusal_of(agent, payload)
+    refusal = dead_letters.refusal_of(agent, payload)
     return InputOutcome(REFUSED, reason=refusal) if refusal else None
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
-from snapline.agent_runtime.host.surroundings import Surroundings
+from snapline.agent_runtime.host.environment import Surroundings
 from snapline.agent_runtime.host.view_events import (
     AnswerEffects,
     AnswerView,
@@ -20,9 +20,9 @@ from snapline.agent_runtime.host.view_events import (
     ViewWanted,
     WaitingWanted,
 )
-from snapline.conversation.inputs import InputOutcome
 from snapline.errors import SnaplineError
-from snapline.storage.log.records import LogBatch, PreparedBatch
+from snapline.messages.inputs import InputOutcome
+from snapline.storage.log.record import LogBatch, PreparedBatch
 
 LATE_S = 1.0
 """Two syncs take some milliseconds: after a second something is wrong."""

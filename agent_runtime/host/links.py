@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
-from snapline.channels.fences import judge_identity
+from snapline.channels.fencing import judge_identity
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.link import LinkCore
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 
 KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
 """From one knock to the next: a peer that has not applied the plan hears none. At one that cannot be reached less and less often."""

@@ -11,7 +11,7 @@ from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.capture.sealed_journal import SealedJournal, SealedRuns
-from snapline.storage.log.records import LoggedEntry, LoggedInput
+from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
@@ -182,7 +182,7 @@ class LocalAgent:
         parked: messages in outlets, without number and stamp as yet.
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; None: nothing waits so.
-        letter_numbers, last_letter: of `dead_letters`, and of the newest there ever was (`letters.py`).
+        letter_numbers, last_letter: of `dead_letters`, and of the newest there ever was (`dead_letters.py`).
         retired_in: None while it lives; else the epochs it still has to stay for.
         inputs: from outside; None: there were none yet.
         outputs: to the outside; likewise.

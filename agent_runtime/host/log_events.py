@@ -2,7 +2,7 @@
 
 from snapline.agent_runtime.host.events import Command, Event
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedEntry, LoggedInput
+from snapline.storage.log.record import LoggedEntry, LoggedInput
 
 
 class AppendBatch(Command, frozen=True, gc=False):

@@ -7,7 +7,7 @@ import msgspec
 from snapline.agent_runtime.host import events as ev
 from snapline.errors import DamagedDataError, NotFoundError, StoreError
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import EFFECT, LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.record import EFFECT, LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.store.store import Store
 
 WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inputs`"

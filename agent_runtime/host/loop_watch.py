@@ -1,7 +1,7 @@
 """A thread that watches the host's event loop: what holds it is logged and reported, and above a limit the process is ended.
 
 Handlers run on the loop, so one that blocks holds up everything else here. The process lives all the same, which the coordinator sees by the host's
-stream (`coordinator/leader/hosts/suspicion.py`); this thread says *what* holds the loop: agent, handler and line, after a second and then less and
+stream (`coordinator/leader/hosts/failure_detector.py`); this thread says *what* holds the loop: agent, handler and line, after a second and then less and
 less often. Each second it also tells the coordinator, on a connection of its own: for `snapline status`, and because the stream may break meanwhile.
 
 While C code holds Python's lock this thread does not run either. It says so afterwards; it gets the lock before the code that held it goes on, so the
@@ -25,9 +25,9 @@ from types import CodeType, FrameType
 import grpc
 
 import snapline
-from snapline.conversation.coordinator_client import LEADER_KEY
-from snapline.conversation.replica_turns import ReplicaTurns
-from snapline.conversation.wire import encode_request, path_of
+from snapline.messages.coordinator_client import LEADER_KEY
+from snapline.messages.replica_turns import ReplicaTurns
+from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
 HELD_S = 1.0

@@ -10,11 +10,11 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.durable import refusal_of
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host import watch_events as we
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
     START,
@@ -29,8 +29,8 @@ from snapline.agent_runtime.host.local_agent import (
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
-from snapline.conversation.payloads import CREATE
-from snapline.storage.log.records import LoggedInput
+from snapline.messages.payloads import CREATE
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import StashedMessage
 
 
@@ -197,7 +197,7 @@ class Mailboxes:
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Is it an operator's word that takes no turn? Then it is done."""
-        told = letters.settled(agent, entry) if letters.is_word(entry) else None
+        told = dead_letters.settled(agent, entry) if dead_letters.is_word(entry) else None
         if told is None:
             return False
         self.consume_own(entry, is_buried=False, reply=told, agent=agent)
@@ -217,7 +217,7 @@ class Mailboxes:
     def _next_segment(self, agent: LocalAgent) -> bool:
         """The same in the middle of a durable turn, and for what was put off because of it; returns whether the mailbox is next, after words that took no turn."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
-        while entry is not None and letters.is_word(entry) and self._is_settled(agent, entry):
+        while entry is not None and dead_letters.is_word(entry) and self._is_settled(agent, entry):
             if not agent.stash:
                 return True
             entry = self._durable.next_entry(agent)
@@ -288,7 +288,7 @@ class Mailboxes:
             if not self._is_word_settled(agent, entry):
                 self._bury_unheard(agent, entry)
                 self.consume_own(entry, is_buried=True, agent=agent)
-        if any(letters.is_from_outside(letter) for letter in agent.dead_letters):
+        if any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters):
             self.drain(agent)
         agent.current = None
         if agent.owes:
@@ -389,8 +389,8 @@ class Mailboxes:
 
 def about(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
     """What the entry's turn is about, from whom, and the payload."""
-    if letters.is_word(entry):
-        return letters.turn_of(agent, entry[2])
+    if dead_letters.is_word(entry):
+        return dead_letters.turn_of(agent, entry[2])
     return what_of(entry), sender_of(agent, entry), entry[2]
 
 

@@ -7,8 +7,8 @@ the epochs begun before have ended.
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.creation import creation_payload
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_from_others
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import AgentInlet, Entry, LocalAgent, Mark
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -17,8 +17,8 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
-from snapline.conversation import messages as msg
-from snapline.conversation.payloads import plain_name
+from snapline.messages import host_messages as msg
+from snapline.messages.payloads import plain_name
 
 RESUMED: Entry = (None, "resumed", b"")
 """Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""

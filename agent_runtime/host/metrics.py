@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from snapline.agent_runtime.host.core import HostCore
-from snapline.conversation.messages import BeginEpoch, Directive, EndEpoch, EpochReport, Heartbeat, HostMessage
+from snapline.messages.host_messages import BeginEpoch, Directive, EndEpoch, EpochReport, Heartbeat, HostMessage
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, Distribution, Family, Readings
 
 FAMILIES = (

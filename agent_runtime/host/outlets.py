@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode

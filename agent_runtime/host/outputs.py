@@ -14,12 +14,12 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.epoch_request import EpochWish
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.retiring import Retiring
-from snapline.agent_runtime.host.wish import EpochWish
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
 """Of pending outputs of one agent: they are in each of its checkpoints."""

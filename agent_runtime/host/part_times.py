@@ -3,7 +3,7 @@
 import msgspec
 
 from snapline.agent_runtime.host.epoch_files import Capture, Captures
-from snapline.conversation.messages import EpochReport
+from snapline.messages.host_messages import EpochReport
 
 
 def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:

@@ -3,9 +3,10 @@
 import msgspec
 
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.epoch_request import EpochWish
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -14,7 +15,6 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
-from snapline.agent_runtime.host.wish import EpochWish
 
 
 class HostParts(msgspec.Struct, frozen=True):

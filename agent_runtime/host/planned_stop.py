@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable
 
 from snapline.agent_runtime.host.session import Session
-from snapline.conversation.messages import Directive, EndEpoch
-from snapline.conversation.planned_ends import SAME_SIGNAL_S, MayLeave, WantLeave
+from snapline.messages.host_messages import Directive, EndEpoch
+from snapline.messages.planned_ends import SAME_SIGNAL_S, MayLeave, WantLeave
 
 NO_COORDINATOR_S = 5.0
 """A host that has no stream to a coordinator after so long waits no longer: an election, or a restart, takes a second or two."""

@@ -9,9 +9,9 @@ from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Du
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.timers import Timers
-from snapline.conversation import messages as msg
-from snapline.conversation.planned_ends import Quiesce
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
+from snapline.messages.planned_ends import Quiesce
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 LOAD_RETRY_NS = 1_000_000_000

@@ -24,26 +24,26 @@ from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.driver import HostCarrier
 from snapline.agent_runtime.host.input_service import InputService, TakeInput, as_it_is
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
-from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.planned_stop import HostStop
 from snapline.agent_runtime.host.process_marks import ProcessMarks
 from snapline.agent_runtime.host.running_code import describe_running
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
+from snapline.agent_runtime.host.users import AskedPeople
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.child_processes import end_if_child, handle_signal, keep_from_children, port_of
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.supervisor import supervised
-from snapline.conversation.input_wire import SERVICE as INPUTS
-from snapline.conversation.messages import Directive, HostMessage, OpenTurn
-from snapline.conversation.view_wire import SERVICE as AGENTS
+from snapline.channels.link_supervisor import supervised
 from snapline.errors import MisuseError, SnaplineError, StoreKeyError
 from snapline.ids import check_id
+from snapline.messages.host_messages import Directive, HostMessage, OpenTurn
+from snapline.messages.input_wire import SERVICE as INPUTS
+from snapline.messages.view_wire import SERVICE as AGENTS
 from snapline.security.rpc_authorization import HOST
 from snapline.security.transport import Security, is_loopback
 from snapline.storage.capture.image import StateImage

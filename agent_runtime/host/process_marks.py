@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.carrier import HostCarrier, RunTurn
+from snapline.agent_runtime.host.driver import HostCarrier, RunTurn
 from snapline.agent_runtime.host.durable_events import RunStep
 from snapline.agent_runtime.host.turn_marks import (
     MarkedThreads,
@@ -20,9 +20,9 @@ from snapline.agent_runtime.host.turn_marks import (
     mark_of,
     read_marks,
 )
-from snapline.conversation.messages import Join
-from snapline.conversation.turn_deaths import CAPTURE, STOP_WHEN
 from snapline.errors import EncodingError
+from snapline.messages.host_messages import Join
+from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
 STOP_DEATHS_BORNE = 2
 """As messages have by default: with one more, `stop_when` is not asked again, and the fleet ends with that reason."""

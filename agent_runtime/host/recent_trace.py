@@ -11,7 +11,7 @@ from itertools import islice
 import msgspec
 
 from snapline.agent_runtime.host.trace import TraceLine, checkpoint_line, marker_line, message_line, plan_line
-from snapline.conversation.views import RecentTrace, TraceWanted
+from snapline.messages.views import RecentTrace, TraceWanted
 
 LINES_MAX = 20_000
 """Some 5 MB. Of a host that makes more between two questions the oldest are lost, and counted."""

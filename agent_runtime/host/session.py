@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from snapline.conversation.coordinator_client import LEADER_KEY
-from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
-from snapline.conversation.replica_turns import ReplicaTurns
-from snapline.conversation.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.errors import DistrustError, MisuseError, ProtocolError
+from snapline.messages.coordinator_client import LEADER_KEY
+from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
+from snapline.messages.replica_turns import ReplicaTurns
+from snapline.messages.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.security.transport import Security
 from snapline.security.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 

@@ -5,11 +5,11 @@ from opentelemetry import context as contexts
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.driver import HostCarrier
+from snapline.agent_runtime.host.environment import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.turn_spans import EFFECT, SpanOutside, TurnPlace, TurnSpans
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.record import LoggedInput
 from snapline.telemetry.span_export import SpanExport
 
 

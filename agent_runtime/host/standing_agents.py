@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
-from snapline.conversation.messages import StandingAgent
+from snapline.messages.host_messages import StandingAgent
 
 SHOWN_MAX = 8
 """Agents of a host that a heartbeat names: after an upgrade thousands may stand for one reason."""

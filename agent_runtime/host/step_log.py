@@ -14,12 +14,12 @@ from typing import Protocol
 from snapline.agent_runtime.durable import DONE, FAILED
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, TurnsBegun
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
-from snapline.storage.log.records import BEGUN, EFFECT, LoggedEntry
+from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 

@@ -2,7 +2,7 @@
 
 import heapq
 
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 

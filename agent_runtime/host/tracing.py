@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.environment import Surroundings, TraceSink
 from snapline.agent_runtime.host.recent_trace import LOOK_S, RecentLines
-from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink
 from snapline.agent_runtime.host.view_events import TracingWanted
-from snapline.conversation.views import RecentTrace, TraceWanted
+from snapline.messages.views import RecentTrace, TraceWanted
 
 MARKERS = ("send_marker", "receive_marker")
 

@@ -7,11 +7,11 @@ equal messages of one sender are one.
 
 import zlib
 
-from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.traceparents import without_tail
-from snapline.conversation import messages as msg
-from snapline.conversation.payloads import MARK
-from snapline.conversation.turn_deaths import CAPTURE, TurnDeath
+from snapline.messages import host_messages as msg
+from snapline.messages.payloads import MARK
+from snapline.messages.turn_deaths import CAPTURE, TurnDeath
 from snapline.storage.store.record import digest_of
 
 DIGEST_BYTES = 8

@@ -1,11 +1,12 @@
 """The part of a host core that takes the outcome of a turn: its sends leave, or it is undone, tried again, buried, or takes its agent with it."""
 
 from snapline.agent_runtime.durable import refusal_of
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letters
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import TOLD, Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, about
 from snapline.agent_runtime.host.membership import Membership
@@ -14,11 +15,10 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
-from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rolling_back import RollbackWish
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 
 
 class TurnEnds:
@@ -90,8 +90,8 @@ class TurnEnds:
         elif entry[0] is not None:
             self._mailboxes.consume(entry)
         else:
-            if letters.is_word(entry):
-                letters.handled(agent, entry)
+            if dead_letters.is_word(entry):
+                dead_letters.handled(agent, entry)
             self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True

@@ -30,9 +30,9 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.turn_deaths import HEAD_BYTES, Sample, digest_of_turn
 from snapline.agent_runtime.outside import IN_THREAD
 from snapline.channels.child_processes import end_if_child
-from snapline.conversation.payloads import CREATE, read_creation, split_message, unwrapped
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.folders import make_private
+from snapline.messages.payloads import CREATE, read_creation, split_message, unwrapped
+from snapline.messages.turn_deaths import TurnDeath
 
 SLOTS = 64
 """Threads beyond them are not marked; asyncio's own pool has 32 at most."""

@@ -27,7 +27,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
-from snapline.conversation.payloads import MARK, split_message
+from snapline.messages.payloads import MARK, split_message
 from snapline.telemetry.quick_span import QuickSpan
 from snapline.telemetry.span_export import SpanExport
 from snapline.telemetry.span_ids import SpanIds

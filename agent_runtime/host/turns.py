@@ -40,8 +40,8 @@ from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
 from snapline.agent_runtime.traceparents import without_tail
-from snapline.conversation.payloads import read_creation, split_message
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
+from snapline.messages.payloads import read_creation, split_message
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder

@@ -3,7 +3,7 @@
 import msgspec
 
 from snapline.agent_runtime.host.events import Command, Event
-from snapline.conversation.effect_records import StandingEffect
+from snapline.messages.effect_records import StandingEffect
 from snapline.storage.packs.checkpoint import DeadLetterRecord, JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 

@@ -19,9 +19,11 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state, waiting_agent
 from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
-from snapline.conversation.effect_records import StandingEffect
-from snapline.conversation.view_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
-from snapline.conversation.views import (
+from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
+from snapline.ids import check_id
+from snapline.messages.effect_records import StandingEffect
+from snapline.messages.view_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
+from snapline.messages.views import (
     DESCRIPTION,
     EFFECTS,
     LIVE,
@@ -34,8 +36,6 @@ from snapline.conversation.views import (
     TraceWanted,
     WaitingAgents,
 )
-from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
-from snapline.ids import check_id
 from snapline.security.rpc_authorization import ERROR_KEY, Context
 from snapline.storage.capture.json_values import json_of
 from snapline.storage.capture.plain_values import find_field

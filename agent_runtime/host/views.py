@@ -7,8 +7,8 @@ whoever owns the agent then.
 import msgspec
 
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import sender_of, what_of
+from snapline.agent_runtime.host.host_state import HostDesk
 from snapline.agent_runtime.host.local_agent import STANDS_NS, START, DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_events import (
     AgentView,
@@ -21,7 +21,7 @@ from snapline.agent_runtime.host.view_events import (
     ViewWanted,
     WaitingWanted,
 )
-from snapline.conversation.effect_records import (
+from snapline.messages.effect_records import (
     INTENT,
     NEEDS_PEOPLE,
     EffectRecord,

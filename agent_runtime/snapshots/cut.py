@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.snapshots.cut_contents import (
     DeadLetter,
@@ -24,8 +24,8 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     pending_turns,
     turns_with_effects,
 )
-from snapline.conversation.payloads import CREATE, split_message, unwrapped
 from snapline.errors import StoreError
+from snapline.messages.payloads import CREATE, split_message, unwrapped
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES, ReadParts

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare, shown
-from snapline.conversation.payloads import describe_payload, plain_name
 from snapline.errors import NotFoundError
+from snapline.messages.payloads import describe_payload, plain_name
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
 from snapline.storage.store.manifest import AgentLine, Manifest

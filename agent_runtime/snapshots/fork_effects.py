@@ -10,7 +10,7 @@ import msgspec
 
 from snapline.agent_runtime.durable import REFUSED
 from snapline.agent_runtime.undoing import UNDO
-from snapline.storage.log.records import EFFECT
+from snapline.storage.log.record import EFFECT
 from snapline.storage.packs.checkpoint import AgentCheckpoint, LetterNumbers, SavedTurn
 from snapline.storage.packs.saved_effects import SavedEffects
 

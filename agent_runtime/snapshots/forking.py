@@ -1,4 +1,4 @@
-"""Forking a snapshot: what is asked for is judged as a whole, then a new store is written (`storage/copies/forking.py`).
+"""Forking a snapshot: what is asked for is judged as a whole, then a new store is written (`storage/transfer/forking.py`).
 
 All that can be wrong with a fork's code and settings is found before a byte is written: a class that is gone, a state that nothing
 migrates, a durable turn in its middle whose handler is gone, a field that is not there or of another type. The snapshot is pinned
@@ -16,21 +16,21 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.kinds import class_of, plan_line
 from snapline.agent_runtime.snapshots.fork_effects import has_open_effect, without_open_effects
 from snapline.agent_runtime.snapshots.state_setting import FieldSetting, find_agent, with_settings
-from snapline.conversation.payloads import split_message, unwrapped
 from snapline.errors import FleetDefinitionError, MisuseError
 from snapline.ids import check_id
+from snapline.messages.payloads import split_message, unwrapped
 from snapline.protocols.names import is_autonomous
-from snapline.storage.copies.forking import ForkOrder, write_fork
-from snapline.storage.copies.pending_inputs import first_gap, pending_inputs
-from snapline.storage.instants import instant
-from snapline.storage.keeping.holds import Holds
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import chosen_keys
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
+from snapline.storage.timestamps import instant
+from snapline.storage.transfer.forking import ForkOrder, write_fork
+from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs
 
 ForkInputs = Literal["copy", "drop"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingTimer, TransitMessage
 
 if TYPE_CHECKING:
-    from snapline.storage.keeping.catalog import SnapshotSummary
+    from snapline.storage.retention.catalog import SnapshotSummary
 
 ROWS_MAX = 50
 """Of one table: more than a screen shows."""

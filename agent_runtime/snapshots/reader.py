@@ -19,7 +19,7 @@ import msgspec
 from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.encoding import state_decoder
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.kinds import class_of
 from snapline.agent_runtime.reading import MessageReader, Output, Undone, read_batch
 from snapline.agent_runtime.snapshots import html as snapshot_html
@@ -38,8 +38,8 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     pending_timers,
 )
 from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkWish, fork_snapshot
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.errors import NotFoundError
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.storage.capture.plain_values import find_field, plain_value
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.keys.key_files import Keys, keys_from_environment, read_keys
@@ -145,7 +145,7 @@ class SnapshotStore:
         return f"<SnapshotStore {self.location}: {len(self)} snapshots>"
 
     def _repr_html_(self) -> str:
-        from snapline.storage.keeping.catalog import read_summaries
+        from snapline.storage.retention.catalog import read_summaries
 
         return snapshot_html.of_store(self.location, read_summaries(self._store))
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from snapline.conversation.concerns import KINDS, Concern, remedy_of
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import RUNNING
+from snapline.messages.concerns import KINDS, Concern, remedy_of
 
 LOOK_NS = SECOND_NS // 2
 """Between two looks at all parts: heartbeats come as often, and this core handles thousands of events."""

@@ -8,7 +8,7 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 - directives are idempotent, and repeated on every new stream;
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
-The parts share a desk (`desk.py`) and are put together in `parts.py`. After every event each looks at the state, in this order:
+The parts share a desk (`leader_state.py`) and are put together in `parts.py`. After every event each looks at the state, in this order:
 
     hosts/     who is there, who may come in, who is lost or put out
     modes/     how epochs are made: the mode is chosen by the fleet's protocol; it goes by `lines/`, where agents checkpoint by
@@ -31,7 +31,39 @@ The caller's duties:
 3. `state` has applied an operation before its `ProposalEnded` is handed in.
 """
 
-from snapline.conversation.messages import (
+from snapline.coordinator.leader.concerns import Concerns
+from snapline.coordinator.leader.events import (
+    CheckpointsScanned,
+    Command,
+    EpochPublished,
+    EpochReleased,
+    Event,
+    HostBusyReported,
+    HostExitReported,
+    LeaderStarted,
+    LineChecked,
+    LineMaterialised,
+    LineRequested,
+    ManifestWritten,
+    MessageReceived,
+    OutputReadersChanged,
+    ProbeWritten,
+    ProposalEnded,
+    ReplicaLooked,
+    RestoreRequested,
+    SnapshotRequested,
+    SnapshotResolved,
+    StreamClosed,
+    TimerFired,
+)
+from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, Proposal
+from snapline.coordinator.leader.parts import make_parts, sources_of
+from snapline.coordinator.leader.standing import LeaderStanding
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.host_messages import (
     AgentFailed,
     AgentsFrozen,
     CheckpointsAnswered,
@@ -58,39 +90,7 @@ from snapline.conversation.messages import (
     WantEpoch,
     WantRollback,
 )
-from snapline.conversation.planned_ends import Quiesced, WantLeave
-from snapline.coordinator.leader.concerns import Concerns
-from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions, Proposal
-from snapline.coordinator.leader.events import (
-    CheckpointsScanned,
-    Command,
-    EpochPublished,
-    EpochReleased,
-    Event,
-    HostBusyReported,
-    HostExitReported,
-    LeaderStarted,
-    LineChecked,
-    LineMaterialised,
-    LineRequested,
-    ManifestWritten,
-    MessageReceived,
-    OutputReadersChanged,
-    ProbeWritten,
-    ProposalEnded,
-    ReplicaLooked,
-    RestoreRequested,
-    SnapshotRequested,
-    SnapshotResolved,
-    StreamClosed,
-    TimerFired,
-)
-from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
-from snapline.coordinator.leader.parts import make_parts, sources_of
-from snapline.coordinator.leader.standing import LeaderStanding
-from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
-from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.planned_ends import Quiesced, WantLeave
 
 TICK_NS = SECOND_NS // 10
 """How late a time-out may be noticed."""

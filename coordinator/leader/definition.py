@@ -5,13 +5,13 @@ must have the same digest. A leader that dies half way leaves a prefix; the next
 from there.
 """
 
-from snapline.conversation.messages import FleetDefinition, Join
-from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import agents_max, problem_of_size
 from snapline.errors import MisuseError
 from snapline.ids import check_id
+from snapline.messages.host_messages import FleetDefinition, Join
 
 BATCH_BYTES_MAX = 48 * 1024
 """Of names and kinds in one operation, so that it stays below 64 KiB with all lengths."""

@@ -8,12 +8,12 @@ A fleet that does not run just now does nothing that could be lost: hosts may le
 
 import msgspec
 
-from snapline.conversation.planned_ends import MayLeave, WantLeave
-from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.epochs.refs import Refs
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state.fleet_records import RUNNING
+from snapline.messages.planned_ends import MayLeave, WantLeave
 
 REASON = "leave"
 

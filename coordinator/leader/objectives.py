@@ -16,9 +16,9 @@ moves have asked for do not count.
 
 from collections.abc import Iterable
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
+from snapline.messages.concerns import Concern
 
 RPO, RTO = "rpo", "rto"
 """Kinds of concerns."""

@@ -6,30 +6,28 @@ from functools import partial
 from snapline.coordinator.leader.concerns import Source, aborted_epochs, standing_agents
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.departures import Departures
-from snapline.coordinator.leader.desk import Desk, LeaderOptions
 from snapline.coordinator.leader.epochs.epochs import Epochs
+from snapline.coordinator.leader.epochs.open_epochs import Underway
 from snapline.coordinator.leader.epochs.period import Period
-from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.triggers import Triggers
-from snapline.coordinator.leader.epochs.underway import Underway
-from snapline.coordinator.leader.farewell import Farewell
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.attendance import Attendance
-from snapline.coordinator.leader.hosts.cuts import NetworkCuts
-from snapline.coordinator.leader.hosts.forgetting import Forgetting
-from snapline.coordinator.leader.hosts.loads import Loads
+from snapline.coordinator.leader.hosts.failure_detector import Suspicion
+from snapline.coordinator.leader.hosts.host_removal import Forgetting
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
-from snapline.coordinator.leader.hosts.spares import Spares
-from snapline.coordinator.leader.hosts.suspicion import Suspicion
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.partitions import NetworkCuts
+from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.leader_state import Desk, LeaderOptions
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.coordinated import Coordinated
-from snapline.coordinator.leader.modes.freezing import Freezing
+from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.koo_toueg import KooToueg
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LineEpochs
@@ -42,9 +40,11 @@ from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.process_watch import ProcessWatch
-from snapline.coordinator.leader.questions import Questions
 from snapline.coordinator.leader.quiescence import Quiescence
+from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.leader.recovery_queries import Questions
 from snapline.coordinator.leader.requests import Requests
+from snapline.coordinator.leader.shutdown import Farewell
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_view import FleetView
 

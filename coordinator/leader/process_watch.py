@@ -3,11 +3,11 @@
 Nothing is decided from it.
 """
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import ReplicaLooked
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.operations import clip
+from snapline.messages.concerns import Concern
 
 SHOWN_NS = 3 * SECOND_NS
 """A replica that is started again is connected by then."""

@@ -7,10 +7,10 @@ for it any more, and `status` names the hosts.
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.conversation.planned_ends import Quiesce, Quiesced
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.messages.concerns import Concern
+from snapline.messages.planned_ends import Quiesce, Quiesced
 
 QUIESCE_NS = 30 * SECOND_NS
 """How long effects that are being called are waited for: as long as a call may take that sets no `timeout_s`. Those that take longer are in doubt after the plan."""

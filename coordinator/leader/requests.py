@@ -7,7 +7,13 @@ in the log. Whereabouts are read from the state without a proposal: a stale answ
 an agent that is not there is refused by its host.
 """
 
-from snapline.conversation.messages import (
+from snapline.coordinator.leader.events import CloseStream
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk, Proposal
+from snapline.coordinator.leader.modes.choice import ModeChoice
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import OVER, OperationResult
+from snapline.messages.host_messages import (
     AgentRetired,
     AgentsLocated,
     AgentsReserved,
@@ -18,12 +24,6 @@ from snapline.conversation.messages import (
     ReserveAgents,
     RetireAgent,
 )
-from snapline.coordinator.leader.desk import Desk, Proposal
-from snapline.coordinator.leader.events import CloseStream
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.modes.choice import ModeChoice
-from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import OVER, OperationResult
 from snapline.storage.log.names import LogName
 
 BATCH_BYTES_MAX = 48 * 1024

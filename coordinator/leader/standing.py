@@ -2,9 +2,9 @@
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.conversation.messages import Heartbeat
 from snapline.coordinator.leader.epochs.store_watch import StoreCondition
+from snapline.messages.concerns import Concern
+from snapline.messages.host_messages import Heartbeat
 
 
 class LeaderStanding(msgspec.Struct, frozen=True):

@@ -13,14 +13,14 @@ log refuses an end in an older epoch than the newest. A plan starts from an olde
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.conversation.messages import EvaluateStop, StopEvaluated
-from snapline.conversation.turn_deaths import STOP_WHEN
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.epochs.refs import Refs
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
+from snapline.messages.concerns import Concern
+from snapline.messages.host_messages import EvaluateStop, StopEvaluated
+from snapline.messages.turn_deaths import STOP_WHEN
 
 ANSWER_NS = 5 * SECOND_NS
 """Most predicates take milliseconds; a slow one costs a second host the same work."""

@@ -30,7 +30,6 @@ from typing import Any, TypeVar
 
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.conversation.status import ReplicaStatus, Standing
 from snapline.coordinator.raft.configuration import TICK_S
 from snapline.coordinator.raft.counters import Counters
 from snapline.coordinator.raft.fail_stop import fail_stop
@@ -40,6 +39,7 @@ from snapline.coordinator.raft.outcomes import Outcome, Rejected, Unknown, outco
 from snapline.coordinator.raft.pending import Pending, settle, settle_error
 from snapline.coordinator.raft.streams import call_soon
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+from snapline.messages.status import ReplicaStatus, Standing
 
 _log = logging.getLogger("snapline.coordinator.raft")
 

@@ -8,7 +8,6 @@ import grpc.aio
 import msgspec
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.learner import LogMarks
@@ -19,6 +18,7 @@ from snapline.coordinator.raft.streams import PeerStreams
 from snapline.coordinator.raft.transport import GrpcTransport
 from snapline.errors import MisuseError
 from snapline.ids import check_id
+from snapline.messages.status import Standing
 from snapline.security.transport import Security
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from snapline.conversation.messages import Directive, HostMessage, Plan
-from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.standing import LeaderStanding
@@ -19,6 +17,8 @@ from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.operations import Operation, encode_operation
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+from snapline.messages.host_messages import Directive, HostMessage, Plan
+from snapline.messages.wire import encode_directive
 
 if TYPE_CHECKING:
     from snapline.coordinator.service.fleet_spans import FleetSpans

@@ -6,7 +6,6 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import (
@@ -17,6 +16,7 @@ from snapline.errors import (
     SnaplineError,
     StoreError,
 )
+from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.security.rpc_authorization import ERROR_KEY, Context
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from snapline.conversation.answers import SnapshotList, StoreVerification
-from snapline.conversation.documents import Rows, document
-from snapline.conversation.payloads import describe_payload
-from snapline.conversation.status import ForkedFrom
 from snapline.errors import DamagedDataError
+from snapline.messages.answers import SnapshotList, StoreVerification
+from snapline.messages.documents import Rows, document
+from snapline.messages.payloads import describe_payload
+from snapline.messages.status import ForkedFrom
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES
-from snapline.storage.keeping.catalog import read_summaries
-from snapline.storage.keeping.holds import Holds
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.retention.catalog import read_summaries
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 from snapline.storage.store.verify import Verification

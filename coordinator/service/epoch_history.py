@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from snapline.conversation.documents import Rows, document
 from snapline.coordinator.state.epoch_records import EpochEnd, PartTimes
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.documents import Rows, document
 
 NS, DIGITS = 1e9, 6
 

@@ -3,7 +3,12 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from snapline.conversation.answers import (
+from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine
+from snapline.coordinator.state.fleet_records import ALIVE, LOST, RECOVERING, AgentRecord, PlanRecord
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import NotFoundError
+from snapline.ids import HOST_PREFIX
+from snapline.messages.answers import (
     AgentOnLine,
     AutonomousLine,
     AutonomousLines,
@@ -16,12 +21,7 @@ from snapline.conversation.answers import (
     PastRecovery,
     RecoveryHistoryReply,
 )
-from snapline.conversation.status import ForkedFrom
-from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine
-from snapline.coordinator.state.fleet_records import ALIVE, LOST, RECOVERING, AgentRecord, PlanRecord
-from snapline.coordinator.state.fleet_view import FleetView
-from snapline.errors import NotFoundError
-from snapline.ids import HOST_PREFIX
+from snapline.messages.status import ForkedFrom
 
 
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:

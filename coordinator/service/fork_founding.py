@@ -1,6 +1,6 @@
 """The log of a fork's coordinator: it begins with what the store says, instead of with nothing.
 
-The problem. A fork is a store with one snapshot and a record (`storage/copies/forking.py`); no coordinator has run on it. Its first
+The problem. A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator has run on it. Its first
 plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
 
 What is done. A replica that has no log and never had one (the store has no mark of it) makes one before it takes part: the state that

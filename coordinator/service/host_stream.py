@@ -1,10 +1,10 @@
 """What one host says, read from the bytes of its stream: counted before it is parsed, put together where it came in parts."""
 
 from snapline.channels.counts import check_counts
-from snapline.conversation.messages import HostMessage, MessagePart
-from snapline.conversation.wire import decode_host_message, host_messages
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError
+from snapline.messages.host_messages import HostMessage, MessagePart
+from snapline.messages.wire import decode_host_message, host_messages
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
 """A message up to this is parsed uncounted: its shortest entries become a few MiB."""

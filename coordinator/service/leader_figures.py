@@ -7,10 +7,10 @@ The replicated state says what was decided and when; a report says how much its 
 from collections import Counter
 from typing import NamedTuple
 
-from snapline.conversation.messages import CheckpointsStored, EpochReport, HostMessage
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.host_messages import CheckpointsStored, EpochReport, HostMessage
 from snapline.telemetry.metrics import Distribution
 
 PACKS_KEPT = 4096

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.service.adapter import Driver
 from snapline.errors import CoordinatorUnavailableError, SnaplineError
+from snapline.messages.status import Standing
 
 _log = logging.getLogger("snapline.coordinator")
 

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import (
     LineAgent,
     ManifestAgent,
@@ -30,6 +29,7 @@ from snapline.coordinator.leader.events import (
     WriteManifest,
 )
 from snapline.errors import DamagedDataError, NotFoundError, ProtocolError
+from snapline.messages.host_messages import ReportedPack
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.damage import damaged

@@ -5,10 +5,10 @@ Nothing is decided from it. A replica that does not lead says of the newest epoc
 
 from itertools import pairwise
 
-from snapline.conversation.status import IntervalStatus, LossStatus, RecoveryTime
 from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.state.fleet_records import COMPLETE, EpochRecord, PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 
 RECOVERIES_SHOWN = 8
 """More are in `snapline recovery history`."""

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from snapline.conversation.concerns import KINDS
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.raft.replica import Replica
@@ -25,6 +24,7 @@ from snapline.coordinator.state.fleet_records import (
     RUNNING,
 )
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.concerns import KINDS
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Readings, Total, Value
 
 RAFT = (

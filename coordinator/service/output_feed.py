@@ -12,7 +12,11 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from snapline.conversation.outputs import (
+from snapline.coordinator.leader.events import OutputReadersChanged
+from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.leadership import Leadership
+from snapline.errors import CoordinatorUnavailableError, NotFoundError
+from snapline.messages.outputs import (
     Consumer,
     ReadConsumersReply,
     ReadOutputsReply,
@@ -20,12 +24,8 @@ from snapline.conversation.outputs import (
     ReleasedOutputs,
     UndoneOutputs,
 )
-from snapline.coordinator.leader.events import OutputReadersChanged
-from snapline.coordinator.service.adapter import Driver
-from snapline.coordinator.service.leadership import Leadership
-from snapline.errors import CoordinatorUnavailableError, NotFoundError
-from snapline.storage.outputs.reading import OutputBatch
-from snapline.storage.outputs.records import EmittedOutput, is_wanted
+from snapline.storage.outputs.reader import OutputBatch
+from snapline.storage.outputs.record import EmittedOutput, is_wanted
 from snapline.storage.store.store import Store
 
 PAGE_BYTES = 2**20

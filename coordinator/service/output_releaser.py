@@ -13,7 +13,7 @@ from snapline.coordinator.leader.events import EpochReleased, ReleaseEpoch
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError
 from snapline.storage.outputs.names import parse_part_path
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.damage import damaged, finding_of
 from snapline.storage.store.layout import manifest_path
 from snapline.storage.store.manifest import Manifest, Metadata

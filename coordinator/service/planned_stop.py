@@ -7,12 +7,12 @@ stay until it is complete, for without them it cannot be decided. A coordinator 
 import asyncio
 import logging
 
-from snapline.conversation.planned_ends import SAME_SIGNAL_S
 from snapline.coordinator.leader.host_words import EndWanted
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.planned_ends import SAME_SIGNAL_S
 
 LOOK_S = 0.05
 """How often it is looked whether the epoch is complete: it takes some tens of milliseconds."""

@@ -13,8 +13,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from snapline.conversation.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
-from snapline.conversation.effect_records import (
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
+from snapline.coordinator.state.restore import above, refusal_of_restore
+from snapline.errors import MisuseError, NotFoundError, WorldError
+from snapline.messages.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
+from snapline.messages.effect_records import (
     DONE,
     EFFECTS_TOPIC,
     FAILED,
@@ -24,14 +29,9 @@ from snapline.conversation.effect_records import (
     read_record,
     undone_of,
 )
-from snapline.coordinator.leader import events as ev
-from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.going_back import above, refusal_of_restore
-from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
-from snapline.errors import MisuseError, NotFoundError, WorldError
-from snapline.storage.keeping.retention_policy import parse_created
-from snapline.storage.log.records import BEGUN, EFFECT, LoggedEntry
+from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.retention.retention_policy import parse_created
 from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 

@@ -17,12 +17,12 @@ import msgspec
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from snapline.channels.link_supervisor import supervised
 from snapline.channels.listening import until_free
 from snapline.channels.options import server_options
-from snapline.channels.supervisor import supervised
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.leader.events import ReplicaLooked
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.journal_file import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
@@ -34,12 +34,12 @@ from snapline.coordinator.service.fork_founding import found_fork
 from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
-from snapline.coordinator.service.people import FleetPeople
-from snapline.coordinator.service.people_servicer import PeopleServicer
 from snapline.coordinator.service.planned_stop import CoordinatorStop
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.service.users import FleetPeople
+from snapline.coordinator.service.users_servicer import PeopleServicer
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, LogError, MisuseError, SnaplineError, StoreError, StoreKeyError
 from snapline.failpoints import failpoint
@@ -48,7 +48,7 @@ from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.security.rpc_authorization import COORDINATOR, DoorKeeper
 from snapline.security.transport import RELOAD_S, Security
-from snapline.storage.keeping.retention_policy import Policy
+from snapline.storage.retention.retention_policy import Policy
 from snapline.storage.store.locks import LockHeldError, lock_file
 from snapline.storage.store.store import Store
 from snapline.telemetry.health import READY, begin, open_health_door, tell

@@ -14,23 +14,6 @@ import msgspec
 from google.protobuf.message import Message
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.answers import (
-    Document,
-    LocateReply,
-    RecoveryHistoryReply,
-    RecoveryLineReply,
-    RestorePreview,
-    RestoreReply,
-    SnapshotsReply,
-)
-from snapline.conversation.codec import reader_of, writer_of
-from snapline.conversation.coordinator_client import LOCATED_MAX, CoordinatorClient
-from snapline.conversation.documents import document
-from snapline.conversation.messages import Join, Leave, TurnedAway
-from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
-from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
-from snapline.conversation.turn_deaths import TurnDeath
-from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.leader.objectives import objectives_missed
@@ -69,6 +52,23 @@ from snapline.errors import (
     ProtocolError,
     SnaplineError,
 )
+from snapline.messages.answers import (
+    Document,
+    LocateReply,
+    RecoveryHistoryReply,
+    RecoveryLineReply,
+    RestorePreview,
+    RestoreReply,
+    SnapshotsReply,
+)
+from snapline.messages.codec import reader_of, writer_of
+from snapline.messages.coordinator_client import LOCATED_MAX, CoordinatorClient
+from snapline.messages.documents import document
+from snapline.messages.host_messages import Join, Leave, TurnedAway
+from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.messages.status import FleetStatus, HostStatus, StoreStatus
+from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc

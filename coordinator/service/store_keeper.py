@@ -39,17 +39,17 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
-from snapline.storage.instants import instant
-from snapline.storage.keeping.catalog import summarise, time_of
-from snapline.storage.keeping.holds import Holds
-from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, retained
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
+from snapline.storage.retention.catalog import summarise, time_of
+from snapline.storage.retention.holds import Holds
+from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 from snapline.storage.store.damage import damaged, finding_of
 from snapline.storage.store.layout import manifest_path, parse_manifest_path
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
+from snapline.storage.timestamps import instant
 
 _log = logging.getLogger("snapline.coordinator")
 

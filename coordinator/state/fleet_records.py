@@ -6,11 +6,11 @@ ids are not used up, it has 16 MiB at most.
 
 import msgspec
 
-from snapline.conversation.messages import PlaceRule
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.state.epoch_records import EpochEnd
 from snapline.errors import LogError, MisuseError
 from snapline.ids import check_id
+from snapline.messages.host_messages import PlaceRule
+from snapline.messages.turn_deaths import TurnDeath
 from snapline.protocols.names import is_logged
 
 IMAGE_VERSION = 1

@@ -27,7 +27,7 @@ Carries G4 and G9, and with the log below it G8. The volatile half, which decide
 import msgspec
 
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state import people, request_table
+from snapline.coordinator.state import request_table, users
 from snapline.coordinator.state.defining import define_agents, define_fleet, next_ordinal, refusal_of_names
 from snapline.coordinator.state.epoch_ends import note_aborted, note_complete
 from snapline.coordinator.state.epoch_records import EpochAccount
@@ -63,9 +63,9 @@ from snapline.coordinator.state.fleet_records import (
     problem_of_host,
 )
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.coordinator.state.going_back import make_void, refusal_of_restore
 from snapline.coordinator.state.host_marks import drain_hosts, forget_hosts, open_host_log
 from snapline.coordinator.state.placement import are_weights, place, weights_by_host
+from snapline.coordinator.state.restore import make_void, refusal_of_restore
 from snapline.coordinator.state.turn_deaths import forgive, note_end
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
@@ -135,7 +135,7 @@ class FleetState(FleetView):
             case op.EndFleet():
                 return self._end_fleet(kind)
             case op.MakeToken() | op.RevokeToken() | op.RecordCall():
-                return people.apply(self.image, kind, now_ns)
+                return users.apply(self.image, kind, now_ns)
         raise LogError(f"no rule for an operation {type(kind).__name__}")
 
     # ---- hosts ----------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from typing import cast
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.conversation.codec import OneofCodec
-from snapline.conversation.messages import PlaceRule
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.errors import LogError, MisuseError, ProtocolError
+from snapline.messages.codec import OneofCodec
+from snapline.messages.host_messages import PlaceRule
+from snapline.messages.turn_deaths import TurnDeath
 from snapline.protos.v1 import operation_pb2
 
 OPERATION_VERSION = 1
@@ -281,7 +281,7 @@ class RecordCall(Kind, frozen=True, gc=False):
 
 
 OfPeople = MakeToken | RevokeToken | RecordCall
-"""What `people.py` applies."""
+"""What `users.py` applies."""
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from snapline.conversation.messages import PlaceRule
+from snapline.messages.host_messages import PlaceRule
 
 
 def place(

@@ -13,9 +13,9 @@ last long, and are there mostly by chance.
 
 from msgspec.structs import replace
 
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, UNCHANGED, FleetImage, HostRecord, OperationResult
+from snapline.messages.turn_deaths import TurnDeath
 
 DEATHS_KEPT = 256
 """Turns that are counted; some 200 bytes each in the image and in each plan. The one that was counted longest ago is forgotten first."""

@@ -9,7 +9,7 @@ from snapline.client import events as ev
 from snapline.client.asks import OpenAsks
 from snapline.client.core import ClientCore
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
-from snapline.conversation.inputs import ACCEPTED, REPLIED, RETRY, InputOutcome
+from snapline.messages.inputs import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.mutants.registry import Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart
 from snapline.sim.world.patches import Patch

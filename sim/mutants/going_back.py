@@ -5,12 +5,12 @@ from msgspec.structs import replace
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.rolling_back import RollbackWish
-from snapline.conversation import messages as msg
-from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state.fleet_records import COMPLETE, VOID
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages import host_messages as msg
 from snapline.sim.faults.words import CoordinatorWord, CrashWord
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart

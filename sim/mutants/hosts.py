@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import carrier
+from snapline.agent_runtime.host import driver
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark
@@ -14,7 +14,7 @@ from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
-from snapline.conversation.messages import StopEvaluated
+from snapline.messages.host_messages import StopEvaluated
 from snapline.protocols.epoch_recording import EpochRecording
 from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart, WaitingMessage
 from snapline.sim.world.patches import Patch
@@ -187,7 +187,7 @@ def stops_too_early() -> list[Patch]:
     ) -> StopEvaluated:
         return StopEvaluated(epoch, fleet.stop_when is not None)
 
-    return [(carrier, "ask_stop", ask_stop)]
+    return [(driver, "ask_stop", ask_stop)]
 
 
 def failed_agent_goes_on() -> list[Patch]:

@@ -4,19 +4,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from snapline.agent_runtime.host import carrier, log_files
+from snapline.agent_runtime.host import driver, log_files
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import AgentInputs, PendingInput
-from snapline.agent_runtime.host.asks import Asks
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.conversation.inputs import ACCEPTED, InputOutcome
+from snapline.agent_runtime.host.reply_waiters import Asks
 from snapline.coordinator.service import log_sweeper
+from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.world.patches import Patch
 from snapline.storage.log.garbage import find_garbage
 from snapline.storage.log.names import entry_path
-from snapline.storage.log.reading import holds_batch
+from snapline.storage.log.reader import holds_batch
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
 from snapline.storage.store import files
 from snapline.storage.store.store import Store
@@ -43,7 +43,7 @@ def not_sealed() -> list[Patch]:
     def read_unsealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
         return log_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # on purpose
 
-    return [(carrier, "read_logs", read_unsealed)]
+    return [(driver, "read_logs", read_unsealed)]
 
 
 class _Unsealed:
@@ -67,7 +67,7 @@ def present_sealed() -> list[Patch]:
             store.seal_log(log)
         return log_files.read_logs(store, command, agents)
 
-    return [(carrier, "read_logs", read_all_sealed)]
+    return [(driver, "read_logs", read_all_sealed)]
 
 
 def seals_deleted() -> list[Patch]:
@@ -102,7 +102,7 @@ def log_not_read() -> list[Patch]:
     def nothing(*_: object) -> log_files.LogContents:
         return log_files.LogContents()
 
-    return [(carrier, "read_logs", nothing)]
+    return [(driver, "read_logs", nothing)]
 
 
 def number_not_saved() -> list[Patch]:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.conversation.inputs import ACCEPTED, InputOutcome
-from snapline.conversation.letters import DROP, LetterWord, read_word
+from snapline.messages.dead_letters import DROP, LetterWord, read_word
+from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.world.patches import Patch
 
 
@@ -17,7 +17,7 @@ def handled_letter_stays() -> list[Patch]:
     def handled(agent: LocalAgent, payload: bytes) -> None:
         """Not taken out."""
 
-    return [(letters, "handled", handled)]
+    return [(dead_letters, "handled", handled)]
 
 
 def numbers_not_saved() -> list[Patch]:
@@ -31,14 +31,14 @@ def numbers_not_saved() -> list[Patch]:
 
 def dropped_is_handled() -> list[Patch]:
     """A letter that is dropped counts as work that was done."""
-    original = letters.settled
+    original = dead_letters.settled
 
     def settled(agent: LocalAgent, entry: Any) -> bytes | None:
         told = original(agent, entry)
         agent.dead_letter_count -= told == b""
         return told
 
-    return [(letters, "settled", settled)]
+    return [(dead_letters, "settled", settled)]
 
 
 def known_by_number_alone() -> list[Patch]:
@@ -47,7 +47,7 @@ def known_by_number_alone() -> list[Patch]:
     def place_of(agent: LocalAgent, word: LetterWord) -> int | None:
         return agent.letter_numbers.index(word.number) if word.number in agent.letter_numbers else None
 
-    return [(letters, "_place_of", place_of)]
+    return [(dead_letters, "_place_of", place_of)]
 
 
 def word_not_logged() -> list[Patch]:
@@ -58,7 +58,7 @@ def word_not_logged() -> list[Patch]:
         agent = self._desk.agents.get(offered.agent)
         if agent is None or not offered.is_word or read_word(offered.payload).verb != DROP:
             return original(self, event, place, offered)
-        letters.settled(agent, (None, "", offered.payload))
+        dead_letters.settled(agent, (None, "", offered.payload))
         return InputOutcome(ACCEPTED)
 
     return [(Inputs, "_take", take)]

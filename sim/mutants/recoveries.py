@@ -2,16 +2,16 @@
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.underway import Collecting, Deciding, EpochUnderway, StoringManifest
+from snapline.coordinator.leader.epochs.open_epochs import Collecting, Deciding, EpochUnderway, StoringManifest
 from snapline.coordinator.leader.events import (
     ManifestWritten,
     PublishEpoch,
     ScanCheckpoints,
     StoredCheckpoint,
 )
-from snapline.coordinator.leader.lines.ledger import Ledger
 from snapline.coordinator.leader.modes.coordinated import Coordinated
-from snapline.coordinator.leader.modes.freezing import Freezing
+from snapline.coordinator.leader.modes.freeze import Freezing
+from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView

@@ -19,9 +19,9 @@ another one than are inside the cut (Mattern 1989). Outboxes are not seen by the
 
 from collections.abc import Container, Iterator, Mapping
 
-from snapline.conversation.payloads import CREATE
-from snapline.sim.oracles.book_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
-from snapline.sim.oracles.books import Books
+from snapline.messages.payloads import CREATE
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 Finding = tuple[str, str, str]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from snapline.sim.oracles.book_records import CutRecord
+from snapline.sim.oracles.ground_truth_records import CutRecord
 
 
 class Drop(msgspec.Struct, frozen=True):

@@ -23,11 +23,11 @@ from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import own_modules, restore_agent
 from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.outside import Outside
-from snapline.conversation.payloads import split_message
 from snapline.errors import DivergenceError
-from snapline.sim.oracles.book_records import Report
+from snapline.messages.payloads import split_message
+from snapline.sim.oracles.ground_truth_records import Report
 from snapline.sim.oracles.suspects import INSTEAD, Suspects, place_of, relative
-from snapline.storage.log.records import LoggedEntry
+from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 _ADVICE = ": a durable handler must"

@@ -7,8 +7,8 @@ complete epoch are lost, it may: then nothing is said any more.
 
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.events import StartTurn
-from snapline.conversation.effect_records import UNDO
-from snapline.sim.oracles.book_records import Report
+from snapline.messages.effect_records import UNDO
+from snapline.sim.oracles.ground_truth_records import Report
 from snapline.sim.oracles.inputs import InputOracle
 
 

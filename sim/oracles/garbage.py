@@ -13,7 +13,7 @@ In koo-toueg fleets a checkpoint past the line is tentative, and goes when its r
 
 from collections.abc import Iterator, Sequence
 
-from snapline.sim.oracles.book_records import CutRecord
+from snapline.sim.oracles.ground_truth_records import CutRecord
 
 Finding = tuple[str, str, str]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from snapline.sim.oracles.book_records import AgentHistory, Report, show
 from snapline.sim.oracles.drops import Drops
+from snapline.sim.oracles.ground_truth_records import AgentHistory, Report, show
 
 
 class Offered(msgspec.Struct):

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 The world calls a method for everything that it sees in the events and commands of the production cores, in the order in which it
-happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle in its moment:
+happens. The judge keeps the books (`sim/oracles/ground_truth.py`) and asks each oracle in its moment:
 
-    a turn ends             exactly-once G3, orphan G1, incarnation G9            books.py
+    a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
     a step is run           steps G3                                              steps.py
     a durable turn ends     replay G3                                             durable_replay.py
     a creation is refused   refused G3                                            here
@@ -40,10 +40,10 @@ from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, P
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
-from snapline.sim.oracles.book_records import NOWHERE, AgentHistory, CutRecord, digest_of
-from snapline.sim.oracles.books import Books
+from snapline.sim.oracles.dead_letters import check_letters
 from snapline.sim.oracles.garbage import check_deleted, is_covered
-from snapline.sim.oracles.letters import check_letters
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, digest_of
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
@@ -55,7 +55,7 @@ from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.result import Violation
-from snapline.storage.outputs.records import Release
+from snapline.storage.outputs.record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20

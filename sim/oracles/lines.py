@@ -30,8 +30,8 @@ from itertools import product
 
 import msgspec
 
-from snapline.sim.oracles.book_records import NOWHERE, Captured, ChannelBook, CutPlace, CutRecord
-from snapline.sim.oracles.books import Books
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import NOWHERE, Captured, ChannelBook, CutPlace, CutRecord
 
 Finding = tuple[str, str, str]
 

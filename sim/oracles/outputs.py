@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from snapline.sim.oracles.book_records import AgentHistory, Branch, CutRecord, Report, show
-from snapline.storage.outputs.records import EmittedOutput, Release
+from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, CutRecord, Report, show
+from snapline.storage.outputs.record import EmittedOutput, Release
 
 
 class Had(msgspec.Struct, frozen=True):

@@ -25,8 +25,8 @@ from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
 from snapline.agent_runtime.heartbeats import Beat
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.outside import Outside
-from snapline.conversation.payloads import CREATE, read_creation, split_message
-from snapline.sim.oracles.book_records import AgentHistory, StepOutcome, Turn, show
+from snapline.messages.payloads import CREATE, read_creation, split_message
+from snapline.sim.oracles.ground_truth_records import AgentHistory, StepOutcome, Turn, show
 
 NOT_POSSIBLE = "not possible"
 

@@ -6,7 +6,7 @@ the same reason is for people: as long as the log keeps the plan of the first, a
 
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
-from snapline.sim.oracles.book_records import Report
+from snapline.sim.oracles.ground_truth_records import Report
 
 
 class RollbackOracle:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
-from snapline.sim.oracles.book_records import Report
+from snapline.sim.oracles.ground_truth_records import Report
 from snapline.sim.oracles.waits import WaitOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from snapline.conversation.messages import AgentsFrozen, FreezeAgents
-from snapline.coordinator.leader.modes.freezing import FREEZE_NS
-from snapline.sim.oracles.book_records import AgentHistory, CutPlace
-from snapline.sim.oracles.books import Books
+from snapline.coordinator.leader.modes.freeze import FREEZE_NS
+from snapline.messages.host_messages import AgentsFrozen, FreezeAgents
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace
 
 Request = tuple[str, int]
 """Client and sequence of a proposal."""

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
-from snapline.sim.oracles.book_records import AgentHistory, Branch, Captured, ChannelBook, CutPlace
-from snapline.sim.oracles.books import Books
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelBook, CutPlace
 
 Finding = tuple[str, str, str]
 

@@ -7,7 +7,7 @@ the latest of the wait's own end, the last time that its agent was loaded, and t
 from collections.abc import Sequence
 
 from snapline.agent_runtime.durable import DONE, LATE
-from snapline.sim.oracles.book_records import Report
+from snapline.sim.oracles.ground_truth_records import Report
 from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import JournalEntry
 

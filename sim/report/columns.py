@@ -7,7 +7,7 @@ axis and is not linear, so that a burst of messages can be read and a pause of s
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from snapline.pictures.scene import Place
+from snapline.diagrams.scene import Place
 from snapline.sim.report.words import seconds
 from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording

@@ -3,7 +3,7 @@
 ShiViz
 ------
 A host there is an agent here. A window of a long run counts from 1 again, and what was sent before it is not joined. A recovery is an event of
-every agent that it sets back; what it undid stays in the log, since it did happen. `pictures/shiviz.py` has the clocks.
+every agent that it sets back; what it undid stays in the log, since it did happen. `diagrams/shiviz.py` has the clocks.
 
 Perfetto
 --------
@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from snapline.pictures.shiviz import ClockStep, shiviz_log
+from snapline.diagrams.shiviz import ClockStep, shiviz_log
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 

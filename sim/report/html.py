@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from snapline.pictures.look import clean, shortened, text
-from snapline.pictures.page import page as framed
-from snapline.pictures.page import picture
+from snapline.diagrams.page import page as framed
+from snapline.diagrams.page import picture
+from snapline.diagrams.style import clean, shortened, text
 from snapline.sim.report.pictures import draw_run
 from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from snapline.pictures.past import INITIAL, PastEvents
-from snapline.pictures.scene import Arrow, Band, Front, Place, Scene
-from snapline.pictures.svg import draw
+from snapline.diagrams.history import INITIAL, PastEvents
+from snapline.diagrams.scene import Arrow, Band, Front, Place, Scene
+from snapline.diagrams.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
 from snapline.sim.report.columns import Columns
 from snapline.sim.report.tracks import alarms_of, tracks_of

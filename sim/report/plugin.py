@@ -16,15 +16,15 @@ import msgspec
 from snapline.errors import SnaplineError
 from snapline.sim.checking import Subject
 from snapline.sim.choices import RandomChoices, Record, RecordedChoices
-from snapline.sim.hunt.replay import read_repro
-from snapline.sim.hunt.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
-from snapline.sim.hunt.shrunk_files import size_text, story
-from snapline.sim.hunt.sweep import Collector, SweepSummary
 from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report.folder import REPRO, folder_for, write_run
 from snapline.sim.report.text import summarise
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario
+from snapline.sim.search.replay import read_repro
+from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
+from snapline.sim.search.shrunk_files import size_text, story
+from snapline.sim.search.sweep import Collector, SweepSummary
 from snapline.sim.toml_text import format_toml
 from snapline.sim.world.recording import Recording
 

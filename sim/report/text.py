@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from snapline.pictures.look import clean, shortened
-from snapline.sim.hunt.exercise import exercised, kinds_of
+from snapline.diagrams.style import clean, shortened
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.scenario import Scenario
+from snapline.sim.search.coverage import exercised, kinds_of
 
 WIDTH = 96
 BRIEF_WIDTH = 160

@@ -1,7 +1,7 @@
 """The timeline of a run: hosts, epochs, faults and the healed end over virtual time, which is linear here."""
 
-from snapline.pictures.scene import Bar, Scene, Track, clock
-from snapline.pictures.svg import draw
+from snapline.diagrams.scene import Bar, Scene, Track, clock
+from snapline.diagrams.svg import draw
 from snapline.sim.report.tracks import alarms_of, tracks_of
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import Result

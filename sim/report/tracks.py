@@ -5,7 +5,7 @@ Used by the timeline, where time is linear, and by the space-time diagram, where
 
 from collections.abc import Callable, Iterable, Iterator
 
-from snapline.pictures.scene import Alarm, Bar, BarKind, Place, Track
+from snapline.diagrams.scene import Alarm, Bar, BarKind, Place, Track
 from snapline.sim.report.words import seconds, stretch
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from snapline.client.giving import AgentInput, input_of
-from snapline.conversation.inputs import GivenInput
 from snapline.errors import MisuseError, SnaplineError
+from snapline.messages.inputs import GivenInput
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
 """What a test gives. A function takes nothing, or a `random.Random`; a text is "module:name" or the path of a file."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from snapline.client import events as ev
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.inputs import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
 from snapline.coordinator.service.fleet_answers import located
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.inputs import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host import SimHost
 from snapline.sim.world.hosts import Hosts

@@ -18,8 +18,8 @@ from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
 from snapline.client.giving import AgentInput
-from snapline.conversation.inputs import GivenInput
 from snapline.errors import SnaplineError
+from snapline.messages.inputs import GivenInput
 from snapline.sim.choices import DrawnRandom
 from snapline.sim.workloads.given import given_input
 from snapline.sim.workloads.nudge import Nudge

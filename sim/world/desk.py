@@ -10,15 +10,15 @@ from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clocks import Clocks
-from snapline.sim.world.figures import Figures
+from snapline.sim.world.counters import Figures
 from snapline.sim.world.kernel import Journal, Kernel, NotSimulatedError
 from snapline.sim.world.network import Network
+from snapline.sim.world.output_injector import Speech
 from snapline.sim.world.points import Points
 from snapline.sim.world.recording import Recording
-from snapline.sim.world.speech import Speech
 from snapline.sim.world.stores import Stores
 from snapline.sim.world.tracing import SharedTrace
-from snapline.storage.keeping.retention_policy import parse_policy
+from snapline.storage.retention.retention_policy import parse_policy
 
 CLOCKS_AGENTS_MAX = 16
 """Vector clocks cost as much as there are agents, for each turn: beyond this only counts are compared."""

@@ -16,7 +16,7 @@ from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.seat import Seat
+from snapline.sim.world.simulated_replica import Seat
 
 
 class SimExecutor:

@@ -18,12 +18,12 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import watch_events as we
-from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.driver import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_checks import look_at, placed
-from snapline.conversation.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
-from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage
-from snapline.conversation.payloads import split_message
+from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
+from snapline.messages.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
+from snapline.messages.payloads import split_message
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_HEARING,

@@ -13,7 +13,7 @@ Inputs are known by their bytes, which no two have in common; the product's numb
 from collections.abc import Mapping, Sequence
 
 from snapline.agent_runtime.host import events as ev
-from snapline.conversation.inputs import ACCEPTED, REPEATED, InputOutcome
+from snapline.messages.inputs import ACCEPTED, REPEATED, InputOutcome
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.storage.store.layout import LOG

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.driver import HostCarrier
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.notes import WorldNotes
 

@@ -107,16 +107,16 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "chunk_tables": Limit(("agent_runtime.host.chunk_tables.TABLES_MAX",), (1, 2)),
     "agent_log_bytes": Limit(("agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
-    "host_freeze_ms": Limit(("agent_runtime.host.modes.freezing.FREEZE_NS",), (20, 200), _ms),
+    "host_freeze_ms": Limit(("agent_runtime.host.modes.freeze.FREEZE_NS",), (20, 200), _ms),
     # coordinator
     "freeze_ms": Limit(
-        ("coordinator.leader.modes.freezing.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms
+        ("coordinator.leader.modes.freeze.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms
     ),
     "log_freeze_pause_ms": Limit(("coordinator.leader.modes.autonomous.FREEZE_PAUSE_NS",), (200, 2000), _ms),
     "line_period_ms": Limit(("agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
     "line_retry_ms": Limit(("coordinator.leader.modes.line_epochs.RETRY_NS",), (50,), _ms),
-    "report_gap_ms": Limit(("coordinator.leader.lines.lines.GAP_NS",), (100, 500), _ms),
-    "reports_waiting": Limit(("coordinator.leader.lines.lines.WAITING_MAX",), (1, 4)),
+    "report_gap_ms": Limit(("coordinator.leader.recovery_lines.lines.GAP_NS",), (100, 500), _ms),
+    "reports_waiting": Limit(("coordinator.leader.recovery_lines.lines.WAITING_MAX",), (1, 4)),
     "epochs_open": Limit(
         (
             "coordinator.state.fleet_records.EPOCHS_OPEN_MAX",
@@ -132,14 +132,14 @@ LIMITS: Mapping[str, Limit] = {
         (100, 400, 1000),
         _ms,
     ),
-    "publish_retry_ms": Limit(("coordinator.leader.epochs.refs.PUBLISH_RETRY_NS",), (50,), _ms),
+    "publish_retry_ms": Limit(("coordinator.leader.epochs.publishing.PUBLISH_RETRY_NS",), (50,), _ms),
     "cut_ms": Limit(
-        ("coordinator.leader.hosts.cuts.CUT_NS",),
+        ("coordinator.leader.hosts.partitions.CUT_NS",),
         (200, 1000),
         _ms,
-        with_it=(("coordinator.leader.hosts.cuts.COUNTED_NS", lambda cut: _ms(cut) // 2),),
+        with_it=(("coordinator.leader.hosts.partitions.COUNTED_NS", lambda cut: _ms(cut) // 2),),
     ),
-    "spare_ms": Limit(("coordinator.leader.hosts.spares.SPARE_NS",), (1, 2000), _ms),
+    "spare_ms": Limit(("coordinator.leader.hosts.standby_hosts.SPARE_NS",), (1, 2000), _ms),
     "plan_answer_ms": Limit(("coordinator.leader.plans.plan_answers.ANSWER_NS",), (300, 1500), _ms),
     "stop_answer_ms": Limit(("coordinator.leader.stop_question.ANSWER_NS",), (20, 500), _ms),
     "definition_bytes": Limit(("coordinator.leader.definition.BATCH_BYTES_MAX",), (200, 500)),
@@ -162,9 +162,9 @@ LIMITS: Mapping[str, Limit] = {
     "compact_bytes": Limit(("storage.packs.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
     "journal_run": Limit(("storage.capture.sealed_journal.RUN_ENTRIES",), (1, 2, 3)),
     "run_chunks": Limit(("storage.packs.parts.RUN_CHUNKS_MAX",), (1, 2)),
-    "hour_s": Limit(("storage.keeping.retention_policy.HOUR_NS",), (1, 2), _s_ns),
-    "day_s": Limit(("storage.keeping.retention_policy.DAY_NS",), (3, 5), _s_ns),
-    "deleted_at_once": Limit(("storage.keeping.pins.DELETED_AT_ONCE",), (1, 2)),
+    "hour_s": Limit(("storage.retention.retention_policy.HOUR_NS",), (1, 2), _s_ns),
+    "day_s": Limit(("storage.retention.retention_policy.DAY_NS",), (3, 5), _s_ns),
+    "deleted_at_once": Limit(("storage.retention.pins.DELETED_AT_ONCE",), (1, 2)),
 }
 
 

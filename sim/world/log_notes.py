@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, OperationResult, ProposalOutcome
 from snapline.coordinator.state.operations import decode_operation
+from snapline.messages.status import Standing
 from snapline.protocols.names import is_logged
 from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.world.desk import WorldDesk

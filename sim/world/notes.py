@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.leader.events import AnswerRestore
 from snapline.coordinator.leader.host_words import AnswerMoves
+from snapline.messages.turn_deaths import TurnDeath
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host_log_notes import HostLogNotes
 from snapline.sim.world.log_notes import Freezing, LogNotes

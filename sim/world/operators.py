@@ -3,20 +3,20 @@ and says what came of them.
 
 It has one request on its way, of a word or two for one agent. The request, and its answer, may be lost, come twice or late; then it says the same again,
 under the same keys, or gives up. It may also speak of a letter that somebody has settled, or that a recovery has undone, since it thinks for a while about what it has seen. What
-it was answered is told to the oracle (`oracles/letters.py`).
+it was answered is told to the oracle (`oracles/dead_letters.py`).
 """
 
 from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.letters import identity_of
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.undoing import UNDO
-from snapline.conversation.effect_records import outside_key
-from snapline.conversation.effect_words import EffectWord, effect_word_payload, is_effect_word
-from snapline.conversation.inputs import ACCEPTED, InputOutcome
-from snapline.conversation.letters import DROP, RETRY, LetterWord, word_payload
-from snapline.sim.oracles.letters import word_name
+from snapline.messages.dead_letters import DROP, RETRY, LetterWord, word_payload
+from snapline.messages.effect_records import outside_key
+from snapline.messages.effect_words import EffectWord, effect_word_payload, is_effect_word
+from snapline.messages.inputs import ACCEPTED, InputOutcome
+from snapline.sim.oracles.dead_letters import word_name
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog

@@ -7,7 +7,7 @@ from typing import Any
 
 from snapline.agent_runtime.heartbeats import Beat
 from snapline.agent_runtime.outside import Outside
-from snapline.sim.oracles.book_records import StepOutcome
+from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.steps import Steps, limited
 from snapline.sim.world.waiting import Wait

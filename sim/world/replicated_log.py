@@ -2,7 +2,7 @@
 
 The problem. The library that keeps the real log owns threads, sockets, clock and files, so it cannot run in a simulated world.
 What the coordinator sees of it is small: `propose → committed, rejected, unknown`, and who leads. This model gives the
-same view for replicas c1 … cn, and allows whatever the real one was seen to do within the fault budget. `reigns.py` holds the
+same view for replicas c1 … cn, and allows whatever the real one was seen to do within the fault budget. `raft_model.py` holds the
 half below: who leads, and what is committed. Here:
 
 1. *Apply.* One `FleetState` is the canonical one: it belongs to whoever committed last. Other replicas apply, or restore
@@ -22,13 +22,13 @@ Carries G8 in the simulator. Choices come from the stream "log". The callers' du
 
 from collections.abc import Callable
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
+from snapline.messages.status import Standing
 from snapline.sim.choices import Choices
-from snapline.sim.world.reigns import MS, Reign, Reigns, SimReplica, Slot, Waiting
+from snapline.sim.world.raft_model import MS, Reign, Reigns, SimReplica, Slot, Waiting
 
 PROPOSE_NS = 5_000 * MS
 """As the real driver's deadline."""

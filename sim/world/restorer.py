@@ -7,14 +7,14 @@ over he comes only where an agent stands that has asked to go back (`ctx.rollbac
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from snapline.conversation.answers import RestoreReply
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.service.restoring import AnswerT
 from snapline.errors import MisuseError, NotFoundError, SnaplineError
+from snapline.messages.answers import RestoreReply
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.seat import SimLeader
+from snapline.sim.world.simulated_replica import SimLeader
 from snapline.sim.world.waiting import Future, VirtualLoop, drive, settle
 
 AGAIN_NS = 400_000_000

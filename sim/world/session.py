@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from snapline.conversation.messages import HostMessage, Leave
-from snapline.conversation.wire import decode_directive, encode_host_message
+from snapline.messages.host_messages import HostMessage, Leave
+from snapline.messages.wire import decode_directive, encode_host_message
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.network import Stream
 

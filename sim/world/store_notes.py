@@ -8,17 +8,17 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host.reviving import restored
-from snapline.conversation.messages import CheckpointsStored, HostMessage
+from snapline.agent_runtime.host.restore import restored
 from snapline.coordinator.leader import events as le
 from snapline.errors import NotFoundError, SnaplineError
+from snapline.messages.host_messages import CheckpointsStored, HostMessage
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.storage.capture.sealed_journal import whole_turn
-from snapline.storage.keeping.retention_policy import parse_created
-from snapline.storage.outputs.records import Release
+from snapline.storage.outputs.record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.retention.retention_policy import parse_created
 from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 

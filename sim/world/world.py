@@ -2,7 +2,7 @@
 
 What decides is the product. What surrounds it is here, in parts that share a desk (`desk.py`): hosts that die and come back
 (`hosts.py`, `host.py`), links and streams that break (`network.py`, `links.py`, `session.py`), replicas of the coordinator
-(`seat.py`) on a model of their log (`replicated_log.py`), a disk that forgets what was not synced (`disk.py`). Faults are carried
+(`simulated_replica.py`) on a model of their log (`replicated_log.py`), a disk that forgets what was not synced (`disk.py`). Faults are carried
 out by `executor.py`; what hosts, coordinators and log do is told to the judge by `notes.py`, and the parts judge nothing themselves.
 
 Limits, which the user documentation states: Raft is simulated at its log's interface; blocking store calls happen at one
@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.leader.host_words import MovesRequested
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
+from snapline.messages.status import Standing
 from snapline.sim.choices import Choices
 from snapline.sim.oracles.outputs import flat
 from snapline.sim.oracles.survivors import Frozen
@@ -31,12 +31,12 @@ from snapline.sim.world.kernel import Journal
 from snapline.sim.world.mover import Mover
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.operators import SimOperator
-from snapline.sim.world.outlook import Outlook
+from snapline.sim.world.pending_work import Outlook
 from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.restorer import Restorer
-from snapline.sim.world.seat import Seat, SimLeader
+from snapline.sim.world.simulated_replica import Seat, SimLeader
 
 
 class World:

@@ -76,11 +76,11 @@ if TYPE_CHECKING:
     from snapline.client.analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
+    from snapline.client.dead_letters import SettledLetter
     from snapline.client.endings import Receipt, Reply
-    from snapline.client.letters import SettledLetter
     from snapline.client.sync_client import SyncClient
-    from snapline.conversation.answers import LocatedAgent
-    from snapline.conversation.views import AgentState
+    from snapline.messages.answers import LocatedAgent
+    from snapline.messages.views import AgentState
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
@@ -93,7 +93,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
-    "AgentState": "snapline.conversation.views",
+    "AgentState": "snapline.messages.views",
     "Blob": "snapline.storage.capture.blob_value",
     "ByHand": "snapline.protocols.policy",
     "Certificates": "snapline.client.connecting",
@@ -109,7 +109,7 @@ _HOMES = {
     "Fleet": "snapline.agent_runtime.fleet",
     "Fork": "snapline.agent_runtime.snapshots.forking",
     "History": "snapline.storage.capture.history",
-    "LocatedAgent": "snapline.conversation.answers",
+    "LocatedAgent": "snapline.messages.answers",
     "Message": "snapline.agent_runtime.agent",
     "Output": "snapline.agent_runtime.reading",
     "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
@@ -120,7 +120,7 @@ _HOMES = {
     "RecoveryLine": "snapline.client.analysis",
     "Reply": "snapline.client.endings",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
-    "SettledLetter": "snapline.client.letters",
+    "SettledLetter": "snapline.client.dead_letters",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "SyncClient": "snapline.client.sync_client",

@@ -18,7 +18,7 @@ def main() -> None:
             from snapline.deploy.starting import begin_early
 
             begin_early()
-        from snapline.cli.nouns import NOUNS, WORDS, command_of
+        from snapline.cli.groups import NOUNS, WORDS, command_of
 
         if sys.argv[1:] and sys.argv[1] in {*NOUNS, *WORDS}:
             command_of(sys.argv[1])(prog_name="snapline")

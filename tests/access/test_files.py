@@ -16,23 +16,23 @@ from tests.access.table import FILES, OTHER_WRITERS, PRIVATE, WITHIN
 from tests.access.world import World
 from tests.integration.processes import ROOT
 
-from snapline.cli.places import start_in_background
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.cli.fleet_locations import start_in_background
 from snapline.coordinator.service.backup import write_backup
-from snapline.deploy import post
+from snapline.deploy import launch_agent
 from snapline.deploy.child import Child
 from snapline.deploy.data_directory import LOGS_FOLDER, STORE_FOLDER, lock, write_address
 from snapline.deploy.kept_fleet import KeptPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.deploy.scaling import want_hosts
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.certificates import Authority
 from snapline.storage.capture.npy_file import write_npy
 from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.capture.values import ArrayHead
-from snapline.storage.copies.archive import write_archive
-from snapline.storage.keeping.catalog import read_summaries
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
+from snapline.storage.retention.catalog import read_summaries
 from snapline.storage.store.store import Store
+from snapline.storage.transfer.archive import write_archive
 from snapline.view.export_page import write_file
 
 
@@ -109,11 +109,11 @@ async def write_launchers_files(data: Path) -> None:
 async def look_at_a_post(patch: pytest.MonkeyPatch) -> tuple[set[str], dict[str, str]]:
     """While it runs; the path of its socket has to be short."""
     with tempfile.TemporaryDirectory() as folder:
-        patch.setattr(post, "MEMORY", Path(folder) / "memory")
-        post.MEMORY.mkdir()
-        running = post.Post(post.runtime_folder("key"), Path(folder))
-        serving = asyncio.create_task(running.serve(post.IDLE_S))
-        while not serving.done() and not list(post.MEMORY.rglob(post.SOCKET)):
+        patch.setattr(launch_agent, "MEMORY", Path(folder) / "memory")
+        launch_agent.MEMORY.mkdir()
+        running = launch_agent.Post(launch_agent.runtime_folder("key"), Path(folder))
+        serving = asyncio.create_task(running.serve(launch_agent.IDLE_S))
+        while not serving.done() and not list(launch_agent.MEMORY.rglob(launch_agent.SOCKET)):
             await asyncio.sleep(0.01)
         running._write_keys("h1", {"h1.key": b"secret"})
         found = look(Path(folder))

@@ -9,7 +9,7 @@ from tests.access.table import AT_HEALTH_DOORS, NOBODY, OTHER_HOST, PEOPLE, RPCS
 from tests.access.world import NO, PATHS, SERVERS, SHUT_OUT, UNKNOWN, YES, Caller, World, call
 from tests.integration.processes import snapline, together
 
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security.rpc_authorization import DOORS
 

@@ -12,10 +12,10 @@ from tests.integration.processes import ROOT
 from tests.view.simulated import SimulatedFleet
 
 from snapline.client.client import Client
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.gateway.app import Gateway
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos import v1
-from snapline.security import rpc_authorization as doors
+from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import DOORS
 from snapline.telemetry import metrics_server as metrics_door
 from snapline.view.acting import Operators
@@ -34,7 +34,7 @@ def test_every_rpc_has_a_row() -> None:
 
 
 def test_the_guard_goes_by_the_same_roles_and_sizes() -> None:
-    assert set(ROLES) == set(doors.ROLES)
+    assert set(ROLES) == set(rpc_authorization.ROLES)
     for rpc, row in RPCS.items():
         door = DOORS[PATHS[rpc]]
         assert set(door.roles) == {role.rstrip("!") for role in row.roles.split()}, rpc

@@ -20,11 +20,10 @@ from tests.access.table import OTHER_HOST, PEOPLE, ROLES
 from tests.integration.processes import LIMIT_S, ROOT
 
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import agents_pb2, inputs_pb2, raft_pb2
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.security import certificates
-from snapline.security import rpc_authorization as doors
+from snapline.security import certificates, rpc_authorization
 from snapline.security.certificates import Authority
 from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import DEFAULT_DOMAIN, Security, server_name
@@ -35,7 +34,7 @@ SERVERS = {"coordinator": "c1", "host": "h2"}
 OWN_CONNECTION: list[tuple[str, str | int]] = [("grpc.use_local_subchannel_pool", 1)]
 """Options of a channel that shares its connection with no other."""
 
-PATHS = {path.rpartition(".")[2]: path for path in doors.DOORS}
+PATHS = {path.rpartition(".")[2]: path for path in rpc_authorization.DOORS}
 """`Service/Method` → the whole path."""
 
 
@@ -93,7 +92,7 @@ class World:
         with _two_years_ago():
             found["expired"] = _shown(own.issue("admin", "old"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(certificates, "ROLES", {**doors.ROLES, "passer-by": ""})
+            patch.setattr(certificates, "ROLES", {**rpc_authorization.ROLES, "passer-by": ""})
             found["no role"] = _shown(own.issue("passer-by", "p"))
         own.domain = "elsewhere"
         found["host of another domain"] = _shown(own.issue("host", "h1-elsewhere"))

@@ -13,8 +13,8 @@ from tests.kit.fleet import Cut, FleetWorld
 from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
-from snapline.agent_runtime.host.reviving import restored
-from snapline.conversation.payloads import describe_payload
+from snapline.agent_runtime.host.restore import restored
+from snapline.messages.payloads import describe_payload
 from snapline.protocols.coverage import AgentReport, uncovered
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 

@@ -10,8 +10,8 @@ from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
-from snapline.conversation import messages as msg
-from snapline.storage.log.records import LoggedEntry, LoggedInput
+from snapline.messages import host_messages as msg
+from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 MS = 1_000_000

@@ -17,13 +17,13 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
-from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.outside import Outside
-from snapline.conversation import messages as msg
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.conversation.payloads import split_message
-from snapline.storage.log.records import LoggedEntry
+from snapline.messages import host_messages as msg
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.payloads import split_message
+from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 STEPS_MAX = 20_000

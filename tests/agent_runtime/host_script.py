@@ -38,10 +38,10 @@ import snapline
 from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import events as ev
 from snapline.channels import channel
-from snapline.channels.fences import LinkIdentity
+from snapline.channels.fencing import LinkIdentity
 from snapline.channels.frame import Frame, Items, Marker, OpenChannel, decode_control
-from snapline.conversation import messages as msg
-from snapline.conversation.payloads import CREATE
+from snapline.messages import host_messages as msg
+from snapline.messages.payloads import CREATE
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.protocols.names import is_autonomous, is_logged
 from snapline.sim.script.text import ScriptCommand

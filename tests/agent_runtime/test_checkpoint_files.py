@@ -14,9 +14,9 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state, encode_unchecked
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
-from snapline.agent_runtime.host.reviving import restored
-from snapline.conversation.messages import CheckpointsStored
+from snapline.agent_runtime.host.restore import restored
 from snapline.errors import EncodingError, MisuseError
+from snapline.messages.host_messages import CheckpointsStored
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import (
     DeadLetterRecord,

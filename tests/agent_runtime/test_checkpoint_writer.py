@@ -16,8 +16,8 @@ from snapline.agent_runtime.host.backlog import Backlog
 from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import StoreError
+from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.protocols.policy import ByHand, PolicyClock
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store

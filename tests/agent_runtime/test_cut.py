@@ -18,11 +18,11 @@ from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import Capture, LoadProgress, load_line, write_epoch
-from snapline.agent_runtime.host.stopping import ask_stop
+from snapline.agent_runtime.host.shutdown import ask_stop
 from snapline.agent_runtime.snapshots.cut import describe_state, load_cut
-from snapline.conversation.messages import EpochReport
-from snapline.conversation.payloads import describe_payload
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
+from snapline.messages.host_messages import EpochReport
+from snapline.messages.payloads import describe_payload
 from snapline.protocols.epoch_stamped import RecordedPart, WaitingMessage
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import (

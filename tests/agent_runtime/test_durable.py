@@ -21,7 +21,7 @@ from snapline.agent_runtime.durable import DONE, FAILED, LATE, Stand, TurnJourna
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.results import argument_digest, encode_error, encode_result, read_result

@@ -18,10 +18,10 @@ from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.standing_agents import standing_agents
 from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
-from snapline.conversation import messages as msg
-from snapline.conversation import payloads
-from snapline.conversation.inputs import REPEATED, REPLIED
-from snapline.conversation.messages import StandingAgent
+from snapline.messages import host_messages as msg
+from snapline.messages import payloads
+from snapline.messages.host_messages import StandingAgent
+from snapline.messages.inputs import REPEATED, REPLIED
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn, StashedMessage
 
 SEED = bytes(16)

@@ -26,7 +26,7 @@ from snapline.agent_runtime.durable import call_payload
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import REPLIES_BYTES_MAX
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, ParkedMessage, SavedTimer, SavedTurn
 
 ID = b"01234567"

@@ -4,7 +4,7 @@ import pytest
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, open_at
 from snapline.agent_runtime.reading import Output, Undone
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 
 
 def word(

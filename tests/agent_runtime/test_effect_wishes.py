@@ -24,10 +24,10 @@ from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.undoing import UNDO as UNDO_MESSAGE
 from snapline.agent_runtime.undoing import read_undo
-from snapline.conversation import messages as msg
-from snapline.conversation.effect_words import UNDO, EffectWish, effect_wish_payload, key_of, read_effect_wish
-from snapline.conversation.letters import GONE, RETRY
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
+from snapline.messages.dead_letters import GONE, RETRY
+from snapline.messages.effect_words import UNDO, EffectWish, effect_wish_payload, key_of, read_effect_wish
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.saved_effects import KnownEffect
 

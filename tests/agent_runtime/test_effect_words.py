@@ -33,12 +33,12 @@ from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
 from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
-from snapline.conversation import messages as msg
-from snapline.conversation.effect_records import StandingEffect
-from snapline.conversation.effect_words import EffectWord, effect_word_payload, read_effect_word
-from snapline.conversation.letters import GONE
 from snapline.errors import ProtocolError
-from snapline.storage.log.records import LoggedEntry, LoggedInput
+from snapline.messages import host_messages as msg
+from snapline.messages.dead_letters import GONE
+from snapline.messages.effect_records import StandingEffect
+from snapline.messages.effect_words import EffectWord, effect_word_payload, read_effect_word
+from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 OURS = intent(is_repeatable=False)

@@ -14,9 +14,9 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO, read_undo
-from snapline.conversation import messages as msg
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.conversation.payloads import split_message
+from snapline.messages import host_messages as msg
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.payloads import split_message
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.saved_effects import SavedEffects
 

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as array_st
 from snapline.agent_runtime.encoding import encode_body, encode_message, message_decoder
 from snapline.agent_runtime.encoding import state_decoder as decoder_of
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError, MessageTooLargeError
+from snapline.messages.payloads import split_message
 from snapline.storage.capture.describe import plain
 
 

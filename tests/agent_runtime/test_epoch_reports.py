@@ -12,7 +12,7 @@ from snapline.agent_runtime.host.epoch_reports import (
     Numbers,
     with_channels,
 )
-from snapline.conversation.messages import BeginEpoch, EpochReport, ReportedPack
+from snapline.messages.host_messages import BeginEpoch, EpochReport, ReportedPack
 
 QUIET, BUSY = ("a", "z"), ("a", "y")
 

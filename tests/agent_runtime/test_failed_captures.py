@@ -14,9 +14,9 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.freezing import FREEZE_NS, HostFreeze
+from snapline.agent_runtime.host.modes.freeze import FREEZE_NS, HostFreeze
 from snapline.agent_runtime.host.turn_ends import TurnEnds
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.protocols.policy import ByHand
 
 REFUSED = "field 'x' is a lock"

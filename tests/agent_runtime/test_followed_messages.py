@@ -14,8 +14,8 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.snapshots.cut_contents import decode_plainly
 from snapline.agent_runtime.traceparents import Traceparent, tail_of, with_tail
-from snapline.conversation import messages as msg
-from snapline.conversation.payloads import describe_payload
+from snapline.messages import host_messages as msg
+from snapline.messages.payloads import describe_payload
 from snapline.storage.packs.checkpoint import SpawnRequest
 
 TAIL, OTHER_TAIL = Traceparent(1, 2).tail(), Traceparent(3, 4).tail()

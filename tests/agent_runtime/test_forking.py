@@ -22,15 +22,14 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.snapshots.forking import Fork, ForkWish, fork_snapshot
 from snapline.agent_runtime.snapshots.state_setting import SettingError
 from snapline.agent_runtime.undoing import UNDO
-from snapline.conversation.messages import Welcome
 from snapline.errors import EncodingError, FleetDefinitionError, MisuseError
+from snapline.messages.host_messages import Welcome
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
-from snapline.storage.keeping.holds import Holds
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
+from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
@@ -44,6 +43,7 @@ from snapline.storage.packs.checkpoint import (
     encode_checkpoint,
 )
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line, chunk_place
 from snapline.storage.store.store import Store
 

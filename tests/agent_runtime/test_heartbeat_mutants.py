@@ -9,7 +9,7 @@ from tests.agent_runtime.driving import Driver
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import Peer
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 
 Patch = pytest.MonkeyPatch
 

@@ -7,7 +7,7 @@ from tests.agent_runtime.driving import Driver, checkpoint, coordinated
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.channels.channel import CHANNEL_CREDIT
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
 
 Drive = Callable[..., Driver]

@@ -9,10 +9,10 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordina
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.modes import coordinated as mode
-from snapline.channels.fences import LINK_VERSION
+from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import LinkHello
-from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import InTransitMessage
 
 Drive = Callable[..., Driver]

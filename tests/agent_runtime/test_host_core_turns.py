@@ -10,7 +10,7 @@ from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
 
 Drive = Callable[..., Driver]

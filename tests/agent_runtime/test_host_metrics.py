@@ -4,7 +4,7 @@ from typing import cast
 
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.metrics import EPOCHS_KEPT, HostMetrics
-from snapline.conversation.messages import BeginEpoch, CheckpointsStored, EndEpoch, EpochReport, ReportedPack
+from snapline.messages.host_messages import BeginEpoch, CheckpointsStored, EndEpoch, EpochReport, ReportedPack
 from snapline.telemetry.metrics import Distribution
 
 PACK = ReportedPack("packs/1/x", 4096, b"")

@@ -26,7 +26,7 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels import channel
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 
 SEEDS_MAX = 8
 """Tried from the first one on, or from where a mutant is known to be found soon."""

@@ -10,10 +10,10 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
-from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedInputs
 
 WALL_NS = 1_700_000_000_000_000_000

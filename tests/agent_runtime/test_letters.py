@@ -10,13 +10,13 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.creation import creation_payload
-from snapline.agent_runtime.host.letters import identity_of
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.conversation import messages as msg
-from snapline.conversation.letters import DROP, GONE, RETRY, LetterWord, read_word, word_payload
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
+from snapline.messages.dead_letters import DROP, GONE, RETRY, LetterWord, read_word, word_payload
 from snapline.protocols.names import PROTOCOLS
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,

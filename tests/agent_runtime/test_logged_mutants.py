@@ -10,12 +10,12 @@ from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.rounds import HostRounds
-from snapline.conversation import messages as msg
 from snapline.errors import MisuseError, ProtocolError
 from snapline.examples import domino
+from snapline.messages import host_messages as msg
 from snapline.protocols import koo_toueg as kt
 from snapline.protocols.names import KOO_TOUEG, UNCOORDINATED
 

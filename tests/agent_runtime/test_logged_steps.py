@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.logged_steps import LOGGED_KINDS, LoggedSteps, rolled, turn_seed
 from snapline.agent_runtime.results import argument_digest, encode_result
 from snapline.errors import MessageTooLargeError
-from snapline.storage.log.records import LoggedEntry
+from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 
 

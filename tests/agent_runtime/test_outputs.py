@@ -9,7 +9,7 @@ from tests.agent_runtime.test_inputs import Client
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import outputs
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedOutput, SavedOutputs
 
 LOGGED = ["hmnr", "uncoordinated"]

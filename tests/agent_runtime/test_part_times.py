@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from snapline.agent_runtime.host.part_times import timed
-from snapline.conversation.messages import EpochReport, ReportedPack
+from snapline.messages.host_messages import EpochReport, ReportedPack
 
 REPORT = EpochReport(1, 1, ReportedPack("packs/x", 1, b""))
 

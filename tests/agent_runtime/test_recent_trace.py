@@ -11,12 +11,12 @@ from tests.agent_runtime.test_host_core_epochs import begin, mark
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import recent_trace
+from snapline.agent_runtime.host.environment import Surroundings
 from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines
-from snapline.agent_runtime.host.surroundings import Surroundings
 from snapline.agent_runtime.host.tracing import Tracing
-from snapline.conversation.view_wire import decode_question, encode_question, trace_question, trace_wanted
-from snapline.conversation.views import TRACE, Question, RecentTrace, TraceWanted
 from snapline.errors import ProtocolError
+from snapline.messages.view_wire import decode_question, encode_question, trace_question, trace_wanted
+from snapline.messages.views import TRACE, Question, RecentTrace, TraceWanted
 from snapline.security.rpc_authorization import DOORS
 
 

@@ -21,8 +21,8 @@ from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.channel import CHANNEL_CREDIT
-from snapline.conversation import messages as msg
 from snapline.errors import FleetDefinitionError
+from snapline.messages import host_messages as msg
 
 WAITS: dict[str, Any] = {"retries": 2, "waits_ns": (SECOND, 2 * SECOND)}
 

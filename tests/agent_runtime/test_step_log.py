@@ -27,9 +27,9 @@ from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.logged_steps import LoggedSteps, rolled
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedEntry
+from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 NOW = JournalEntry("now", "", b"", DONE, bytes(8))

@@ -7,9 +7,9 @@ from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.durable import call_payload, refusal_of
 from snapline.agent_runtime.host import letter_events as lt
-from snapline.agent_runtime.host.letters import identity_of
-from snapline.conversation import messages as msg
-from snapline.conversation.letters import DROP, RETRY, LetterWord, word_payload
+from snapline.agent_runtime.host.dead_letters import identity_of
+from snapline.messages import host_messages as msg
+from snapline.messages.dead_letters import DROP, RETRY, LetterWord, word_payload
 from snapline.protocols.names import PROTOCOLS
 from snapline.storage.packs.checkpoint import AgentCheckpoint, KnownKey, SavedInputs, StashedMessage
 

@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
 from snapline.agent_runtime.host.modes.saving import Saving
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.protocols.names import UNCOORDINATED
 from snapline.protocols.policy import Every, EveryMessages, Policy
 

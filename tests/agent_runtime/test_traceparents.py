@@ -21,7 +21,7 @@ from snapline.agent_runtime.traceparents import (
     without_tail,
 )
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.payloads import TAIL_BYTES, plain_name, read_creation, split_message
+from snapline.messages.payloads import TAIL_BYTES, plain_name, read_creation, split_message
 
 
 class Order(msgspec.Struct):

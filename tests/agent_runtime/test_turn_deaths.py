@@ -15,9 +15,9 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.turn_deaths import END_BYTES, HEAD_BYTES, Sample, digest_of_turn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
-from snapline.conversation import messages as msg
-from snapline.conversation.letters import RETRY
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.messages import host_messages as msg
+from snapline.messages.dead_letters import RETRY
+from snapline.messages.turn_deaths import TurnDeath
 from snapline.storage.packs.checkpoint import SavedTurn
 
 SENTENCE = "3 processes died while agent a handled Go from z"

@@ -10,7 +10,7 @@ from snapline.agent_runtime import context, fleet
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.seldom import Seldom
+from snapline.agent_runtime.rare_requests import Seldom
 from snapline.storage.capture.image import Authors
 
 Patch = pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turn_spans import SpanOutside, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail
-from snapline.conversation.payloads import read_creation, split_message
+from snapline.messages.payloads import read_creation, split_message
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 from snapline.telemetry.span_export import SpanExport
 

@@ -18,8 +18,8 @@ from snapline.agent_runtime.host.input_checks import message_of_json
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.results import encode_result, read_result
 from snapline.agent_runtime.undoing import reference_of
-from snapline.conversation.payloads import split_message
 from snapline.errors import EncodingError
+from snapline.messages.payloads import split_message
 from snapline.storage.packs.checkpoint import JournalEntry
 
 

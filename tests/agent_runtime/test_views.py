@@ -6,7 +6,7 @@ from tests.agent_runtime.test_inputs import Client
 
 from snapline.agent_runtime.host import views
 from snapline.agent_runtime.host.view_events import AgentView, AnswerView, AnswerWaiting, ViewWanted, WaitingWanted
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 
 
 @pytest.fixture

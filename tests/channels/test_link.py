@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from snapline.channels import words
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
-from snapline.channels.fences import LINK_VERSION
+from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import (
     LARGE_BYTES,
     LARGE_ITEMS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.channels.supervisor import beat_s, notify, supervised
+from snapline.channels.link_supervisor import beat_s, notify, supervised
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 

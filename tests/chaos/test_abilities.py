@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from snapline.chaos import preload
-from snapline.chaos.abilities import Where, abilities, check_abilities, problems
-from snapline.chaos.leftovers import leftovers
+from snapline.chaos.capabilities import Where, abilities, check_abilities, problems
+from snapline.chaos.cleanup import leftovers
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.errors import MisuseError
 from snapline.sim.faults.faults import describe_words
@@ -95,7 +95,7 @@ def process(folder: Path, pid: int, parent: int, *words: str) -> None:
 
 
 def test_what_an_earlier_run_has_left_is_named(tmp_path: Path) -> None:
-    victim = ("python", "-m", "snapline.chaos.victim", "/tmp/run/chaos", "h2", "host", "run")
+    victim = ("python", "-m", "snapline.chaos.fault_wrapper", "/tmp/run/chaos", "h2", "host", "run")
     process(tmp_path, 10, 1, *victim)
     process(tmp_path, 11, 99, *victim)
     process(tmp_path, 12, 1, "python", "-m", "snapline")

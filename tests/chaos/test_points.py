@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from snapline.chaos.points import ArmedPoint, Arming, PassedPoints
+from snapline.chaos.failpoints import ArmedPoint, Arming, PassedPoints
 
 
 def test_passes_count_over_all_processes_and_one_suffers(tmp_path: Path) -> None:

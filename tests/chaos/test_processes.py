@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.chaos.test_executor import STEP_NS
 
 from snapline.chaos import commands as cm
-from snapline.chaos.elsewhere import Elsewhere
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.processes import Processes
+from snapline.chaos.remote_faults import Elsewhere
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.deploy.kept_fleet import KeptPlan
-from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.plan import FleetPlan
+from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.sim.choices import RandomChoices
 
 

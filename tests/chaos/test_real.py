@@ -11,10 +11,10 @@ from tests.chaos import leaky
 from tests.integration.processes import ended, marked, nothing_left_running, start
 
 from snapline.chaos.run import Checks, run_chaos
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.result import Result
 from snapline.sim.run import run as simulate
 from snapline.sim.scenario import FleetPart, Scenario, parse_scenario
+from snapline.sim.search.swarm import draw
 
 pytestmark = pytest.mark.timeout(900)
 

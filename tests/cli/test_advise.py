@@ -5,7 +5,7 @@ import pytest
 from tests.kit.status import fleet_status
 
 from snapline.cli import advise
-from snapline.conversation.status import FleetStatus, HostStatus, IntervalStatus, LossStatus, RecoveryTime
+from snapline.messages.status import FleetStatus, HostStatus, IntervalStatus, LossStatus, RecoveryTime
 
 S = 1_000_000_000
 

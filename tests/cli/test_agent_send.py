@@ -13,7 +13,7 @@ from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.host import events as ev
 from snapline.client import queues
-from snapline.conversation.inputs import InputOutcome
+from snapline.messages.inputs import InputOutcome
 
 _Result = TypeVar("_Result")
 

@@ -157,7 +157,7 @@ def test_a_broken_folder(run: Run, hosts: Path) -> None:
 
 
 def test_the_report(run: Run, trace: Path) -> None:
-    pytest.importorskip("snapline.pictures")
+    pytest.importorskip("snapline.diagrams")
     out = run("analyze", trace, "--failed", "b", "-o", "table").out
     for pattern in (
         r"go back +2 of 3 agents",
@@ -185,7 +185,7 @@ def test_many_agents_and_many_numbers_are_cut_short(run: Run, folder: Path, monk
 
 
 def test_pictures_are_written_beside_the_answer(run: Run, trace: Path) -> None:
-    pytest.importorskip("snapline.pictures")
+    pytest.importorskip("snapline.diagrams")
     done = run("analyze", trace, "--svg", "a.svg", "--html", "a.html", "--failed", "b", "-o", "json")
     assert done.code == 0 and done.json["kind"] == "TraceAnalysis"
     assert done.err == "wrote a.svg\nwrote a.html\n"
@@ -195,7 +195,7 @@ def test_pictures_are_written_beside_the_answer(run: Run, trace: Path) -> None:
 
 
 def test_pictures_show_the_execution_that_the_protocol_makes(run: Run, trace: Path) -> None:
-    pytest.importorskip("snapline.pictures")
+    pytest.importorskip("snapline.diagrams")
     for protocol, forced in (("none", 0), ("cas", 3)):
         done = run("analyze", trace, "--svg", "a.svg", "--html", "a.html", "--protocol", protocol, "-o", "json")
         assert done.code == 0 and done.json["checkpoints"]["forced"] == forced
@@ -262,7 +262,7 @@ def test_misuse(run: Run, trace: Path, arguments: list[str], said: str) -> None:
 
 
 def test_a_picture_that_cannot_be_written(run: Run, trace: Path) -> None:
-    pytest.importorskip("snapline.pictures")
+    pytest.importorskip("snapline.diagrams")
     done = run("analyze", trace, "--svg", "nowhere/a.svg", "-o", "json")
     assert done.code == 2 and "nowhere/a.svg cannot be written" in done.err
 

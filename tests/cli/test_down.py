@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.kit.command_line import Run
 
-from snapline.cli import places
+from snapline.cli import fleet_locations
 from snapline.cli.settings import UserSettings
-from snapline.cli.up_kept import plan_before
+from snapline.cli.up_background import plan_before
 from snapline.deploy.kept_fleet import KeptPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import NotFoundError
@@ -22,7 +22,7 @@ def kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.
     popen = subprocess.Popen
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", lambda command, **more: popen(["sleep", "60"], **more))
-        started = places.start_in_background([], folder / "a", 0)
+        started = fleet_locations.start_in_background([], folder / "a", 0)
     yield started
     started.kill()
     started.wait()
@@ -48,7 +48,7 @@ def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(
     run: Run, folder: Path, kept: "subprocess.Popen[bytes]"
 ) -> None:
     note = folder / "a" / "launcher.json"
-    started = places._start_of(kept.pid)
+    started = fleet_locations._start_of(kept.pid)
     note.write_text(note.read_text().replace(str(started), str(started - 1)))
     assert run("down", "--data-dir", "a").code == 4 and kept.poll() is None
 

@@ -10,10 +10,10 @@ from tests.kit.command_line import Run
 from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord, StandingEffect
-from snapline.conversation.effect_words import EffectWish, read_effect_wish
-from snapline.conversation.inputs import InputOutcome
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, StandingEffect
+from snapline.messages.effect_words import EffectWish, read_effect_wish
+from snapline.messages.inputs import InputOutcome
+from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleets import check_reference, load
+from snapline.cli.groups import NOUNS, WORDS
 from snapline.cli.main import app
-from snapline.cli.nouns import NOUNS, WORDS
 from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
@@ -45,7 +45,7 @@ def test_a_first_word_alone_is_as_among_all_and_imports_no_other() -> None:
     code = """
 import sys
 from snapline.__main__ import main
-from snapline.cli.nouns import NOUNS, WORDS
+from snapline.cli.groups import NOUNS, WORDS
 modules = {word.module for word in {**NOUNS, **WORDS}.values()}
 sys.argv = ["snapline", *sys.argv[1:], "--help"]
 try:
@@ -73,7 +73,7 @@ finally:
     print(sorted(name for name in sys.modules if name == "asyncio" or name.startswith("snapline.cli.")), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr.strip() == "['snapline.cli.collector', 'snapline.cli.main', 'snapline.cli.nouns']"
+    assert done.stderr.strip() == "['snapline.cli.collector', 'snapline.cli.groups', 'snapline.cli.main']"
     assert all(f"\n  {name} " in done.stdout for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden)
 
 
@@ -462,7 +462,7 @@ def test_a_host_with_a_wrong_fleet_ends_with_2(run: Run, module: str, folder: Pa
 
 
 def test_no_coordinator_ends_with_8_in_time(run: Run) -> None:
-    pytest.importorskip("snapline.conversation.coordinator_client")
+    pytest.importorskip("snapline.messages.coordinator_client")
     done = run("status", "--coordinator", "127.0.0.1:1", "--timeout", "5")
     assert (done.code, done.out) == (CoordinatorUnavailableError.exit_code, "")
     assert "127.0.0.1:1" in done.err and "Traceback" not in done.err

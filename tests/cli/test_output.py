@@ -24,8 +24,8 @@ from snapline.cli.output import (
     text,
 )
 from snapline.cli.progress import FleetProgress, describe
-from snapline.conversation.concerns import Concern
 from snapline.errors import MisuseError
+from snapline.messages.concerns import Concern
 
 
 def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:

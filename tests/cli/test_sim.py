@@ -29,12 +29,12 @@ from snapline.sim.explorer import exploration
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.faults.faults import describe_words
 from snapline.sim.faults.points import FAILPOINTS
-from snapline.sim.hunt.swarm import BUILT_IN, draw
-from snapline.sim.hunt.sweep import SweepSummary
 from snapline.sim.report.folder import read_run
 from snapline.sim.result import Violation
 from snapline.sim.run import run as simulate
 from snapline.sim.scenario import FaultPart, format_scenario, parse_scenario
+from snapline.sim.search.swarm import BUILT_IN, draw
+from snapline.sim.search.sweep import SweepSummary
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
@@ -357,7 +357,7 @@ def test_a_check_runs_in_another_interpreter(run: Run, small: str) -> None:
 def test_a_run_that_cannot_be_repeated_is_shown_from_both_sides(
     run: Run, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapline.sim.hunt import replay
+    from snapline.sim.search import replay
 
     found = replay.Divergence(1, ["trace_hash"], (0, 1000), 7, ["before"], "here", "there")
     monkeypatch.setattr(replay, "check_determinism", lambda *_, **__: found)

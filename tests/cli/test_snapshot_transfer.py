@@ -13,8 +13,8 @@ from tests.kit.command_line import Outcome, Run, invoke
 from snapline.agent_runtime.encoding import encode_body
 from snapline.cli.snapshot_diff import diff
 from snapline.cli.snapshot_transfer import copy, export_snapshot, import_snapshots
-from snapline.storage.keeping.holds import Holds
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 

@@ -14,12 +14,12 @@ from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, An
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.conversation.effect_records import StandingEffect
-from snapline.conversation.input_wire import SERVICE
-from snapline.conversation.inputs import InputOutcome
-from snapline.conversation.view_wire import SERVICE as AGENTS
-from snapline.conversation.views import RecentTrace, TraceWanted
 from snapline.errors import StoreError
+from snapline.messages.effect_records import StandingEffect
+from snapline.messages.input_wire import SERVICE
+from snapline.messages.inputs import InputOutcome
+from snapline.messages.view_wire import SERVICE as AGENTS
+from snapline.messages.views import RecentTrace, TraceWanted
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 

@@ -9,8 +9,8 @@ from snapline.client import events as ev
 from snapline.client.asks import ASKS_AT_ONCE, ATTEMPT_NS
 from snapline.client.core import ClientCore
 from snapline.client.queues import FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
-from snapline.conversation.answers import LocatedAgent, LocateReply
-from snapline.conversation.inputs import AskOutcome
+from snapline.messages.answers import LocatedAgent, LocateReply
+from snapline.messages.inputs import AskOutcome
 
 SECOND = 1_000_000_000
 TOLD = AskOutcome("replied", 3, "Taken", b"\x80")

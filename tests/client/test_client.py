@@ -20,7 +20,6 @@ from snapline.client.client import Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt
 from snapline.client.sync_client import SyncClient
-from snapline.conversation.inputs import InputOutcome
 from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
@@ -33,6 +32,7 @@ from snapline.errors import (
     MessageTooLargeError,
     MisuseError,
 )
+from snapline.messages.inputs import InputOutcome
 from snapline.protos.v1 import coordinator_pb2_grpc
 
 LIMIT_S = 20.0

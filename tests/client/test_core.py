@@ -7,8 +7,8 @@ import pytest
 from snapline.client import events as ev
 from snapline.client.core import ATTEMPT_NS, REQUESTS_MAX, ClientCore
 from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX, FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
-from snapline.conversation.answers import LocatedAgent, LocateReply
-from snapline.conversation.inputs import InputOutcome
+from snapline.messages.answers import LocatedAgent, LocateReply
+from snapline.messages.inputs import InputOutcome
 
 SECOND = 1_000_000_000
 YES = InputOutcome("accepted", 1)

@@ -19,9 +19,6 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.client.client import Client
 from snapline.client.outputs import OutputReading
 from snapline.client.sync_client import SyncClient
-from snapline.conversation.codec import writer_of
-from snapline.conversation.coordinator_client import LEADER_KEY
-from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service import output_feed
 from snapline.coordinator.service.adapter import Driver
@@ -36,9 +33,12 @@ from snapline.errors import (
     SnaplineError,
     StoreError,
 )
+from snapline.messages.codec import writer_of
+from snapline.messages.coordinator_client import LEADER_KEY
+from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security.rpc_authorization import ERROR_KEY, Context
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from tests.client.fake_fleet import FakeFleet, fleet_and_client
 
 from snapline.agent_runtime.host import view_service
 from snapline.client.client import Client
-from snapline.conversation.views import AgentState, WaitingAgent
 from snapline.errors import (
     AgentMissingError,
     DamagedDataError,
@@ -20,6 +19,7 @@ from snapline.errors import (
     StoreError,
     UnknownOutcomeError,
 )
+from snapline.messages.views import AgentState, WaitingAgent
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 from tests.client.fake_fleet import fleet_and_client
 
 ROOT = Path(__file__).resolve().parents[2] / "src" / "snapline"
-ROOMS = ("client", "gateway", "conversation")
+ROOMS = ("client", "gateway", "messages")
 """All that runs in a client's process and is ours, besides what all share."""
 
 WALL = {

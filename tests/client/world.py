@@ -12,8 +12,8 @@ from collections.abc import Callable
 from snapline.client import events as ev
 from snapline.client.core import REQUESTS_MAX, ClientCore
 from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX
-from snapline.conversation.answers import LocatedAgent, LocateReply
-from snapline.conversation.inputs import InputOutcome
+from snapline.messages.answers import LocatedAgent, LocateReply
+from snapline.messages.inputs import InputOutcome
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -12,10 +12,10 @@ from tests.chaos.launchers import CUT, FAULTS, chaos, check_passed, check_refuse
 from tests.containers.engine import PodmanBench, podman
 from tests.integration.processes import snapline
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.judge import judge
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 pytestmark = [pytest.mark.podman, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("image")]

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.conversation import messages as msg
-from snapline.conversation import planned_ends as ends
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.desk import LeaderOptions
+from snapline.coordinator.leader.leader_state import LeaderOptions
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as msg
+from snapline.messages import planned_ends as ends
 
 MS = 1_000_000
 SECOND = 1_000 * MS

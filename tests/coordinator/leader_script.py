@@ -39,10 +39,10 @@ from tests.kit.golden import main, names_of, run_script
 from tests.kit.golden import show as show_value
 
 from snapline.agent_runtime.host.checkpoint_files import write_checkpoints
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state.fleet_records import Committed
+from snapline.messages import host_messages as msg
 from snapline.sim.script.text import ScriptCommand
 
 QUIET = (

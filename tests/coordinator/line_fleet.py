@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.conversation import messages
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages import host_messages as messages
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
 from snapline.storage.store.store import Store
 

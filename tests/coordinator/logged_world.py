@@ -15,9 +15,9 @@ from tests.kit.checkpoints import Packs, taken
 
 from snapline.agent_runtime.host import events as host_ev
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
+from snapline.messages import host_messages as msg
 from snapline.protocols import koo_toueg as kt
 
 Table = dict[str, int]

@@ -6,13 +6,13 @@ import pytest
 from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
-from snapline.conversation.messages import Join
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.forgetting import Forgetting
+from snapline.coordinator.leader.hosts.host_removal import Forgetting
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.host_messages import Join
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

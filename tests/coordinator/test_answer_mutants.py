@@ -8,8 +8,8 @@ from tests.coordinator import test_leader, test_lines
 
 from snapline.coordinator.leader import requests
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.attendance import Attendance
-from snapline.coordinator.leader.lines.ledger import Ledger
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 

@@ -41,7 +41,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError
 from snapline.protocols.names import is_autonomous
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch
+from snapline.storage.log.record import LogBatch
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store

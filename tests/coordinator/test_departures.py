@@ -6,10 +6,10 @@ import pytest
 from tests.coordinator.bench import Bench
 from tests.coordinator.logged_world import LoggedHost, LoggedWorld
 
-from snapline.conversation import messages as msg
-from snapline.conversation import planned_ends as ends
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
+from snapline.messages import host_messages as msg
+from snapline.messages import planned_ends as ends
 
 HOSTS = ("h1", "h2")
 

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from tests.coordinator.conftest import Agreed
 
-from snapline.conversation.documents import document_of
-from snapline.conversation.payloads import CALL, CREATE, REPLY
 from snapline.coordinator.service.documents import decode_payload, list_snapshots, show_document, verify
 from snapline.coordinator.service.fleet_answers import coordinated_line, history, located, located_all
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
+from snapline.messages.documents import document_of
+from snapline.messages.payloads import CALL, CREATE, REPLY
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store

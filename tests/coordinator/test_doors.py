@@ -11,17 +11,17 @@ from tests.coordinator.grpc_host import GrpcHost
 from tests.coordinator.test_server import Running
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
+from snapline.agent_runtime.host.users import AskedPeople
 from snapline.channels.options import client_options
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.messages import Directive, TurnedAway
-from snapline.conversation.wire import decode_host_message
 from snapline.coordinator.service import host_stream
 from snapline.errors import MisuseError, NotFoundError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.host_messages import Directive, TurnedAway
+from snapline.messages.wire import decode_host_message
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security import response_limits as under_way
-from snapline.security import rpc_authorization as doors
+from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, DoorKeeper
 from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import Identity, Security, server_name
@@ -93,13 +93,13 @@ class Listening:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.parsed: list[int] = []
-        parse = doors._Call._parsed
+        parse = rpc_authorization._Call._parsed
 
-        async def counting(call: doors._Call, data: bytes, context: doors.Context) -> object:
+        async def counting(call: rpc_authorization._Call, data: bytes, context: rpc_authorization.Context) -> object:
             self.parsed.append(len(data))
             return await parse(call, data, context)
 
-        patch.setattr(doors._Call, "_parsed", counting)
+        patch.setattr(rpc_authorization._Call, "_parsed", counting)
 
 
 async def test_who_may_not_is_not_read(protected: Protected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +324,8 @@ def roles_are_not_asked(patch: pytest.MonkeyPatch) -> None:
 
 
 def requests_have_any_size(patch: pytest.MonkeyPatch) -> None:
-    larger = {rpc: door._replace(request_bytes_max=2**30) for rpc, door in doors.DOORS.items()}
-    patch.setattr(doors, "DOORS", larger)
+    larger = {rpc: door._replace(request_bytes_max=2**30) for rpc, door in rpc_authorization.DOORS.items()}
+    patch.setattr(rpc_authorization, "DOORS", larger)
 
 
 @pytest.mark.parametrize("mutant", [roles_are_not_asked, requests_have_any_size])

@@ -1,6 +1,5 @@
 """What is kept of epochs that have ended: figures of the reports, bounded, the same from the log and from an image."""
 
-from snapline.conversation.messages import EpochReport, ReportedPack
 from snapline.coordinator.leader.epochs.accounts import with_report
 from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.state import operations as op
@@ -8,6 +7,7 @@ from snapline.coordinator.state.epoch_ends import note_aborted, note_complete
 from snapline.coordinator.state.epoch_records import ENDS_KEPT, REASON_CHARACTERS_MAX
 from snapline.coordinator.state.fleet_records import EpochRecord, decode_image
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages.host_messages import EpochReport, ReportedPack
 
 PACK = ReportedPack("packs/x", 70, b"")
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, with_channels
-from snapline.conversation import messages as msg
-from snapline.coordinator.leader.epochs.underway import Channels, ToldChannels
+from snapline.coordinator.leader.epochs.open_epochs import Channels, ToldChannels
 from snapline.coordinator.leader.events import ManifestAgent
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _take_channels, _told_channels
+from snapline.messages import host_messages as msg
 from snapline.protocols.coverage import AgentReport, uncovered
 
 AGENTS = ("a", "b", "c")

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.epochs.retention import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, Rejected
+from snapline.messages import host_messages as msg
 
 
 def running(**options: Any) -> Bench:

@@ -12,7 +12,7 @@ from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import WhoLeads
 from snapline.coordinator.service.leadership import Leadership
-from snapline.coordinator.service.people import FleetPeople
+from snapline.coordinator.service.users import FleetPeople
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,

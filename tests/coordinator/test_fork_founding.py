@@ -9,7 +9,6 @@ import pytest
 from tests.coordinator.bench import Bench
 
 from snapline import failpoints
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.dump import decode_dump
 from snapline.coordinator.raft.journal import SqliteJournal
@@ -21,12 +20,13 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import FORMING, REFUSED, RUNNING
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError
-from snapline.storage.copies.forking import ForkOrder, write_fork
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
+from snapline.storage.transfer.forking import ForkOrder, write_fork
 
 DIGEST = b"d" * 32
 EPOCH, PLAN = 7, 3

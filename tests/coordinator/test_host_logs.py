@@ -5,10 +5,10 @@ import pytest
 from tests.coordinator.bench import Bench
 from tests.coordinator.conftest import Agreed
 
-from snapline.conversation.messages import HostLog, LogOpened, OpenLog, Plan
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, UNCHANGED
+from snapline.messages.host_messages import HostLog, LogOpened, OpenLog, Plan
 from snapline.storage.log.names import LogName
 
 

@@ -9,9 +9,12 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.session import Session
 from snapline.channels.options import RECEIVE_BYTES_MAX
-from snapline.conversation import wire
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.messages import (
+from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream, read_host_message
+from snapline.coordinator.state.fleet_records import AGENTS_MAX
+from snapline.errors import ProtocolError
+from snapline.messages import wire
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.host_messages import (
     AgentKind,
     Directive,
     EpochRefused,
@@ -24,10 +27,7 @@ from snapline.conversation.messages import (
     ReadProbe,
     Welcome,
 )
-from snapline.conversation.wire import PART_BYTES, encode_host_message
-from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream, read_host_message
-from snapline.coordinator.state.fleet_records import AGENTS_MAX
-from snapline.errors import ProtocolError
+from snapline.messages.wire import PART_BYTES, encode_host_message
 from snapline.security.transport import Security
 
 AGENTS = 20_000

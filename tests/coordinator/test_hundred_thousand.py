@@ -7,8 +7,6 @@ import pytest
 from benchmarks.scale_leader import LargeLeader
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation import messages as msg
-from snapline.conversation.wire import decode_directive, encode_directive
 from snapline.coordinator.raft.configuration import ELECTION_S_MIN
 from snapline.coordinator.raft.dump import DUMP_BYTES_MAX, Dump, encode_dump
 from snapline.coordinator.raft.files import replace_durably
@@ -27,6 +25,8 @@ from snapline.coordinator.state.fleet_records import (
     OperationResult,
 )
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as msg
+from snapline.messages.wire import decode_directive, encode_directive
 
 ID_BYTES_MAX = 128
 HOSTS, EACH = 300, 333

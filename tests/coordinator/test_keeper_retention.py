@@ -8,18 +8,18 @@ from tests.storage.making import make_manifest, make_store, write_packs
 from tests.storage.making_chunks import changed, commit_chunked, first_state, write_hosts
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
-from snapline.storage.instants import instant
-from snapline.storage.keeping.holds import Holds
-from snapline.storage.keeping.retention_policy import Policy
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.messages.host_messages import ReportedPack
+from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.retention.holds import Holds
+from snapline.storage.retention.retention_policy import Policy
 from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
+from snapline.storage.timestamps import instant
 
 HOUR = 3600.0
 NOON = 1_741_521_600.0

@@ -3,12 +3,12 @@
 import pytest
 from tests.coordinator.bench import Bench
 
-from snapline.conversation import messages as msg
-from snapline.conversation import planned_ends as ends
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as msg
+from snapline.messages import planned_ends as ends
 
 HOSTS = ("h1", "h2")
 

@@ -2,12 +2,12 @@
 
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.conversation import messages as msg
-from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Rejected, Unknown
+from snapline.messages import host_messages as msg
+from snapline.messages.concerns import Concern
 
 # ---- joining and the first plan -----------------------------------------------------------------------------------------
 

@@ -7,21 +7,21 @@ import pytest
 from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
-from snapline.conversation.messages import AgentsFrozen, CheckpointsAnswered, FreezeAgents, ThawAgents
+from snapline.coordinator.leader.epochs.open_epochs import Failing
 from snapline.coordinator.leader.epochs.retention import Retention
-from snapline.coordinator.leader.epochs.underway import Failing
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
-from snapline.coordinator.leader.hosts.attendance import HostSession
-from snapline.coordinator.leader.lines.ledger import Ledger
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.modes.autonomous import Autonomous
-from snapline.coordinator.leader.modes.freezing import ANY_FREEZE, Freezing
+from snapline.coordinator.leader.modes.freeze import ANY_FREEZE, Freezing
 from snapline.coordinator.leader.modes.line_epochs import Begin, LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.recovery_lines.ledger import Ledger
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import SnaplineError
+from snapline.messages.host_messages import AgentsFrozen, CheckpointsAnswered, FreezeAgents, ThawAgents
 
 EXECUTIONS_MAX = 150
 

@@ -13,11 +13,11 @@ from tests.coordinator.logged_world import NOTHING, LoggedHost, LoggedWorld
 from tests.coordinator.test_random_executions import _check_log, _start
 from tests.coordinator.world import MS, SECOND
 
-from snapline.conversation import messages as msg
-from snapline.conversation.documents import document_of
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.lines.ledger import ADDED, Ledger
+from snapline.coordinator.leader.recovery_lines.ledger import ADDED, Ledger
 from snapline.coordinator.service.fleet_answers import autonomous_line, autonomous_lines, single_failures
+from snapline.messages import host_messages as msg
+from snapline.messages.documents import document_of
 
 PROTOCOLS = ("uncoordinated", "bcs", "koo-toueg")
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.coordinator.bench import SECOND, Bench
 from tests.coordinator.test_moves import HOSTS, RULES, move, placed, take_epoch
 
-from snapline.conversation import messages as msg
-from snapline.conversation.messages import PlaceRule
-from snapline.coordinator.leader.hosts.loads import AT_REST, WEIGHT_MAX, WINDOW_NS
+from snapline.coordinator.leader.hosts.load import AT_REST, WEIGHT_MAX, WINDOW_NS
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED
 from snapline.coordinator.state.placement import place
+from snapline.messages import host_messages as msg
+from snapline.messages.host_messages import PlaceRule
 
 HOMES = st.lists(st.sampled_from(["", "h1", "h2", "h3", "h4"]), max_size=40)
 TARGETS = st.lists(st.sampled_from(["h1", "h2", "h3", "h4", "h5"]), min_size=1, unique=True)

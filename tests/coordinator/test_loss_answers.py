@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
-from snapline.conversation.messages import CheckpointsStored, EpochReport, ReportedPack
-from snapline.conversation.status import IntervalStatus, LossStatus, RecoveryTime
 from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.loss_answers import RECOVERIES_SHOWN, interval_of, loss_of
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import PLANS_KEPT, Committed, OperationResult
+from snapline.messages.host_messages import CheckpointsStored, EpochReport, ReportedPack
+from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 
 
 class Timed(Agreed):

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.bench import Bench
 
-from snapline.conversation import messages as msg
-from snapline.conversation.messages import PlaceRule
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.placement import place
+from snapline.messages import host_messages as msg
+from snapline.messages.host_messages import PlaceRule
 
 HOSTS = ("h1", "h2", "h3")
 

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 import pytest
 from tests.coordinator.test_random_executions import execute
 
-from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader.epochs.epochs import Epochs
-from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, ToldChannels
+from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.retention import Retention
-from snapline.coordinator.leader.epochs.underway import EpochUnderway, ToldChannels
-from snapline.coordinator.leader.hosts.suspicion import Suspicion
+from snapline.coordinator.leader.hosts.failure_detector import Suspicion
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
 from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
-from snapline.coordinator.state import fleet_state, going_back
+from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
+from snapline.coordinator.state import restore as going_back
 from snapline.coordinator.state.fleet_records import (
     COMPLETE,
     CONDEMNED,
@@ -26,6 +26,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.host_messages import EpochReport
 
 EXECUTIONS_MAX = 400
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.conversation import messages as msg
-from snapline.conversation.concerns import Concern
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.objectives import RPO, RTO, objectives_missed
 from snapline.coordinator.state import operations as op
+from snapline.messages import host_messages as msg
+from snapline.messages.concerns import Concern
 
 HOSTS = ("h1", "h2")
 

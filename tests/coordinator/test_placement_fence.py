@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from tests.coordinator.bench import Bench
 
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages import host_messages as msg
 
 
 def logged(protocol: str) -> Bench:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.coordinator.grpc_host import GrpcHost
 
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.coordinator.service.server import CoordinatorOptions, read_address, run_coordinator
 from snapline.errors import CoordinatorUnavailableError, StoreKeyError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.store.store import Store
 

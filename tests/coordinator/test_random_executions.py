@@ -10,10 +10,10 @@ import random
 import pytest
 from tests.coordinator.world import MS, SECOND, World
 
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as msg
 
 GOES_BACK = 0.3
 """So often, where a fault strikes."""

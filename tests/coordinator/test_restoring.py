@@ -11,14 +11,14 @@ from tests.coordinator.conftest import Agreed
 from snapline.agent_runtime.effect_ledger import fold
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.reading import Output
-from snapline.conversation.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, LEFT, EffectRecord
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.restoring import Ask, Restoring, effects_left
 from snapline.coordinator.state import operations as op
 from snapline.errors import MisuseError, NotFoundError, WorldError
+from snapline.messages.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, LEFT, EffectRecord
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
-from snapline.storage.outputs.records import EmittedOutput, Release
+from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.outputs.record import EmittedOutput, Release
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.manifest import Manifest, Metadata
 

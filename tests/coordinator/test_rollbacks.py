@@ -3,9 +3,9 @@
 import pytest
 from tests.coordinator.bench import Bench
 
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
+from snapline.messages import host_messages as msg
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from grpc_health.v1 import health
 from tests.coordinator.grpc_host import GrpcHost
 
 from snapline.channels.listening import AddressError
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service import server
 from snapline.coordinator.service.server import (
     SERVICE,
@@ -24,6 +23,7 @@ from snapline.coordinator.service.server import (
     run_coordinator,
 )
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError, SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
 from snapline.telemetry.health import ALIVE, READY, is_serving, open_health_door

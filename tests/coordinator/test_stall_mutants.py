@@ -6,24 +6,24 @@ import pytest
 from tests.coordinator import test_stalls as rules
 from tests.coordinator.bench import SECOND
 
-from snapline.conversation.messages import Heartbeat, StopEvaluated
 from snapline.coordinator.leader import stop_question
-from snapline.coordinator.leader.hosts import cuts
-from snapline.coordinator.leader.hosts.attendance import Attached, HostSession
-from snapline.coordinator.leader.hosts.cuts import NetworkCut, NetworkCuts, Pair, Running
-from snapline.coordinator.leader.hosts.spares import Spares
+from snapline.coordinator.leader.hosts import partitions
+from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
+from snapline.coordinator.leader.hosts.partitions import NetworkCut, NetworkCuts, Pair, Running
+from snapline.coordinator.leader.hosts.standby_hosts import Spares
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_records import PlanRecord
+from snapline.messages.host_messages import Heartbeat, StopEvaluated
 
 Patch = pytest.MonkeyPatch
 NEVER_NS = 10**18
 
 
 def nobody_decides_about_cuts(patch: Patch) -> None:
-    patch.setattr(cuts, "CUT_NS", NEVER_NS)
+    patch.setattr(partitions, "CUT_NS", NEVER_NS)
 
 
 def only_ids_decide(patch: Patch) -> None:

@@ -3,14 +3,14 @@
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.conversation import messages as msg
-from snapline.conversation.concerns import Concern
-from snapline.conversation.unreached import UnreachedPeer
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.hosts.cuts import CUT_NS
-from snapline.coordinator.leader.hosts.spares import SPARE_NS
+from snapline.coordinator.leader.hosts.partitions import CUT_NS
+from snapline.coordinator.leader.hosts.standby_hosts import SPARE_NS
 from snapline.coordinator.leader.plans.plan_answers import ANSWER_NS
 from snapline.coordinator.state import operations as op
+from snapline.messages import host_messages as msg
+from snapline.messages.concerns import Concern
+from snapline.messages.unreached import UnreachedPeer
 
 THREE_TIMEOUTS_S = 3 * CUT_NS / SECOND
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED, OK, StoreCondition
 from snapline.coordinator.state import operations as op
+from snapline.messages import host_messages as msg
 from snapline.storage.store.breaker import FAILURES_TO_OPEN, PROBE_NS_MAX
 
 HOSTS = ("h1", "h2")

@@ -8,13 +8,13 @@ import pytest
 from tests.coordinator.bench import Bench
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation import messages as msg
-from snapline.conversation.wire import encode_directive, encode_host_message
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.configuration import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as msg
+from snapline.messages.wire import encode_directive, encode_host_message
 
 AGENTS = 10_000
 HOSTS = tuple(f"host-{number}.rack-{number % 3}.example" for number in range(8))

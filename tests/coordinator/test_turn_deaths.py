@@ -4,12 +4,12 @@ import msgspec
 from tests.coordinator.bench import Bench
 from tests.coordinator.conftest import Agreed
 
-from snapline.conversation.messages import Plan, TurnSurvived
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.turn_deaths import DEATHS_KEPT
+from snapline.messages.host_messages import Plan, TurnSurvived
+from snapline.messages.turn_deaths import TurnDeath
 
 
 def death(agent: str = "a0", digest: bytes = b"go", *, is_beside: bool = False, limit: int = 2) -> TurnDeath:

@@ -9,7 +9,6 @@ import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 from tests.house.metrics_page import TABLES
 
-from snapline.conversation.concerns import KINDS
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     FAILED,
@@ -20,6 +19,7 @@ from snapline.coordinator.state.fleet_records import (
     RECOVERING,
     RUNNING,
 )
+from snapline.messages.concerns import KINDS
 from snapline.telemetry.metrics import COUNTER, HISTOGRAM, PREFIX, SUMMARY, Family
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from snapline.conversation.status import FleetStatus
+from snapline.messages.status import FleetStatus
 
 LIMIT_S = 180.0
 

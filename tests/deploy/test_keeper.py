@@ -6,9 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from snapline.conversation.turn_deaths import STOP_WHEN, TurnDeath
-from snapline.deploy.keeper import HEALTHY_S, RESTARTS_MAX, SILENCE_S, Keeper, OnFailure, restart_pause_s
-from snapline.deploy.keeping import (
+from snapline.deploy.launching import Exit
+from snapline.deploy.supervision import (
     CoordinatorMissed,
     Ending,
     EndKeeping,
@@ -31,7 +30,8 @@ from snapline.deploy.keeping import (
     StartProcess,
     StopProcess,
 )
-from snapline.deploy.launching import Exit
+from snapline.deploy.supervisor import HEALTHY_S, RESTARTS_MAX, SILENCE_S, Keeper, OnFailure, restart_pause_s
+from snapline.messages.turn_deaths import STOP_WHEN, TurnDeath
 
 KILLED = Exit(-9, "SIGKILL", log="h.log")
 CRASHED = Exit(1, "exit code 1", "no disk left", "h.log")

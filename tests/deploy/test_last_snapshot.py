@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
-from snapline.deploy.readings import HostReading
+from snapline.deploy.running_fleet import LaunchedFleet
+from snapline.deploy.status import HostReading
 
 
 class _Launcher:

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from snapline.conversation.concerns import Concern
-from snapline.conversation.turn_deaths import TurnDeath
-from snapline.deploy import keeper, launched
+from snapline.deploy import running_fleet as launched
+from snapline.deploy import supervisor as keeper
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
-from snapline.deploy.readings import HostReading
+from snapline.deploy.status import HostReading
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError, WorldError
+from snapline.messages.concerns import Concern
+from snapline.messages.turn_deaths import TurnDeath
 
 LIMIT_S = 20.0
 

@@ -12,10 +12,10 @@ import pytest
 
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.process_checks import SLEEP, program
+from snapline.deploy.launch_agent import Post, runtime_folder
+from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
 from snapline.deploy.launching import Handle, ProcessSpec
-from snapline.deploy.post import Post, runtime_folder
 from snapline.deploy.post_caller import PostCaller, PostGoneError, ReplacedError
-from snapline.deploy.post_line import NoPostError, PostLine
 from snapline.deploy.post_wire import PostAnswer, PostRequest
 from snapline.errors import MisuseError, WorldError
 
@@ -114,7 +114,7 @@ async def test_a_post_that_is_ended_tells_of_its_processes_that_their_place_has_
 
 
 def bridge(folder: Path, *more: str) -> list[str]:
-    command = [sys.executable, "-m", "snapline.deploy.post", "bridge", str(folder), "--data-dir", str(folder)]
+    command = [sys.executable, "-m", "snapline.deploy.launch_agent", "bridge", str(folder), "--data-dir", str(folder)]
     return [*command, *more]
 
 
@@ -216,7 +216,7 @@ async def test_who_gives_a_post_up_is_told_so_to_whoever_waits() -> None:
 
 
 def test_a_runtime_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.deploy.post.MEMORY", tmp_path)
+    monkeypatch.setattr("snapline.deploy.launch_agent.MEMORY", tmp_path)
     assert runtime_folder("a") != runtime_folder("b")
     (root,) = tmp_path.iterdir()
     root.chmod(0o755)

@@ -17,12 +17,12 @@ import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 from tests.deploy.served import addresses, until_renewed
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.raylets import QUICK, RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.slurmds import OPTIONS, SlurmBench, Slurmds, missing, own_cluster
-from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Handle
+from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.slurm import Slurm
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 

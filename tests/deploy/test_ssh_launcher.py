@@ -12,13 +12,13 @@ import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 from tests.deploy.served import addresses, until_renewed
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.sshd import MACHINES, SshBench, Sshd, find_sshd, own_sshd
 from snapline.deploy.ssh_launcher import SshLauncher
 from snapline.errors import MisuseError, WorldError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 PROGRAM = find_sshd()

@@ -13,11 +13,11 @@ import pytest
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
-from snapline.conversation.payloads import split_message
 from snapline.errors import MisuseError
 from snapline.examples import bank, hello, pagerank
 from snapline.examples.forward_push import UNIT, Problem, choose_seeds, gather, messages_in_all, rounds_for
 from snapline.examples.import_graph import ImportGraph, write_graph
+from snapline.messages.payloads import split_message
 
 TURNS_MAX = 100_000
 

@@ -23,13 +23,13 @@ from snapline.client.client import Client
 from snapline.client.endings import Receipt
 from snapline.client.giving import OutsideMessage
 from snapline.client.outputs import WantedOutputs, wanted_outputs
-from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
 from snapline.gateway import limits
 from snapline.gateway.app import PART_BYTES, Gateway, _Reader
 from snapline.gateway.openapi import openapi_of
 from snapline.gateway.problems import STATUSES, BusyError, problem_of
 from snapline.gateway.served import NOTHING, Served
 from snapline.gateway.serving import check_exposure
+from snapline.messages.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
 
 TOKEN = "a token that nobody guesses"
 HERE = "http://127.0.0.1:8080"

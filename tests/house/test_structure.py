@@ -95,7 +95,7 @@ def test_shapes_errors_and_records_are_no_ladders() -> None:
 
 LARGE = {
     "agent_runtime/host/local_agent.py:LocalAgent": "a record, with slots: what a host keeps of one agent, each field documented",
-    "agent_runtime/host/carrier.py:HostCarrier": "an adapter: what it carries commands out with",
+    "agent_runtime/host/driver.py:HostCarrier": "an adapter: what it carries commands out with",
     "agent_runtime/host/checkpoint_writer.py:CheckpointWriter": "an adapter: a queue, a worker, a timer",
     "agent_runtime/host/process.py:Host": "an adapter: what surrounds a host in production",
     "coordinator/raft/journal.py:SqliteJournal": "frozen: nothing more grows on it",
@@ -173,7 +173,7 @@ def test_the_search_finds_a_name_that_stands_twice() -> None:
 # -- circles ----------------------------------------------------------------------------------------------------------
 
 CIRCLES = {
-    "agent_runtime/fleet.py, agent_runtime/host/reviving.py, agent_runtime/kinds.py, agent_runtime/snapshots/cut.py": (
+    "agent_runtime/fleet.py, agent_runtime/host/restore.py, agent_runtime/kinds.py, agent_runtime/snapshots/cut.py": (
         "a fleet's `stop_when` takes a Cut, and a Cut restores agents of its fleet; one of the two is there by type only"
     ),
 }
@@ -215,7 +215,7 @@ def pictures(product: Product) -> list[str]:
         name
         for name, tree in product.trees.items()
         if name.startswith(("protocols/", "recovery/"))
-        and any(word in f"{name}\n{ast.unparse(tree)}".lower() for word in ("svg", "<html", "pictures"))
+        and any(word in f"{name}\n{ast.unparse(tree)}".lower() for word in ("svg", "<html", "diagrams"))
     ]
 
 
@@ -223,7 +223,7 @@ def test_the_ground_floor_draws_nothing(product: Product) -> None:
     agree(pictures(product), PICTURES)
 
 
-@pytest.mark.parametrize("text", ["A = '<svg>'", "import snapline.pictures.scene", "'<HTML lang=\"en\">'"])
+@pytest.mark.parametrize("text", ["A = '<svg>'", "import snapline.diagrams.scene", "'<HTML lang=\"en\">'"])
 def test_the_search_finds_pictures(text: str) -> None:
     assert pictures(house.product({"recovery/a.py": text, "sim/a.py": text})) == ["recovery/a.py"]
     assert pictures(house.product({"recovery/a.py": "A = 1"})) == []

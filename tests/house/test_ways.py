@@ -16,7 +16,7 @@ PAGE = "docs/four-ways.md"
 
 STARS = (
     "agent_runtime/host/core.py",
-    "agent_runtime/host/carrier.py",
+    "agent_runtime/host/driver.py",
     "coordinator/leader/core.py",
     "coordinator/service/adapter.py",
 )

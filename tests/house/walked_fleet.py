@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import snapline
 from snapline.agent_runtime.host.process import Host, HostOptions
-from snapline.cli import nouns
+from snapline.cli import groups
 from snapline.coordinator.service.server import ADDRESS_FILE, CoordinatorOptions, run_coordinator
 from snapline.security.transport import Security
 
@@ -118,12 +118,12 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def ask_line(address: str) -> None:
-    get_command(nouns.app_of("recovery"))(
+    get_command(groups.app_of("recovery"))(
         ["recovery", "line", "--failed", "host:h1", "--coordinator", address], standalone_mode=False
     )
 
 
-PUBLISHED = "coordinator/leader/epochs/refs.py:Refs.on_published"
+PUBLISHED = "coordinator/leader/epochs/publishing.py:Refs.on_published"
 
 EPOCHS, MESSAGES = 5, range(2, 6)
 """So many tries has a way: another epoch, or a frame of another kind, may be under way when one begins."""

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from snapline.channels.fences import LINK_VERSION
+from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import Frame, LinkHello, encode_frame
-from snapline.conversation.status import FleetStatus
 from snapline.coordinator.raft.messages import Hello as RaftHello
 from snapline.coordinator.raft.messages import encode_hello
+from snapline.messages.status import FleetStatus
 from snapline.protos.v1 import link_pb2, raft_pb2
 from snapline.security.dial_back import KEY
 

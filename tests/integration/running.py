@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 from tests.integration.processes import LIMIT_S
 
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import LOGS_FOLDER
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security
 
 LOOK_S = 0.03

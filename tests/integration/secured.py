@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.integration.processes import snapline
 from tests.integration.running import Running
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.launching import Kind
 from snapline.deploy.local import LocalFleet
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 PACED_BANK = "tests.integration.fleets.paced_bank:fleet"

@@ -12,9 +12,9 @@ from tests.integration.killing import HOSTS, TOKENS
 from tests.integration.processes import snapline
 from tests.integration.running import Running
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.backup import STEP, write_backup
 from snapline.deploy.local import LocalFleet
+from snapline.messages.coordinator_client import CoordinatorClient
 
 pytestmark = pytest.mark.timeout(120)
 

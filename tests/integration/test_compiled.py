@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not is_compiled(), reason="the cores are not com
 
 SEEDS = """
 from snapline.compiled import is_compiled
-from snapline.sim.hunt.swarm import STANDARD, draw
+from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.run import run
 print(is_compiled(), *[run(draw(STANDARD, seed), seed).trace_hash for seed in range(20, 26)])
 """

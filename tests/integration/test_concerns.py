@@ -7,8 +7,8 @@ import pytest
 from tests.integration.running import running
 
 from snapline.client.client import Client
-from snapline.conversation.concerns import Concern
-from snapline.conversation.status import FleetStatus
+from snapline.messages.concerns import Concern
+from snapline.messages.status import FleetStatus
 
 pytestmark = pytest.mark.timeout(180)
 

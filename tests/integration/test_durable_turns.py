@@ -10,7 +10,7 @@ from tests.integration.running import running
 import snapline
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.agent_runtime.snapshots.reader import open_store
-from snapline.conversation.status import FleetStatus
+from snapline.messages.status import FleetStatus
 from snapline.storage.store.store import Store
 
 pytestmark = pytest.mark.timeout(240)

@@ -9,7 +9,7 @@ from tests.integration.processes import LIMIT_S
 from tests.integration.running import running
 
 from snapline.client.client import Client
-from snapline.conversation.status import FleetStatus
+from snapline.messages.status import FleetStatus
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,10 +14,10 @@ from tests.integration.running import Running, running
 from snapline.agent_runtime.reading import Output
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
-from snapline.conversation.effect_records import EffectRecord
-from snapline.conversation.status import FleetStatus
 from snapline.errors import MisuseError
 from snapline.examples.payments import Book, read_entries
+from snapline.messages.effect_records import EffectRecord
+from snapline.messages.status import FleetStatus
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -17,9 +17,9 @@ from tests.integration.processes import snapline
 from tests.integration.running import Running, running
 
 from snapline.client.client import Client
-from snapline.conversation.status import FleetStatus
 from snapline.errors import InputNotTakenError, InputUnknownError
 from snapline.examples.bank import Tokens
+from snapline.messages.status import FleetStatus
 
 STORE_BYTES = 1 << 20
 STORE_BYTES_LOGGED = 24 << 20

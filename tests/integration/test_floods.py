@@ -11,7 +11,7 @@ from tests.integration.running import LOOK_S, Running
 from tests.integration.secured import running_secured, security
 
 from snapline.channels.options import CONNECTIONS_MAX
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.messages.coordinator_client import CoordinatorClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

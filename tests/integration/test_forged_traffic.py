@@ -17,10 +17,10 @@ from tests.integration.processes import LIMIT_S, ended, start
 from tests.integration.running import Running
 
 from snapline.channels.options import client_options
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import choose_addresses, read_addresses
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security, server_name
 from snapline.storage.store.store import Store
 

@@ -17,7 +17,7 @@ from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.examples.bank import tokens_in
-from snapline.storage.keeping.holds import Holds
+from snapline.storage.retention.holds import Holds
 
 pytestmark = pytest.mark.timeout(240)
 

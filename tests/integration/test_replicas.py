@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.integration.killing import bank_to_be_hurt
 from tests.integration.running import Running
 
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]

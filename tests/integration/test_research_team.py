@@ -8,9 +8,9 @@ import pytest
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.cut import load_cut
-from snapline.conversation.status import FleetStatus
 from snapline.examples import research_team
 from snapline.examples.language_model import Call, read_calls
+from snapline.messages.status import FleetStatus
 from snapline.storage.store.store import Store
 
 STEPS = 20

@@ -9,10 +9,10 @@ import pytest
 from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
-from snapline.conversation.coordinator_client import LEADER_KEY
-from snapline.conversation.messages import Directive, Finish, Leave
-from snapline.conversation.wire import encode_directive
 from snapline.errors import DistrustError
+from snapline.messages.coordinator_client import LEADER_KEY
+from snapline.messages.host_messages import Directive, Finish, Leave
+from snapline.messages.wire import encode_directive
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.security.transport import Security

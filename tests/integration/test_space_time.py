@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.diagrams.test_scene import elements
+from tests.diagrams.test_space_time import check_shiviz, shiviz_events
 from tests.integration.processes import LIMIT_S
 from tests.integration.running import running
-from tests.pictures.test_scene import elements
-from tests.pictures.test_space_time import check_shiviz, shiviz_events
 from tests.view.parsed import parse
 
 pytestmark = pytest.mark.timeout(120)

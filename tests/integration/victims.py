@@ -12,7 +12,7 @@ from typing import Any
 from tests.integration.processes import LIMIT_S
 from tests.integration.running import LOOK_S, Running
 
-from snapline.conversation.status import FleetStatus
+from snapline.messages.status import FleetStatus
 
 PAUSE_S = 1.0
 """Between the moment at which the fleet runs again and the next kill."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.events import Control, TakeCheckpoint
-from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import StoredCheckpoint
+from snapline.messages.host_messages import ReportedPack
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, size_of
 from snapline.storage.packs.pack import PackReference

@@ -22,7 +22,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import checkpoint_of
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, decode_checkpoint, encode_checkpoint
 
 STEP_NS = 1_000_000

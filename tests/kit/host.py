@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture
-from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.outside import Outside
 from snapline.channels.frame import Frame

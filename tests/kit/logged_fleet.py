@@ -13,8 +13,8 @@ from tests.kit.streams import Action
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.modes.rounds import CheckpointAnswer
-from snapline.agent_runtime.host.reviving import restored
-from snapline.conversation import messages as msg
+from snapline.agent_runtime.host.restore import restored
+from snapline.messages import host_messages as msg
 from snapline.protocols.names import is_autonomous
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 

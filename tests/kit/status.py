@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.conversation.status import FleetStatus, StoreStatus
+from snapline.messages.status import FleetStatus, StoreStatus
 
 
 def fleet_status(figures: int = 0, /, **said: object) -> FleetStatus:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.recovery.test_merge import Files, files_of, play, truth
 
+from snapline.diagrams.event_window import Happened
 from snapline.errors import TraceError
-from snapline.pictures.happened import Happened
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG
 from snapline.recovery.gathered import HostPart, MarkerCame, MarkerLeft, TracedEvent, gather, read_part
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery

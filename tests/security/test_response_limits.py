@@ -9,8 +9,8 @@ import pytest
 from tests.integration.flood import calls
 
 from snapline.channels.options import server_options
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.security import response_limits as under_way

@@ -9,14 +9,14 @@ from random import Random
 import msgspec
 from tests.kit.virtual_time import VirtualTime
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import AdmitHost, Operation, decode_operation, encode_operation
+from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.world import replicated_log
 from snapline.sim.world.patches import patched
-from snapline.sim.world.reigns import MS, Reigns
+from snapline.sim.world.raft_model import MS, Reigns
 from snapline.sim.world.replicated_log import SimulatedLog
 
 SECOND = 1_000 * MS

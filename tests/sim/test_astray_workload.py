@@ -8,9 +8,9 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.snapshots.cut_contents import PendingSpawn, TransitMessage
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart, parse_scenario
+from snapline.sim.search.swarm import draw
 from snapline.sim.workloads import make_workload
 from snapline.sim.workloads.astray import LATECOMERS, Heard, Seeking, Word, is_asking
 

@@ -26,8 +26,6 @@ from snapline.sim.checking import (
 )
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.words import CrashWord, PauseWord
-from snapline.sim.hunt.exercise import exercised, turns_of
-from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
@@ -39,6 +37,8 @@ from snapline.sim.scenario import (
     host_names,
     parse_scenario,
 )
+from snapline.sim.search.coverage import exercised, turns_of
+from snapline.sim.search.swarm import BUILT_IN, draw
 from snapline.sim.workloads import checked, own_triggers, own_workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}

@@ -3,8 +3,8 @@
 import pytest
 
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.run import run
+from snapline.sim.search.swarm import BUILT_IN, draw
 
 
 def test_each_time_of_a_situation_is_a_choice_of_its_own() -> None:

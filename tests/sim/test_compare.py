@@ -15,8 +15,10 @@ from tests.sim import toys
 
 from snapline.errors import MisuseError
 from snapline.protocols.interval import daly
-from snapline.sim.hunt.advice import recommend
-from snapline.sim.hunt.compare import (
+from snapline.sim.result import ExecutedFault, Result
+from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, format_scenario, parse_scenario
+from snapline.sim.search.advice import recommend
+from snapline.sim.search.compare import (
     Comparison,
     Setting,
     compare,
@@ -26,11 +28,9 @@ from snapline.sim.hunt.compare import (
     values_of,
     work_s,
 )
-from snapline.sim.hunt.compare_views import advice_text, figure, table, ticks
-from snapline.sim.hunt.statistics import Summary
-from snapline.sim.hunt.swarm import STANDARD
-from snapline.sim.result import ExecutedFault, Result
-from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, format_scenario, parse_scenario
+from snapline.sim.search.compare_views import advice_text, figure, table, ticks
+from snapline.sim.search.statistics import Summary
+from snapline.sim.search.swarm import STANDARD
 
 TEMPLATE = Scenario(name="bank", fleet=FleetPart(pattern=PatternPart(messages=100)), run=RunPart(until="20s"))
 

@@ -7,7 +7,7 @@ import pytest
 from snapline.agent_runtime.host import backlog, checkpoint_writer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
-from snapline.agent_runtime.host.modes.standing_still import StandingStill
+from snapline.agent_runtime.host.modes.pause import StandingStill
 from snapline.coordinator.leader.modes import koo_toueg
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.result import Result

@@ -33,8 +33,8 @@ from snapline.sim.faults.words import (
     SlowWord,
     Word,
 )
-from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
+from snapline.sim.search.swarm import BUILT_IN, draw
 
 MS = 1_000_000
 

@@ -10,13 +10,13 @@ To add one: the scenario as drawn (`config.toml` of the run's folder), or as shr
 import msgspec
 import pytest
 
-from snapline.conversation.messages import AgentFailed
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import Command, Event, TimerFired
-from snapline.coordinator.leader.hosts.attendance import HostSession
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.host_sessions import HostSession
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.messages.host_messages import AgentFailed
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.workloads import make_workload

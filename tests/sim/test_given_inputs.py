@@ -13,12 +13,12 @@ from tests.sim import given_fleets as given
 from snapline.errors import MisuseError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.choices import DrawnRandom, RandomChoices, RecordedChoices
-from snapline.sim.hunt.shrink import shrink
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.report.text import summarise
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import format_scenario, parse_scenario
+from snapline.sim.search.shrink import shrink
+from snapline.sim.search.swarm import draw
 
 QUIET: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 

@@ -19,8 +19,6 @@ from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
 from snapline.sim.faults.words import MOMENTS, CaptureWord, CrashWord, DelayWord, ResetWord
-from snapline.sim.hunt.drawn import never_drawn, note_drawn, nothing_drawn
-from snapline.sim.hunt.swarm import STANDARD, draw
 from snapline.sim.oracles.retention import Wanted, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -35,12 +33,14 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
 )
+from snapline.sim.search.generated import never_drawn, note_drawn, nothing_drawn
+from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
 from snapline.sim.world.store_notes import StoreNotes
-from snapline.storage.keeping import retention_policy
-from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, retained
+from snapline.storage.retention import retention_policy
+from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 
 ROOT = Path(__file__).parents[2] / "src" / "snapline"
 PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery", "sim")

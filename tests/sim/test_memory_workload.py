@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
-from snapline.storage.keeping import retention
+from snapline.sim.search.swarm import draw
+from snapline.storage.retention import retention
 
 TEMPLATE = """
 schema = 1

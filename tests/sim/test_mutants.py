@@ -11,12 +11,12 @@ import pytest
 
 from snapline.coordinator.service import line_store
 from snapline.sim.choices import RecordedChoices
-from snapline.sim.hunt.shrink import shrink
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS, mutated
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import Scenario
+from snapline.sim.search.shrink import shrink
+from snapline.sim.search.swarm import draw
 
 SEEDS_NEAR = 30
 """Tried from the pinned seed on."""

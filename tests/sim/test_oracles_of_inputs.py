@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapline.sim.oracles.book_records import AgentHistory
+from snapline.sim.oracles.ground_truth_records import AgentHistory
 from snapline.sim.oracles.inputs import InputOracle
 
 Finding = tuple[str, str]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from snapline.conversation.letters import DROP, GONE, RETRY, LetterWord, word_payload
-from snapline.sim.oracles.book_records import AgentHistory, CutPlace, CutRecord
-from snapline.sim.oracles.books import Books
-from snapline.sim.oracles.letters import Letter, check_letters, letters_of, word_name
+from snapline.messages.dead_letters import DROP, GONE, RETRY, LetterWord, word_payload
+from snapline.sim.oracles.dead_letters import Letter, check_letters, letters_of, word_name
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, LetterNumbers
 
 PLAN = 1

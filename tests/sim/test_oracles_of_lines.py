@@ -10,7 +10,15 @@ from tests.sim.feeds import Feed, Log
 
 from snapline.coordinator.state import operations as op
 from snapline.protocols.rules import make_rule
-from snapline.sim.oracles.book_records import NOWHERE, AgentHistory, Branch, Captured, ChannelBook, CutPlace, CutRecord
+from snapline.sim.oracles.ground_truth_records import (
+    NOWHERE,
+    AgentHistory,
+    Branch,
+    Captured,
+    ChannelBook,
+    CutPlace,
+    CutRecord,
+)
 from snapline.sim.oracles.lines import maximal
 from snapline.sim.oracles.useless import check_branch, intervals_of, untracked, useless
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage

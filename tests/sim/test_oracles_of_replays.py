@@ -10,8 +10,8 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.outside import Outside
 from snapline.errors import MisuseError
-from snapline.sim.oracles.book_records import StepOutcome
-from snapline.sim.oracles.books import Books
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.oracles.judge import Judge, Terms
 from snapline.sim.oracles.probes import CATALOGUE, Probe, Probes
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay

@@ -9,12 +9,12 @@ from tests.sim.workload_cuts import Checkpoints, copy_of
 import snapline
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.saving import Saving
-from snapline.conversation import messages as msg
 from snapline.examples import orders
+from snapline.messages import host_messages as msg
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
+from snapline.sim.search.swarm import BUILT_IN, draw
 from snapline.sim.workloads import make_workload
 
 CRASH = """

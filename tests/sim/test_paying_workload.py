@@ -2,10 +2,10 @@
 
 import pytest
 
-from snapline.sim.hunt.swarm import STANDARD, draw
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, parse_scenario
+from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.workloads import make_workload
 from snapline.sim.workloads.paying import PARTS, SHUT_CALLS, PayerState, PayingWorkload, Shop
 

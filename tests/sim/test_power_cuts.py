@@ -4,7 +4,7 @@ import pytest
 
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
-from snapline.storage.keeping import retention
+from snapline.storage.retention import retention
 from snapline.storage.store import layout
 from snapline.storage.store.disk import Disk
 

@@ -10,10 +10,10 @@ from tests.sim import toys
 
 from snapline.deploy.conformance.raylets import raylets
 from snapline.errors import MisuseError
-from snapline.sim.hunt.ray_sweep import sweep_on_ray
-from snapline.sim.hunt.sweep import SweepSummary, sweep
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
+from snapline.sim.search.ray_sweep import sweep_on_ray
+from snapline.sim.search.sweep import SweepSummary, sweep
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'snapline[ray]'"

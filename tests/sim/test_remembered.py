@@ -6,7 +6,7 @@ import pytest
 
 from snapline.errors import DamagedDataError
 from snapline.sim.world.disk import VirtualDisk
-from snapline.sim.world.remembered import MANIFESTS_KEPT, remembered, remembering
+from snapline.sim.world.manifest_cache import MANIFESTS_KEPT, remembered, remembering
 from snapline.storage.store import files
 from snapline.storage.store.layout import manifest_path
 from snapline.storage.store.manifest import Manifest, Metadata, decode_manifest, encode_manifest

@@ -8,11 +8,11 @@ from tests.sim import toys
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices
-from snapline.sim.hunt.replay import check_determinism, read_repro, replay, repro_warnings
-from snapline.sim.hunt.sweep import sweep
 from snapline.sim.report.folder import write_run
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
+from snapline.sim.search.replay import check_determinism, read_repro, replay, repro_warnings
+from snapline.sim.search.sweep import sweep
 
 SCENARIO = Scenario(name="toy", fleet=FleetPart(pattern=PatternPart(messages=20)))
 

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 from tests.sim.log_world import SECOND, World
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.state.fleet_records import Committed, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
+from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.world.reigns import LEASE_NS, MS, Reign, Reigns, SimReplica
+from snapline.sim.world.raft_model import LEASE_NS, MS, Reign, Reigns, SimReplica
 from snapline.sim.world.replicated_log import IMAGE_AFTER, SimulatedLog, Then
 
 # ---- properties -------------------------------------------------------------------------------------------------------

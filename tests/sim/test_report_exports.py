@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from tests.sim.recordings import NAMES, Fleet, Operation, busy_steps, few, operations
 
-from snapline.pictures import shiviz
+from snapline.diagrams import shiviz
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 from snapline.sim.report import exports
 from snapline.sim.report.exports import to_perfetto, to_shiviz

@@ -25,8 +25,8 @@ from tests.sim.recordings import (
     result_of,
 )
 
-from snapline.pictures import past
-from snapline.pictures.look import clean
+from snapline.diagrams import history as past
+from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.words import CrashWord
 from snapline.sim.report import files

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from snapline.errors import MisuseError
 from snapline.sim.faults.words import REFUSED_WORDS
-from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     PATTERNS_KNOWN,
@@ -28,6 +27,7 @@ from snapline.sim.scenario import (
     joining_hosts,
     parse_scenario,
 )
+from snapline.sim.search.swarm import BUILT_IN, draw
 from snapline.sim.toml_text import format_toml
 
 seeds = st.integers(min_value=0, max_value=2**63)

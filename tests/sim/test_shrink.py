@@ -15,12 +15,12 @@ from tests.sim import toys
 from snapline.errors import MisuseError, SnaplineError
 from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
 from snapline.sim.faults.words import CrashWord, PauseWord
-from snapline.sim.hunt.ddmin import ddmin, growing, lowest
-from snapline.sim.hunt.shrink import ShrinkStep, Shrunk, renumbered, shrink, signature_of
-from snapline.sim.hunt.shrunk_files import render
 from snapline.sim.report.files import read_choices
 from snapline.sim.result import Result, Verdict, Violation
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
+from snapline.sim.search.ddmin import ddmin, growing, lowest
+from snapline.sim.search.shrink import ShrinkStep, Shrunk, renumbered, shrink, signature_of
+from snapline.sim.search.shrunk_files import render
 
 # -- delta debugging ----------------------------------------------------------------------------------------------------
 

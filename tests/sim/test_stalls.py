@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from snapline.coordinator.leader import stop_question
-from snapline.coordinator.leader.hosts import cuts
-from snapline.coordinator.leader.hosts.cuts import CUT_NS, NetworkCuts
-from snapline.coordinator.leader.hosts.suspicion import Suspicion
+from snapline.coordinator.leader.hosts import partitions
+from snapline.coordinator.leader.hosts.failure_detector import Suspicion
+from snapline.coordinator.leader.hosts.partitions import CUT_NS, NetworkCuts
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.state.fleet_records import HostRecord
 from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord, PauseWord, ResetWord
@@ -195,7 +195,7 @@ def reports_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 def busy_hosts_are_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NetworkCuts, "_is_busy", lambda self, session: False)
-    patch.setattr(cuts, "_woken_ns", lambda session: 0)
+    patch.setattr(partitions, "_woken_ns", lambda session: 0)
 
 
 def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:

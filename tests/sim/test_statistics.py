@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapline.sim.hunt.statistics import (
+from snapline.sim.search.statistics import (
     EXACT_DEGREES_MAX,
     Difference,
     bootstrap,

@@ -17,7 +17,6 @@ from snapline.agent_runtime.outside import Outside
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.faults.words import CrashWord
-from snapline.sim.hunt.shrink import shrink
 from snapline.sim.report.text import summarise
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -31,6 +30,7 @@ from snapline.sim.scenario import (
     format_scenario,
     parse_scenario,
 )
+from snapline.sim.search.shrink import shrink
 from snapline.sim.workloads import Workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}

@@ -3,17 +3,17 @@
 import pytest
 from tests.sim.test_books import make_judge
 
-from snapline.agent_runtime.host import carrier
-from snapline.conversation.messages import AgentsFrozen, FreezeAgents, StopEvaluated
-from snapline.coordinator.leader.modes.freezing import FREEZE_NS
-from snapline.sim.hunt.swarm import draw
+from snapline.agent_runtime.host import driver
+from snapline.coordinator.leader.modes.freeze import FREEZE_NS
+from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, StopEvaluated
 from snapline.sim.mutants import MUTANTS
-from snapline.sim.oracles.book_records import CutPlace, CutRecord
-from snapline.sim.oracles.books import Books
+from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth_records import CutPlace, CutRecord
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.survivors import Freezes, Frozen, LivePlaces
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, TriggerPart
+from snapline.sim.search.swarm import draw
 
 PLAN = ("c1.1", 7)
 ASK = FreezeAgents(plan=1, number=5)
@@ -128,6 +128,6 @@ def test_a_fleet_that_does_not_end_though_its_stop_when_holds_is_undecided(monke
     scenario = Scenario(fleet=FleetPart(agents=4, pattern=pattern, trigger=trigger))
     sound = run(scenario, 1)
     assert sound.verdict == "pass" and sound.probes["stopped by itself"]
-    monkeypatch.setattr(carrier, "ask_stop", lambda fleet, store, epoch, is_decided: StopEvaluated(epoch, False))
+    monkeypatch.setattr(driver, "ask_stop", lambda fleet, store, epoch, is_decided: StopEvaluated(epoch, False))
     found = run(scenario, 1)
     assert found.verdict == "undecided" and "stop_when holds of epoch" in found.pending[0], found.pending

@@ -15,7 +15,6 @@ from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.faults import check_budget
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.faults.words import CrashWord, PauseWord
-from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, _patient, _possible_timeout, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
@@ -32,6 +31,7 @@ from snapline.sim.scenario import (
     format_scenario,
     parse_scenario,
 )
+from snapline.sim.search.swarm import BUILT_IN, STANDARD, _patient, _possible_timeout, draw
 
 seeds = st.integers(min_value=0, max_value=2**63)
 MANY = 400
@@ -64,7 +64,7 @@ from hashlib import blake2b
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
 from snapline.sim.scenario import format_scenario
-from snapline.sim.hunt.swarm import STANDARD, draw
+from snapline.sim.search.swarm import STANDARD, draw
 from tests.sim.fake_executor import FakeExecutor
 digest = blake2b()
 for seed in range(100):

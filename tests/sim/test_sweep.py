@@ -15,13 +15,13 @@ from tests.sim import toys
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import Choices
-from snapline.sim.hunt import pool
-from snapline.sim.hunt.pool import make_setup, other_hash_seed, run_tasks
-from snapline.sim.hunt.replay import check_determinism, piece_of
-from snapline.sim.hunt.sweep import Collector, MetricTable, SweepSummary, is_checked, sweep
-from snapline.sim.hunt.worker import Runner, Task, Worker, load_runner, name_of
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
+from snapline.sim.search import pool
+from snapline.sim.search.pool import make_setup, other_hash_seed, run_tasks
+from snapline.sim.search.replay import check_determinism, piece_of
+from snapline.sim.search.sweep import Collector, MetricTable, SweepSummary, is_checked, sweep
+from snapline.sim.search.worker import Runner, Task, Worker, load_runner, name_of
 
 
 def scenario(*, messages: int = 20) -> Scenario:

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants.catalogue import BUSY, LOST_EPOCHS
 from snapline.sim.mutants.registry import template
 from snapline.sim.run import run
 from snapline.sim.scenario import OutputsPart
+from snapline.sim.search.swarm import draw
 
 SEEDS = range(12)
 

@@ -16,11 +16,11 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.channels.channel import Outlet
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.hunt.swarm import STANDARD, draw
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, TriggerPart
+from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.links import SimTransport
@@ -72,7 +72,7 @@ def worlds() -> int:
 
 HASHES = """
 from snapline.sim.run import run
-from snapline.sim.hunt.swarm import STANDARD, draw
+from snapline.sim.search.swarm import STANDARD, draw
 print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in range(24, 28)])
 """
 

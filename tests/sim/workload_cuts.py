@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.conversation.payloads import CREATE
+from snapline.messages.payloads import CREATE
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage
 
 SLOTS_TRIED = 12

@@ -16,7 +16,7 @@ from snapline.agent_runtime.fleet import encode_state, restore_agent
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.outside import Outside
-from snapline.conversation.payloads import CREATE, read_creation, split_message
+from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 
 STEPS_MAX = 200_000

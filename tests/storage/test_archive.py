@@ -18,11 +18,11 @@ from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
-from snapline.storage.copies import archive, archive_disk
-from snapline.storage.copies.archive import read_archive, write_archive
-from snapline.storage.copies.archive_disk import DIRECTORY, FILE, header_of, reading_archive
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key
 from snapline.storage.store.store import Store
+from snapline.storage.transfer import archive, archive_disk
+from snapline.storage.transfer.archive import read_archive, write_archive
+from snapline.storage.transfer.archive_disk import DIRECTORY, FILE, header_of, reading_archive
 
 CONTENTS = {1: {"a": [1, 2, 3], "b": [3, 4]}, 2: {"a": [1, 2, 5], "b": [3, 6]}, 3: {"a": [2], "c": [8]}}
 

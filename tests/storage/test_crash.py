@@ -20,8 +20,8 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
-from snapline.storage.keeping import retention
-from snapline.storage.store import files, founding, layout
+from snapline.storage.retention import retention
+from snapline.storage.store import create_store, files, layout
 from snapline.storage.store import store as store_module
 from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.manifest import encode_manifest
@@ -167,7 +167,7 @@ def _make_directory(prefix: str) -> Callable[..., None]:
 
 
 def _use_steps(monkeypatch: pytest.MonkeyPatch, prefix: str, *steps: str) -> None:
-    for module in (files, founding, store_module):
+    for module in (files, create_store, store_module):
         monkeypatch.setattr(module, "write_once", broken_write_once(prefix, *steps))
 
 
@@ -178,7 +178,7 @@ def _expect_caught(commit: Commit = write_epoch) -> None:
 
 def test_crash_test_passes_the_unbroken_copy_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     _use_steps(monkeypatch, "none")
-    for module in (founding, store_module):
+    for module in (create_store, store_module):
         monkeypatch.setattr(module, "make_durable_directory", _make_directory("none"))
     _crash_everywhere()
 
@@ -194,7 +194,7 @@ def test_crash_test_catches_a_missing_or_late_sync(
 
 @pytest.mark.parametrize("prefix", ["packs/", "refs/epochs", "checkpoints$", "checkpoints/"])
 def test_crash_test_catches_a_directory_that_is_not_synced(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (founding, store_module):
+    for module in (create_store, store_module):
         monkeypatch.setattr(module, "make_durable_directory", _make_directory(prefix))
     _expect_caught()
 

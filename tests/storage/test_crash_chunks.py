@@ -20,10 +20,10 @@ from tests.storage.making_chunks import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
-from snapline.storage.keeping import retention
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S
 from snapline.storage.packs.generations import Retirement
+from snapline.storage.retention import retention
 from snapline.storage.store import files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.disk import Disk

@@ -14,19 +14,19 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 from tests.storage.test_transfer import disk_of, make_source
 
 from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreError, StoreMissingError
-from snapline.storage.copies import forking, transfer
-from snapline.storage.copies.forking import ForkOrder, clear_unfinished, write_fork
-from snapline.storage.copies.pending_inputs import first_gap, pending_inputs
-from snapline.storage.keeping.holds import Holds
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
+from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store import files
 from snapline.storage.store.disk import write_once
 from snapline.storage.store.fork_record import encode_fork
 from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store
+from snapline.storage.transfer import forking, transfer
+from snapline.storage.transfer.forking import ForkOrder, clear_unfinished, write_fork
+from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs
 
 ORDER = ForkOrder(
     name="other", parent_name="tests", is_live=False, created="2026-01-01T00:00:00Z", fleet="tests", config_hash="ab"

@@ -9,8 +9,8 @@ from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
-from snapline.storage.keeping import pins
-from snapline.storage.keeping.holds import Holds
+from snapline.storage.retention import pins
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store import layout
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.record import canonical, seal

@@ -11,9 +11,9 @@ from tests.storage.making import seeded_bytes, write_epoch, write_packs
 from tests.storage.making_chunks import Promise, changed, check_chunked, commit_chunked, first_state
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.storage.keeping.catalog import read_summaries
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, WRITER
+from snapline.storage.retention.catalog import read_summaries
 from snapline.storage.store.store import Store
 
 KEEP = 10
@@ -134,8 +134,8 @@ def test_ten_thousand_epochs_need_no_more_than_the_first_ones(tmp_path: Path) ->
 
 
 def _keep_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.storage.keeping.retention._manifests_with", lambda disk, root: [])
-    monkeypatch.setattr("snapline.storage.keeping.retention._Sweep.manifests_to_delete", lambda self: [])
+    monkeypatch.setattr("snapline.storage.retention.retention._manifests_with", lambda disk, root: [])
+    monkeypatch.setattr("snapline.storage.retention.retention._Sweep.manifests_to_delete", lambda self: [])
 
 
 def _keep_notes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.disk import Disk, LocalDisk
+from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.record import digest_of
-from snapline.storage.store.side_by_side import requests_at_once, side_by_side
 from snapline.storage.store.store import Store
 
 TOGETHER = 4

@@ -24,17 +24,17 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
 from snapline.storage.buckets import object_disk
-from snapline.storage.copies.transfer import copy_epoch
-from snapline.storage.keeping.catalog import summarise
-from snapline.storage.keeping.holds import Holds
 from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName
+from snapline.storage.retention.catalog import summarise
+from snapline.storage.retention.holds import Holds
 from snapline.storage.shelf.segments import list_shelves
 from snapline.storage.shelf.shelf import Shelf
 from snapline.storage.store import opening
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
+from snapline.storage.transfer.transfer import copy_epoch
 
 LOG = LogName(1, "h1", 1)
 LEFT = ["nothing", "an empty place", "another store"]

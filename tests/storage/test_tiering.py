@@ -10,10 +10,10 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 from snapline.errors import DamagedDataError, MisuseError
 from snapline.storage.buckets import tiering
 from snapline.storage.buckets.tiering import HELD, NEWEST, move_epochs, older_than
-from snapline.storage.copies import transfer
-from snapline.storage.keeping.holds import Holds
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store import snapshot_reading
 from snapline.storage.store.store import Store
+from snapline.storage.transfer import transfer
 
 CONTENTS = {1: {"a": [1, 2]}, 2: {"a": [1, 2, 3]}, 3: {"a": [1, 4], "b": [2]}, 4: {"a": [1]}}
 

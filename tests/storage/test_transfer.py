@@ -14,14 +14,14 @@ from tests.storage.protecting import NEW, OLD
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
-from snapline.storage.copies import transfer
-from snapline.storage.copies.transfer import copy_epoch
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.blob import decode_blob, header_bytes
 from snapline.storage.packs.pack import read_index
 from snapline.storage.store import files, layout, snapshot_reading
 from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store
+from snapline.storage.transfer import transfer
+from snapline.storage.transfer.transfer import copy_epoch
 
 CONTENTS = {1: {"a": [1, 2, 3], "b": [3, 4]}, 2: {"a": [1, 2, 5], "b": [3, 6, 3]}, 3: {"a": [7, 2], "b": [1], "c": [8]}}
 """Epochs that share chunks, within themselves too."""

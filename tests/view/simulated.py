@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.outputs import (
+from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.outputs import (
     Consumer,
     ReadConsumersReply,
     ReadOutputsReply,
     ReleasedOutput,
     ReleasedOutputs,
 )
-from snapline.conversation.status import AskedReplica, ReplicaStatus, Standing
-from snapline.conversation.views import AgentState, RecentTrace
-from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.messages.status import AskedReplica, ReplicaStatus, Standing
+from snapline.messages.views import AgentState, RecentTrace
 from snapline.storage.outputs.names import Cursor, parse_cursor
 
 

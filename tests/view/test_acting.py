@@ -14,17 +14,17 @@ from tests.coordinator.test_doors import Protected
 from tests.coordinator.test_server import Running, close, start_fleet
 from tests.view.simulated import SimulatedFleet
 
-from snapline.conversation import coordinator_client
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.wire import path_of
 from snapline.errors import MisuseError
+from snapline.messages import coordinator_client
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.wire import path_of
 from snapline.security.rpc_authorization import DOORS
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
-from snapline.view import deeds as deeds_module
+from snapline.view import actions as deeds_module
 from snapline.view.acting import ROLES, Operators
+from snapline.view.actions import DeedOutcome, Deeds, Fields, ProposedDeed
 from snapline.view.app import View
-from snapline.view.deeds import DeedOutcome, Deeds, Fields, ProposedDeed
 from snapline.view.questions import open_questions
 from snapline.view.watch import FleetWatch
 

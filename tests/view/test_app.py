@@ -13,7 +13,7 @@ from snapline.errors import CoordinatorUnavailableError
 from snapline.gateway.browsers import is_this_machine
 from snapline.view import app as app_module
 from snapline.view.app import STATIC, View
-from snapline.view.doors import COOKIE, SESSION_S, SESSIONS_MAX, Sessions
+from snapline.view.auth import COOKIE, SESSION_S, SESSIONS_MAX, Sessions
 from snapline.view.fleet_page import AgentSearch
 from snapline.view.watch import FleetWatch
 

@@ -5,7 +5,7 @@ from tests.view.parsed import Node, parse
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.conversation.status import AskedReplica
+from snapline.messages.status import AskedReplica
 from snapline.view.coordinators_page import coordinators_body
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.errors import MisuseError
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.view.epochs_page import epochs_body
 from snapline.view.questions import FleetQuestions
 

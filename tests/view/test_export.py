@@ -11,15 +11,15 @@ import pytest
 from tests.view.parsed import Node, parse, value_in
 from tests.view.simulated import SimulatedFleet
 
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.errors import CoordinatorUnavailableError, MisuseError, StoreError
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import export
 from snapline.view.cut_facts import cut_of
 from snapline.view.export import ExportedScreen, FleetExport, cut_screen
 from snapline.view.export_page import check_free, export_page, write_file
 from snapline.view.markup import Markup, tag
-from snapline.view.standing import standing
-from snapline.view.withheld import Withheld
+from snapline.view.redaction import Withheld
+from snapline.view.status import standing
 
 HOSTILE = '"><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)><!-- </style> \u202e'
 SECRET = "the number of the card is 4111"

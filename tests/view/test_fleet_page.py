@@ -8,7 +8,7 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.view.facts import COURSE_MAX, FleetFacts, Heard, TurnRates
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
-from snapline.view.pieces import ViewerCopy
+from snapline.view.partials import ViewerCopy
 from snapline.view.watch import FleetWatch
 
 ALL = AgentSearch()

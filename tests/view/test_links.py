@@ -9,8 +9,8 @@ from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 from tests.view.test_waiting_page import Sold, word
 
-from snapline.conversation.effect_records import EFFECTS_TOPIC
 from snapline.errors import StoreError
+from snapline.messages.effect_records import EFFECTS_TOPIC
 from snapline.view.links import restorable_epochs, shown_epochs
 
 ENDED = [{"epoch": n, "status": status} for n, status in enumerate(("complete", "aborted", "forgotten", "complete"), 4)]

@@ -10,15 +10,15 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from tests.pictures.test_scene import elements
-from tests.pictures.test_space_time import check_shiviz, shiviz_events
+from tests.diagrams.test_scene import elements
+from tests.diagrams.test_space_time import check_shiviz, shiviz_events
 from tests.recovery.test_merge import files_of, play
 from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import TOKEN, view
 
-from snapline.conversation.views import RecentTrace
 from snapline.errors import NotFoundError
+from snapline.messages.views import RecentTrace
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.view import live_events, space_query
 from snapline.view.app import View

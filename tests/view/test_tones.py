@@ -8,13 +8,13 @@ from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 
 from snapline.agent_runtime.effect_ledger import Effect
-from snapline.conversation.concerns import KINDS, URGENT
+from snapline.messages.concerns import KINDS, URGENT
 from snapline.view.agent_page import agent_body
 from snapline.view.epochs_page import epochs_body
 from snapline.view.facts import FleetFacts, Heard
 from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.pending_work_page import WaitingFacts, waiting_body
 from snapline.view.tones import tone_of, worst
-from snapline.view.waiting_page import WaitingFacts, waiting_body
 
 
 def red(page: str) -> list[str]:

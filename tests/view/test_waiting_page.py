@@ -10,12 +10,12 @@ from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
 import snapline
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import ledger
 from snapline.view.app import View
 from snapline.view.ledger import EffectLedger, NewestOutputs, newest_outputs
+from snapline.view.pending_work_page import WaitingFacts, waiting_body
 from snapline.view.streams import STREAMS_MAX, Streams
-from snapline.view.waiting_page import WaitingFacts, waiting_body
 from snapline.view.waiting_screen import WaitingScreen
 from snapline.view.watch import FleetWatch
 

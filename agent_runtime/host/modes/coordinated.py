@@ -11,7 +11,7 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Ent
 from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import (
     Command,
     EpochAnnounced,

@@ -5,7 +5,7 @@ Theory of operation
 The fleet keeps *sender logs*. What leaves an agent is kept, with its piggyback, until the agent's next checkpoint, and goes into
 the store with it. So a cut of checkpoints has its in-transit messages in the store: a checkpoint holds what its agent had sent by
 then (protocols.md, section 3). The coordinator makes whole epochs of such cuts; plans then work as in every fleet, and nothing in
-here knows of recoveries, but for the freeze before one (`freezing.py`).
+here knows of recoveries, but for the freeze before one (`freeze.py`).
 
 The frame of a message's turn (protocols.md, section 4): before it the rule may force a checkpoint, then merges what the message
 brings. Between turns the policy may want a basic one (`saving.py`), or a round a tentative one (`rounds.py`). Marks are piggybacks.
@@ -20,16 +20,16 @@ from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.backlog import LOGS_BYTES_MAX
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.agent_runtime.host.modes.freezing import HostFreeze
-from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.freeze import HostFreeze
+from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
 from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
+from snapline.agent_runtime.host.modes.pause import StandingStill
 from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.agent_runtime.host.modes.saving import Saving, changed
-from snapline.agent_runtime.host.modes.standing_still import StandingStill
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker
-from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
 from snapline.protocols import koo_toueg as kt
 from snapline.protocols.names import CIC_PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Policy, PolicyClock

@@ -12,7 +12,7 @@ import msgspec
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.channels.link_events import DeliverItems, DeliverMarker
-from snapline.conversation import messages as msg
+from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]

@@ -7,12 +7,12 @@ import msgspec
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
+from snapline.agent_runtime.host.modes.pause import StandingStill
 from snapline.agent_runtime.host.modes.saving import Saving
-from snapline.agent_runtime.host.modes.standing_still import StandingStill
 from snapline.agent_runtime.host.parts import HostParts
-from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
+from snapline.messages import host_messages as msg
 from snapline.protocols import koo_toueg as kt
 
 

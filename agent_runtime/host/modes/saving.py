@@ -11,7 +11,7 @@ import heapq
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent, Tentative
-from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
 from snapline.agent_runtime.host.parts import HostParts
 
 

@@ -3,8 +3,8 @@
 Durations of different hosts are compared, never their clocks.
 """
 
-from snapline.conversation.messages import EpochReport
 from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
+from snapline.messages.host_messages import EpochReport
 
 
 def with_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:

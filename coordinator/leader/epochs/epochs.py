@@ -1,17 +1,12 @@
 """Epochs on their way, between their two operations: BeginEpoch, and CompleteEpoch or AbortEpoch.
 
-What has begun for the log is opened here, moved on from stage to stage (`underway.py`) by the fleet's mode (`modes/`), and
+What has begun for the log is opened here, moved on from stage to stage (`open_epochs.py`) by the fleet's mode (`modes/`), and
 decided; `refs.py` has what follows a decision. Whatever goes wrong before the decision, and time itself, makes an epoch fail:
 nothing refers to it then, and its data is garbage.
 """
 
-from snapline.conversation.messages import EndEpoch, EpochRefused, EpochReport
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.accounts import with_report
-from snapline.coordinator.leader.epochs.refs import Refs
-from snapline.coordinator.leader.epochs.releases import Releases
-from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.epochs.underway import (
+from snapline.coordinator.leader.epochs.open_epochs import (
     STORING,
     WAITING,
     Collecting,
@@ -20,10 +15,15 @@ from snapline.coordinator.leader.epochs.underway import (
     Failing,
     Underway,
 )
-from snapline.coordinator.leader.hosts.attendance import HostSession
+from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.hosts.host_sessions import HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN
+from snapline.messages.host_messages import EndEpoch, EpochRefused, EpochReport
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
 """If the fleet's definition names none: several times the longest turn that is expected."""

@@ -5,7 +5,7 @@ for. A trigger that cannot count, because the store fails or is still busy with 
 stretches to a multiple of itself.
 """
 
-from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.leader_state import Desk
 
 
 class Period:

@@ -14,14 +14,14 @@ Hosts that load a plan's line get its pending outputs with it. So the newest rel
 
 import msgspec
 
-from snapline.conversation.messages import Directive, EndEpoch, OutputsWatched
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import EpochPublished, EpochReleased, OutputReadersChanged, ReleaseEpoch
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import COMPLETE
 from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of
+from snapline.messages.host_messages import Directive, EndEpoch, OutputsWatched
 
 RELEASE_RETRY_NS = 1 * SECOND_NS
 """As for refs."""

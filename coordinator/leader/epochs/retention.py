@@ -4,11 +4,11 @@ Old epochs are forgotten by the log first, then their files are deleted. A sweep
 those whose files a crash has spared.
 """
 
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.open_epochs import Underway
+from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
-from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, OperationResult

@@ -5,8 +5,8 @@ All that wait when an epoch begins share it. They wait for its number first, sin
 
 from collections.abc import Iterable
 
-from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import AnswerSnapshot
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.state.fleet_records import OperationResult
 
 REQUESTS_MAX = 256

@@ -14,10 +14,10 @@ begins: epochs by hand and those before a plan begin at once. Volatile: a new le
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.period import Period
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.messages.concerns import Concern
 from snapline.storage.store.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10

@@ -5,20 +5,20 @@ stretches to what the store can do. When epochs fail because of the store, `stor
 Epochs by hand, and those that a recovery wants, begin at once.
 """
 
-from snapline.conversation.messages import WantEpoch
 from snapline.coordinator.leader.departures import Departures
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.open_epochs import Underway
 from snapline.coordinator.leader.epochs.period import Period
-from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.epochs.underway import Underway
-from snapline.coordinator.leader.hosts.attendance import HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
+from snapline.messages.host_messages import WantEpoch
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
 """Between two epochs that begin since somebody waits: so long at least, and so many times as long as the last one took."""

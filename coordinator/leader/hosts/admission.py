@@ -6,12 +6,19 @@ new run is probed at a time: the one that came last.
 
 from collections.abc import Iterable
 
-from snapline.conversation.messages import Join, ProbeRead, ReadProbe
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import ProbeWritten, RemoveProbe, WriteProbe
-from snapline.coordinator.leader.hosts.attendance import Admitting, Attached, Attendance, HostSession, Joining, Probing
+from snapline.coordinator.leader.hosts.host_sessions import (
+    Admitting,
+    Attached,
+    Attendance,
+    HostSession,
+    Joining,
+    Probing,
+)
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, OperationResult
+from snapline.messages.host_messages import Join, ProbeRead, ReadProbe
 
 PROBE_NS = 10 * SECOND_NS
 """Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""

@@ -1,8 +1,8 @@
 """Whether the fleet goes without any host, or waits for its first ones. Nothing is decided from it."""
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.messages.concerns import Concern
 
 SHOWN_NS = 3 * SECOND_NS
 """Hosts that start, or are started again, are there by then."""

@@ -18,18 +18,18 @@ keep the logs bounded.
 
 from collections.abc import Mapping, Sequence
 
-from snapline.conversation.messages import FreezeAgents, RetireAgent, ThawAgents
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Failing, Stage, StoringLine
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.epochs.underway import EpochUnderway, Failing, Stage, StoringLine
-from snapline.coordinator.leader.hosts.attendance import HostSession
-from snapline.coordinator.leader.lines.lines import Lines
-from snapline.coordinator.leader.modes.freezing import Freezing
+from snapline.coordinator.leader.hosts.host_sessions import HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
 from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Present, Wish
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult, PlanRecord
+from snapline.messages.host_messages import FreezeAgents, RetireAgent, ThawAgents
 
 FREEZE_PAUSE_NS = 10 * SECOND_NS
 """Between two freezes for the logs: a fleet that stands still all the time would be no better than one whose logs grow."""

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from snapline.conversation.messages import BeginEpoch, RetireAgent
-from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.epochs.underway import (
+from snapline.coordinator.leader.epochs.open_epochs import (
     Collecting,
     EpochUnderway,
     Stage,
@@ -18,11 +16,13 @@ from snapline.coordinator.leader.epochs.underway import (
     Underway,
 )
 from snapline.coordinator.leader.events import ManifestWritten
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.modes.epoch_reports import judge
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, OperationResult, PlanRecord
+from snapline.messages.host_messages import BeginEpoch, RetireAgent
 
 
 class Coordinated:

@@ -13,11 +13,11 @@ from operator import add
 
 import msgspec
 
-from snapline.conversation.messages import EpochReport, ReportedPack
-from snapline.coordinator.leader.epochs.underway import Channels, ToldChannels
+from snapline.coordinator.leader.epochs.open_epochs import Channels, ToldChannels
 from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.host_messages import EpochReport, ReportedPack
 from snapline.protocols.coverage import AgentReport, uncovered
 
 SHOWN_MAX = 5

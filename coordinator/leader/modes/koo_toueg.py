@@ -7,18 +7,18 @@ next one.
 
 from collections.abc import Mapping, Sequence
 
-from snapline.conversation.messages import RequestCheckpoints, RetireAgent
-from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.open_epochs import Asking, EpochUnderway, Failing, Stage, StoringLine, Underway
+from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.epochs.underway import Asking, EpochUnderway, Failing, Stage, StoringLine, Underway
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
 from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Wish
 from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
+from snapline.messages.host_messages import RequestCheckpoints, RetireAgent
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
 """Of sender logs in the memory of one host: a quarter of what makes its agents stand still (`agent_runtime/host/backlog.py`)."""

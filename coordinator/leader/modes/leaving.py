@@ -4,11 +4,11 @@ That is so when the newest epoch holds the last checkpoint, and everything the a
 Its host asks again on every new stream, so waiting is volatile.
 """
 
-from snapline.conversation.messages import AgentRetired, RetireAgent
-from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
+from snapline.messages.host_messages import AgentRetired, RetireAgent
 
 
 class Leaving:

@@ -6,10 +6,10 @@ at a time. An epoch that this leader did not begin is aborted: the line, or the 
 
 import msgspec
 
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.epochs.underway import EpochUnderway, Failing, StoringLine, Underway
+from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Failing, StoringLine, Underway
 from snapline.coordinator.leader.events import LineMaterialised
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult
 

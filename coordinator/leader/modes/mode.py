@@ -10,11 +10,11 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.conversation.messages import Directive, RetireAgent
-from snapline.coordinator.leader.epochs.underway import EpochUnderway, Stage
-from snapline.coordinator.leader.hosts.attendance import HostSession
+from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Stage
+from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
+from snapline.messages.host_messages import Directive, RetireAgent
 
 
 class Wish(msgspec.Struct, frozen=True):

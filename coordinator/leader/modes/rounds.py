@@ -12,12 +12,12 @@ A periodic round has one initiator, the agent whose checkpoint is oldest; one by
 are always among them: one that is not made yet answers yes and takes no part.
 """
 
-from snapline.conversation.messages import CheckpointsAnswered, RequestCheckpoints
-from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import StoredCheckpoint
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.errors import ProtocolError
+from snapline.messages.host_messages import CheckpointsAnswered, RequestCheckpoints
 from snapline.protocols.koo_toueg import Answer
 from snapline.protocols.koo_toueg_round import (
     AnswerReceived,

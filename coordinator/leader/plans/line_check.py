@@ -6,10 +6,10 @@ afterwards would leave none of them.
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import CheckLine, LineChecked
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state import operations as op
+from snapline.messages.concerns import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_SAID_TRIES = 30

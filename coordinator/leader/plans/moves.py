@@ -11,14 +11,14 @@ evenly is wanted of this leader under this plan: who wants it looks whether it h
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
-from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.coordinator.state.placement import place
+from snapline.messages.concerns import Concern
 
 REASON = "move"
 

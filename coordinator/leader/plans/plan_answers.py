@@ -7,10 +7,10 @@ anew, for them all. Either way the next plan is waited for twice as long, until 
 takes long in one piece must come to its end too.
 """
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.hosts.attendance import QUIET_NS, Attendance
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import PlanRecord
+from snapline.messages.concerns import Concern
 
 ANSWER_NS = 5 * SECOND_NS
 """Two and a half times what a silent host is waited for: loading may stand still for a moment because of one large state."""

@@ -7,7 +7,7 @@ elsewhere (`moves.py`). Then, in this order:
 1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
    is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces stand
    still: after a power failure the first one back must not get everything.
-   A host that was put out because it held the fleet up (`spares.py`) is not waited for, and not used; one that is drained is not used.
+   A host that was put out because it held the fleet up (`standby_hosts.py`) is not waited for, and not used; one that is drained is not used.
 2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
    One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
    A fork has none: it ends.
@@ -25,20 +25,18 @@ that fails again and again without a complete epoch in between, a store that sta
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.conversation.messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
-from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.triggers import Triggers
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.coordinator.leader.hosts.loads import Loads
-from snapline.coordinator.leader.hosts.spares import Spares
-from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.load import Loads
+from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Losses
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.restores import Restores
+from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -50,6 +48,8 @@ from snapline.coordinator.state.fleet_records import (
     OperationResult,
     PlanRecord,
 )
+from snapline.messages.concerns import Concern
+from snapline.messages.host_messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
 
 _LINELESS = "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
 

@@ -1,16 +1,16 @@
 """Going back on purpose: who has asked for it, and what came of it.
 
 One restore at a time is wanted. `plans.py` makes its plan as any other, but from the epoch that was asked for, and commits it together
-with the marks that make later epochs void (`state/going_back.py`). A request bears a token of its client: asked again, of this leader or
+with the marks that make later epochs void (`state/restore.py`). A request bears a token of its client: asked again, of this leader or
 of the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
 """
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import AnswerRestore, RestoreRequested
-from snapline.coordinator.state.going_back import refusal_of_restore
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.state.restore import refusal_of_restore
+from snapline.messages.concerns import Concern
 
 REFUSE_NS = 60 * SECOND_NS
 """For the plan to be committed: hosts that were lost are waited for some seconds, a store that cannot be read longer. An operator's

@@ -9,13 +9,13 @@ Nobody who went back remembers why, so the log does: the plans of earlier wishes
 
 import msgspec
 
-from snapline.conversation.concerns import Concern
-from snapline.conversation.messages import RollbackRefused, WantRollback
-from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import ResolveSnapshot, SnapshotResolved
-from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.plans.restores import Restores, WantedRestore
 from snapline.coordinator.state import operations as op
+from snapline.messages.concerns import Concern
+from snapline.messages.host_messages import RollbackRefused, WantRollback
 
 LAST = "last"
 

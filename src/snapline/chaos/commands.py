@@ -1,4 +1,4 @@
-"""What faults ask of real processes, and what is seen of them: the words between `executor.py`, which decides, and `site.py`, which acts."""
+"""What faults ask of real processes, and what is seen of them: the words between `executor.py`, which decides, and `local_faults.py`, which acts."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The executor of faults on real processes: a core. `site.py` does what it says.
+"""The executor of faults on real processes: a core. `local_faults.py` does what it says.
 
 Theory of operation
 -------------------

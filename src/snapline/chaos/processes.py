@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from snapline.chaos import commands as cm
-from snapline.deploy.launched import ALONE, LaunchedFleet
+from snapline.deploy.running_fleet import ALONE, LaunchedFleet
 from snapline.errors import SnaplineError
 
 DUTY_S = 0.1

@@ -14,19 +14,19 @@ from pathlib import Path
 import msgspec
 
 from snapline.chaos import commands as cm
-from snapline.chaos.abilities import HERE, check_abilities
-from snapline.chaos.elsewhere import Elsewhere
+from snapline.chaos.capabilities import HERE, check_abilities
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.judge import StoreJudge
+from snapline.chaos.local_faults import Site
 from snapline.chaos.processes import LOOK_S
-from snapline.chaos.site import Site
+from snapline.chaos.remote_faults import Elsewhere
 from snapline.chaos.workloads import FLEET, workload_of
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.kept_fleet import KeptPlan
 from snapline.errors import MisuseError, SnaplineError
 from snapline.folders import make_private
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.words import DiskWord, PartitionWord
 from snapline.sim.result import Result

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from snapline.chaos.abilities import HERE, Where, reason_against
-from snapline.sim.hunt.swarm import draw
+from snapline.chaos.capabilities import HERE, Where, reason_against
 from snapline.sim.scenario import WORDS, FleetPart, PatternPart, Scenario, SwarmPart, TriggerPart
+from snapline.sim.search.swarm import draw
 
 EVERYTHING = Scenario(
     name="everything",

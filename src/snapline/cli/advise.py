@@ -10,8 +10,8 @@ from snapline.cli.options import Connection, Display, seconds_of
 from snapline.cli.output import Document, DocumentTables, rows_of, size
 
 if TYPE_CHECKING:
-    from snapline.conversation.coordinator_client import CoordinatorClient
-    from snapline.conversation.status import FleetStatus, HostStatus
+    from snapline.messages.coordinator_client import CoordinatorClient
+    from snapline.messages.status import FleetStatus, HostStatus
     from snapline.protocols.advice import FleetAdvice, RunningFigures
 
 NS = 1e9
@@ -110,7 +110,7 @@ def _document(
     import msgspec
 
     from snapline.cli.sim_sweeps import finite
-    from snapline.conversation.documents import document
+    from snapline.messages.documents import document
 
     interval = after.interval
     seen = {

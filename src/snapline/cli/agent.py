@@ -31,7 +31,7 @@ Snapshot = Annotated[
 @command
 def list_agents(connection: Connection, display: Display) -> None:
     """List the agents that take turns, and where each of them lives."""
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     reply = document_of(connection.ask(lambda client: client.locate_all(connection.timeout)))
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
@@ -102,7 +102,7 @@ def _fields_of(text: str) -> object:
     """
     import msgspec
 
-    from snapline.conversation.json_text import read_json
+    from snapline.messages.json_text import read_json
 
     given = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
     try:

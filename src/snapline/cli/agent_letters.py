@@ -12,7 +12,7 @@ from snapline.cli.snapshot import show_message
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.client.letters import SettledLetter
+    from snapline.client.dead_letters import SettledLetter
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take them.")]
 Numbers = Annotated[

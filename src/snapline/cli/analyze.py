@@ -175,7 +175,7 @@ def _document(analysis: "Analysis") -> dict[str, object]:
 
 
 def _diagram(execution: "Trace", analysis: "Analysis") -> str:
-    from snapline.pictures.text import analysis_text
+    from snapline.diagrams.text import analysis_text
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else DIAGRAM_WIDTH
     return analysis_text(execution, analysis, width=width, agents_max=AGENTS_SHOWN_MAX)
@@ -190,8 +190,8 @@ def _draw(
 ) -> Iterator[Path]:
     if pictures.svg is None and pictures.html is None:
         return
-    from snapline.pictures.domino import analysis_html
-    from snapline.pictures.traced import analysis_svg
+    from snapline.diagrams.domino import analysis_html
+    from snapline.diagrams.traced import analysis_svg
 
     if pictures.svg is not None:
         yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))

@@ -9,7 +9,7 @@ from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 
 if TYPE_CHECKING:
-    from snapline.conversation.people import RecordedCall
+    from snapline.messages.users import RecordedCall
 
 
 @command
@@ -28,7 +28,7 @@ def audit(
 
 
 def _row(each: "RecordedCall") -> dict[str, object]:
-    from snapline.storage.instants import instant
+    from snapline.storage.timestamps import instant
 
     return {
         "number": each.number,

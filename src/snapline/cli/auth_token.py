@@ -10,7 +10,7 @@ from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
-    from snapline.conversation.people import TokenStatus
+    from snapline.messages.users import TokenStatus
 
 DAY_S = 24 * 3600
 
@@ -35,7 +35,7 @@ def create(
     Put it into a file that only they can read; commands take it by --auth-token.
     """
     from snapline.security.tokens import digest_of, new_token
-    from snapline.storage.instants import instant
+    from snapline.storage.timestamps import instant
 
     check_id(name, "token")
     token = new_token()
@@ -67,7 +67,7 @@ def revoke(connection: Connection, display: Display, name: Name) -> None:
 
 
 def _row(each: "TokenStatus") -> dict[str, object]:
-    from snapline.storage.instants import instant
+    from snapline.storage.timestamps import instant
 
     made, expires = (instant(at_ns / 1e9) for at_ns in (each.made_ns, each.expires_ns))
     return {"name": each.name, "role": each.role, "created": made, "expires": expires, "is_expired": each.is_expired}

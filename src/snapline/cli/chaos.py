@@ -195,8 +195,8 @@ def doctor(display: Display, on: OnPlace = None) -> None:
     """
     import msgspec
 
-    from snapline.chaos.abilities import abilities
-    from snapline.chaos.leftovers import leftovers
+    from snapline.chaos.capabilities import abilities
+    from snapline.chaos.cleanup import leftovers
 
     place = place_of(on)
     found, left = [msgspec.to_builtins(each) for each in abilities(place)], leftovers()

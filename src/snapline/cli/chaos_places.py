@@ -10,11 +10,11 @@ import typer
 from snapline.cli.configuration import Context
 from snapline.cli.settings import UserSettings
 from snapline.cli.up import Address, Certificates, Cpus, Insecure, Place, SbatchOptions, TlsDomain, number_of
-from snapline.cli.up_kept import KEYS, plan_of
+from snapline.cli.up_background import KEYS, plan_of
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.chaos.abilities import Where
+    from snapline.chaos.capabilities import Where
     from snapline.deploy.kept_fleet import KeptPlan
 
 OnPlace = Annotated[

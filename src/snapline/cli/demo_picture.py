@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from snapline.pictures.scene import Arrow, Band, Front, Mark, Scene, Sign, beside, clock
-from snapline.pictures.svg import draw
+from snapline.diagrams.scene import Arrow, Band, Front, Mark, Scene, Sign, beside, clock
+from snapline.diagrams.svg import draw
 from snapline.storage.store.store import Store
 
 AGENTS_PER_HOST = 3

@@ -23,11 +23,11 @@ from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
-    from snapline.conversation.coordinator_client import CoordinatorClient
-    from snapline.conversation.status import FleetStatus
     from snapline.deploy.local import Ending, LocalFleet
-    from snapline.deploy.readings import FleetReading
+    from snapline.deploy.status import FleetReading
     from snapline.examples.import_graph import ImportGraph
+    from snapline.messages.coordinator_client import CoordinatorClient
+    from snapline.messages.status import FleetStatus
     from snapline.storage.store.store import Store
 
 FLEET = "snapline.examples.pagerank:fleet"
@@ -90,9 +90,9 @@ class _Demo:
         self._result: dict[str, object] = {}
 
     async def run(self) -> dict[str, object]:
-        from snapline.conversation.coordinator_client import CoordinatorClient
         from snapline.deploy.local import LocalFleet
         from snapline.examples.import_graph import read_tree, write_graph
+        from snapline.messages.coordinator_client import CoordinatorClient
         from snapline.security.transport import Security
 
         graph = read_tree(self._source)
@@ -234,7 +234,7 @@ class _Demo:
 
     def _keep(self, line: int) -> None:
         """While the plan is open its line is kept; afterwards ten newer epochs may be complete, on a slow machine, before it was looked at."""
-        from snapline.storage.keeping.holds import Holds
+        from snapline.storage.retention.holds import Holds
 
         if line not in self._kept:
             with contextlib.suppress(SnaplineError):

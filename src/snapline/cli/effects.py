@@ -65,7 +65,7 @@ def resolve_effect(
     not_done: Annotated[bool, typer.Option("--not-done", help="It was not done: it is called.")] = False,
 ) -> None:
     """Say what came of an effect in doubt at which its agent stands, for nobody else can."""
-    from snapline.conversation.json_text import read_json
+    from snapline.messages.json_text import read_json
 
     if (result is None) == (not not_done):
         raise MisuseError("what came of it? Give --result JSON, or --not-done")
@@ -152,7 +152,7 @@ def _effects(source: OutputSource) -> "list[Effect]":
 def _row(effect: "Effect") -> dict[str, object]:
     import msgspec
 
-    from snapline.storage.instants import instant
+    from snapline.storage.timestamps import instant
 
     shown: dict[str, object] = msgspec.structs.asdict(effect)
     return shown | {"asked": instant(effect.asked_ns / 1e9)}

@@ -1,4 +1,4 @@
-"""The process that a launcher's children are forked from (`deploy/forks.py`): everything imported, one thread, and nothing else.
+"""The process that a launcher's children are forked from (`deploy/fork_server.py`): everything imported, one thread, and nothing else.
 
     python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 
@@ -18,8 +18,8 @@ import sys
 import msgspec
 
 from snapline.cli.collector import collect_seldom, spare_imported
-from snapline.cli.nouns import command_of
-from snapline.deploy.forks import (
+from snapline.cli.groups import command_of
+from snapline.deploy.fork_server import (
     MESSAGE_BYTES,
     REQUESTS,
     Ended,
@@ -30,7 +30,7 @@ from snapline.deploy.forks import (
     StartFork,
     Word,
 )
-from snapline.deploy.leash import ORPHANED, tie_to
+from snapline.deploy.parent_watch import ORPHANED, tie_to
 from snapline.deploy.starting import FORK_SERVER
 
 IMPORTED = (
@@ -146,7 +146,7 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
 
 
 def become(wanted: StartFork, log: int, server: int) -> None:
-    """All that distinguishes a child from the server: what `leash.py` and a start of Python would do."""
+    """All that distinguishes a child from the server: what `parent_watch.py` and a start of Python would do."""
     os.setsid()
     tie_to(server)
     os.dup2(log, 1)

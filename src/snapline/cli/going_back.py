@@ -9,7 +9,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.errors import MisuseError
-from snapline.view.undoing import named, undone_here, undone_outside
+from snapline.view.compensation import named, undone_here, undone_outside
 
 ROWS_MAX = 20
 """As in `recovery line`."""
@@ -34,7 +34,7 @@ def restore(
     On a terminal it shows what that is and asks; elsewhere it needs --yes. Later snapshots are void from then on, and no recovery
     uses them. What was done outside stays done.
     """
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     if not (yes or dry_run or (sys.stdin.isatty() and sys.stdout.isatty())):
         raise MisuseError("this takes the whole fleet back: look with --dry-run, then give --yes")
@@ -63,7 +63,7 @@ def _token() -> str:
 def _show_preview(result: Document, tables: DocumentTables) -> None:
     import msgspec
 
-    from snapline.conversation.answers import RestorePreview
+    from snapline.messages.answers import RestorePreview
 
     preview = msgspec.convert(result, RestorePreview)
     for line in undone_here(preview):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import moving, processes
+from snapline.cli import processes
+from snapline.cli import rebalance as moving
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, concern_lines, document, rows_of
@@ -17,7 +18,7 @@ from snapline.ids import check_id
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
-    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.messages.coordinator_client import CoordinatorClient
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
@@ -44,7 +45,7 @@ def list_hosts(connection: Connection, display: Display) -> None:
 @command
 def describe(connection: Connection, display: Display, host: HostId) -> None:
     """Show how a host stands, and which agents live there."""
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     name = check_id(host, "host")
     found = [row for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
@@ -107,7 +108,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="So many, the last ones.")] = LINES,
 ) -> None:
     """Print the end of a process's log, of a fleet whose folder is on this machine."""
-    from snapline.cli.places import logs_of
+    from snapline.cli.fleet_locations import logs_of
 
     folder = logs_of(connection.folder())
     file = folder / f"{check_id(host, 'host')}.log"
@@ -140,7 +141,7 @@ def forget(
 
 def _host_list(connection: Connection) -> Document:
     """The hosts, and the concerns that are about some of them."""
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
     concerns = [row for row in rows_of(status, "concerns") if row.get("hosts")]

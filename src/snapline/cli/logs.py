@@ -11,11 +11,11 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
+from snapline.cli.fleet_locations import folder_of, logs_of
 from snapline.cli.log_entries import LogEntry, format_instant, is_as_serious, merge, parse_level, parse_since
 from snapline.cli.log_files import ProcessLog, find_logs
 from snapline.cli.options import Display
 from snapline.cli.output import OutputFormat, document
-from snapline.cli.places import folder_of, logs_of
 from snapline.cli.settings import UserSettings
 from snapline.errors import NotFoundError
 from snapline.security.printable import printable

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from snapline.cli.nouns import NOUNS, WORDS, AllCommands
+from snapline.cli.groups import NOUNS, WORDS, AllCommands
 
 
 class Words(TyperGroup):

@@ -16,7 +16,7 @@ from snapline.ids import check_id
 
 if TYPE_CHECKING:
     from snapline.client.client import Client
-    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.messages.coordinator_client import CoordinatorClient
     from snapline.security.transport import Security
     from snapline.telemetry.spans import SpanOptions
 
@@ -229,7 +229,7 @@ class Connection(Trust):
         if self.coordinator is not None:
             return check_addresses(self.coordinator, "--coordinator")
         if self.data_dir is None:
-            from snapline.cli.places import address_in_use
+            from snapline.cli.fleet_locations import address_in_use
 
             return address_in_use()
         address = read_address(self.data_dir)
@@ -241,7 +241,7 @@ class Connection(Trust):
 
     def folder(self) -> Path:
         """The folder of the fleet on this machine: --data-dir, or what snapline.toml and the environment name."""
-        from snapline.cli.places import folder_of
+        from snapline.cli.fleet_locations import folder_of
         from snapline.cli.settings import UserSettings
 
         if self.data_dir is not None:

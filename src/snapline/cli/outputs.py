@@ -80,7 +80,7 @@ def tail(
 @command
 def list_consumers(connection: Connection, display: Display) -> None:
     """List the named readers, and how far each has come. What one of them has not had is kept for it, a week at most."""
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     reply = connection.ask(lambda client: client.read_consumers(connection.timeout))
     display.printer().result(document_of(reply), _show_consumers)
@@ -157,7 +157,7 @@ class _Lines:
 
 def _document(each: "Output | Undone") -> Document:
     from snapline.agent_runtime.reading import Output
-    from snapline.storage.instants import instant
+    from snapline.storage.timestamps import instant
 
     if not isinstance(each, Output):
         return document("OutputsUndone", after=each.after, epochs=list(each.epochs), cursor=each.cursor)

@@ -174,7 +174,7 @@ def coordinator_run(
     after a last snapshot of a fleet that runs.
     """
     from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
-    from snapline.storage.keeping.retention_policy import Policy, parse_policy
+    from snapline.storage.retention.retention_policy import Policy, parse_policy
 
     members = parse_peers(peers, check_id(node, "replica"))
     options = CoordinatorOptions(

@@ -8,7 +8,7 @@ from snapline.cli.output import Printer, count
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
-    from snapline.deploy.readings import FleetReading
+    from snapline.deploy.status import FleetReading
 
 DEGRADED = "degraded"
 """State of a store that takes no epochs, as the coordinator says it."""

@@ -11,7 +11,7 @@ from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
 from snapline.errors import MisuseError
 from snapline.ids import check_failed
-from snapline.view.undoing import named
+from snapline.view.compensation import named
 
 ROWS_MAX = 20
 """Agents named in a table: a fleet may have thousands, and who asks wants to see the sum."""

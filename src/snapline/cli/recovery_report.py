@@ -37,7 +37,7 @@ def report(
 
 async def _open_at(client: "Client", epoch: int) -> "list[Effect]":
     from snapline.agent_runtime.effect_ledger import open_at
-    from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+    from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 
     words = [x async for x in client.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
     return open_at(words, epoch)

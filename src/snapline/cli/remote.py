@@ -9,7 +9,7 @@ from snapline.security.printable import printable
 
 if TYPE_CHECKING:
     from snapline.client.client import Client
-    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.messages.coordinator_client import CoordinatorClient
     from snapline.security.transport import Security
 
 _Reply = TypeVar("_Reply")
@@ -24,7 +24,7 @@ def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient],
 
 
 async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-    from snapline.conversation.coordinator_client import CoordinatorClient, patiently
+    from snapline.messages.coordinator_client import CoordinatorClient, patiently
 
     client = CoordinatorClient(address, security, on_trouble=_tell)
     try:

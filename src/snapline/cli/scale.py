@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import moving
+from snapline.cli import rebalance as moving
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import count, document, rows_of
@@ -16,8 +16,8 @@ from snapline.cli.progress import FleetProgress
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.conversation.coordinator_client import CoordinatorClient
-    from snapline.conversation.status import FleetStatus
+    from snapline.messages.coordinator_client import CoordinatorClient
+    from snapline.messages.status import FleetStatus
 
 SCALE_S = 180.0
 """For processes to start, and agents to move."""
@@ -54,7 +54,7 @@ def scale(
 async def _scale(
     client: "CoordinatorClient", folder: Path, hosts: int, deadline_s: float, progress: FleetProgress
 ) -> "FleetStatus":
-    from snapline.deploy.launched import host_names
+    from snapline.deploy.running_fleet import host_names
     from snapline.deploy.scaling import want_hosts
 
     names = host_names(hosts)
@@ -115,7 +115,7 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
 async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
     """Those that follow first: so the lead is handed on once."""
 
-    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.messages.coordinator_client import CoordinatorClient
 
     async with contextlib.AsyncExitStack() as opened:
 

@@ -52,8 +52,8 @@ def run(
     Writes a folder with the report (report.html), the picture, the trace, and all that is needed to run it again. Exit
     code: 0 pass, 6 a guarantee was violated, 3 undecided, 1 the harness or the agents' code failed.
     """
-    from snapline.sim.hunt.swarm import draw
     from snapline.sim.scenario import format_scenario
+    from snapline.sim.search.swarm import draw
 
     template = changes.template(scenario)
     if print_only:
@@ -150,7 +150,7 @@ def replay(
 
 
 def _checked(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Result, dict[str, object]]":
-    from snapline.sim.hunt.swarm import draw
+    from snapline.sim.search.swarm import draw
 
     number = seed or 0
     drawn = draw(changes.template(word), number)
@@ -161,8 +161,8 @@ def _checked(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Re
 def _replayed(
     changes: ScenarioChanges, folder: Path, seed: int | None, *, is_checked: bool
 ) -> "tuple[Result, dict[str, object]]":
-    from snapline.sim.hunt.replay import read_repro
-    from snapline.sim.hunt.replay import replay as replay_folder
+    from snapline.sim.search.replay import read_repro
+    from snapline.sim.search.replay import replay as replay_folder
 
     refuse(changes, seed, folder)
     scenario, number, _ = read_repro(folder)
@@ -193,7 +193,7 @@ def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
 def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> dict[str, Any] | None:
     import msgspec
 
-    from snapline.sim.hunt.replay import check_determinism
+    from snapline.sim.search.replay import check_determinism
 
     found = check_determinism(scenario, seed, runner=changes.runner())
     return None if found is None else {**msgspec.to_builtins(found), "text": found.text}

@@ -14,8 +14,8 @@ from snapline.cli.options import FleetArguments, allow_current_folder, parse_arg
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.sim.hunt.worker import Runner
     from snapline.sim.scenario import Scenario
+    from snapline.sim.search.worker import Runner
 
 RUNS = Path("runs")
 """Where folders of runs go."""
@@ -187,8 +187,8 @@ class ScenarioChanges:
 
         from snapline.agent_runtime.fleet import load_function
         from snapline.cli.fleets import check_reference, load, make_agents
-        from snapline.sim.hunt.exercise import turns_of
         from snapline.sim.scenario import FleetPart
+        from snapline.sim.search.coverage import turns_of
         from snapline.sim.workloads import make_workload
 
         check_reference(word)
@@ -318,8 +318,8 @@ def read_scenario(word: str) -> "Scenario":
     Raises:
         MisuseError: there is neither, or the file cannot be read.
     """
-    from snapline.sim.hunt.swarm import BUILT_IN
     from snapline.sim.scenario import parse_scenario
+    from snapline.sim.search.swarm import BUILT_IN
 
     path = Path(word)
     if word in BUILT_IN and not path.is_file():
@@ -354,8 +354,8 @@ def run_folder(word: str) -> Path | None:
     Raises:
         MisuseError: a folder without a run.
     """
-    from snapline.sim.hunt.swarm import BUILT_IN
     from snapline.sim.report.folder import LATEST, RESULT
+    from snapline.sim.search.swarm import BUILT_IN
 
     path = Path(word)
     if not path.is_dir():

@@ -23,9 +23,9 @@ from snapline.cli.sim_scenarios import (
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.sim.hunt.shrink import ShrinkStep, Shrunk
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
+    from snapline.sim.search.shrink import ShrinkStep, Shrunk
 
 TIME_LIMIT_S_MAX = 86_400
 """Of shrinking; a minute or two is usual."""
@@ -74,8 +74,8 @@ def _time_limit_s(text: str) -> float:
 
 def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
     """Scenario, seed and result of the run that is to be shrunk."""
-    from snapline.sim.hunt.swarm import draw
     from snapline.sim.report.folder import read_run
+    from snapline.sim.search.swarm import draw
 
     folder = run_folder(word)
     if folder is None:
@@ -91,8 +91,8 @@ def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Sc
 def _shrink(
     failing: "tuple[Scenario, int, Result]", changes: ScenarioChanges, limit_s: float, printer: Printer
 ) -> "Shrunk":
-    from snapline.sim.hunt.shrink import shrink as minimise
-    from snapline.sim.hunt.shrunk_files import size_text
+    from snapline.sim.search.shrink import shrink as minimise
+    from snapline.sim.search.shrunk_files import size_text
 
     last = ("", 0.0)
 
@@ -120,9 +120,9 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
     """The folder of a run, and the files for who mends it; returns the names of those."""
     from snapline.sim.choices import RecordedChoices
-    from snapline.sim.hunt.shrunk_files import render
     from snapline.sim.report.folder import write_run
     from snapline.sim.run import run as simulate
+    from snapline.sim.search.shrunk_files import render
     from snapline.sim.world.recording import Recording
 
     recording, choices = Recording(), RecordedChoices(found.record)
@@ -141,7 +141,7 @@ def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> li
 def _shrunk_document(found: "Shrunk", target: Path, files: list[str]) -> Document:
     import msgspec
 
-    from snapline.sim.hunt.shrunk_files import evidence
+    from snapline.sim.search.shrunk_files import evidence
 
     return document(
         "SimulationShrunk",

@@ -27,10 +27,10 @@ from snapline.cli.sim_sweep_tables import show_all, show_briefly
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.sim.hunt.sweep import SweepSummary
-    from snapline.sim.hunt.worker import Runner
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
+    from snapline.sim.search.sweep import SweepSummary
+    from snapline.sim.search.worker import Runner
 
 UNDECIDED = 3
 
@@ -150,8 +150,8 @@ def _sweep(
     csv: Path | None = None,
     is_determinism_checked: bool = True,
 ) -> "SweepSummary":
-    from snapline.sim.hunt.ray_sweep import sweep_on_ray
-    from snapline.sim.hunt.sweep import sweep as sweep_here
+    from snapline.sim.search.ray_sweep import sweep_on_ray
+    from snapline.sim.search.sweep import sweep as sweep_here
 
     progress = RunProgress(printer, len(seeds))
 
@@ -253,7 +253,7 @@ def _covered(
 
     from snapline.cli.sim_coverage import run_watched
     from snapline.sim.choices import RecordedChoices
-    from snapline.sim.hunt.replay import read_repro
+    from snapline.sim.search.replay import read_repro
 
     folder = run_folder(word)
     changes.runner()  # refuses a mutant that there is not

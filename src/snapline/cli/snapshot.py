@@ -38,7 +38,7 @@ class Source(Connection):
         Raises:
             MisuseError: not exactly one source was given.
         """
-        from snapline.cli import stored
+        from snapline.cli import stores
 
         if self.store is None:
             return self._ask_coordinator(verb, snapshot or "", agent or "")
@@ -46,11 +46,11 @@ class Source(Connection):
             raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
         match verb:
             case "list":
-                return stored.list_snapshots(self.store)
+                return stores.list_snapshots(self.store)
             case "show":
-                return stored.show_snapshot(self.store, snapshot or "latest", agent)
+                return stores.show_snapshot(self.store, snapshot or "latest", agent)
             case _:
-                return stored.verify_snapshots(self.store, snapshot)
+                return stores.verify_snapshots(self.store, snapshot)
 
     def open(self) -> "Store":
         """The store itself: what is asked for may be larger than a coordinator's answer.
@@ -81,7 +81,7 @@ class Source(Connection):
 @command
 def create(connection: Connection, display: Display) -> None:
     """Take a snapshot of the running fleet now."""
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     reply = connection.ask(lambda client: client.create_snapshot(connection.timeout))
     result = document_of(reply)

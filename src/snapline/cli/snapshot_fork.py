@@ -86,7 +86,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
     Raises:
         MisuseError: one is not AGENT.FIELD=JSON, or a field is given twice.
     """
-    from snapline.conversation.json_text import read_json
+    from snapline.messages.json_text import read_json
 
     found: dict[str, bytes] = {}
     for each in settings:

@@ -1,6 +1,6 @@
 """`snapline snapshot tag`, `pin` and `prune`: what stays in a store, and what goes.
 
-They work on the store itself. Tags and pins may be made while the fleet runs (`storage/keeping/pins.py` says why that is safe). Pruning
+They work on the store itself. Tags and pins may be made while the fleet runs (`storage/retention/pins.py` says why that is safe). Pruning
 may not: what a running fleet may still need only its coordinator knows, and it prunes by itself.
 """
 
@@ -20,8 +20,8 @@ from snapline.cli.output import Document, DocumentTables, count, document, rows_
 from snapline.errors import MisuseError, NotFoundError
 
 if TYPE_CHECKING:
-    from snapline.storage.keeping.holds import Holds
-    from snapline.storage.keeping.retention_policy import Policy
+    from snapline.storage.retention.holds import Holds
+    from snapline.storage.retention.retention_policy import Policy
     from snapline.storage.store.store import Store
 
 HELD_MEANWHILE = "pinned or tagged meanwhile"
@@ -57,7 +57,7 @@ class StorePlace:
 
     def holds(self, store: "Store") -> "Holds":
         """Its pins and tags."""
-        from snapline.storage.keeping.holds import Holds
+        from snapline.storage.retention.holds import Holds
 
         return Holds(store, now_s=time.time)
 
@@ -138,7 +138,7 @@ def prune(
     Pinned and tagged ones stay. A running coordinator deletes by itself (coordinator run --retention). On a terminal it
     shows what goes and asks.
     """
-    from snapline.storage.keeping.retention_policy import Policy, parse_duration_s
+    from snapline.storage.retention.retention_policy import Policy, parse_duration_s
 
     policy = Policy(keep_last, hourly, daily, manual, parse_duration_s(within))
     store = place.open()
@@ -167,8 +167,8 @@ def _is_terminal() -> bool:
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
     """What stays and what goes. It is read from the manifests, not from a catalog."""
-    from snapline.storage.keeping.catalog import read_summaries, time_of
-    from snapline.storage.keeping.retention_policy import retained
+    from snapline.storage.retention.catalog import read_summaries, time_of
+    from snapline.storage.retention.retention_policy import retained
 
     found = read_summaries(store)
     kept = retained(map(time_of, found), policy, now_ns=time.time_ns(), held=holds.held())

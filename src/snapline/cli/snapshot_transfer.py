@@ -15,8 +15,8 @@ from snapline.cli.snapshot_keep import StorePlace
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.storage.copies.transfer import Copied
     from snapline.storage.store.store import Store
+    from snapline.storage.transfer.transfer import Copied
 
 _SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
 
@@ -36,7 +36,7 @@ def export_snapshot(
     The file is a tar of a small store, which holds what the snapshot needs: unpacked, any command reads it. May be done while the
     fleet runs.
     """
-    from snapline.storage.copies.archive import write_archive
+    from snapline.storage.transfer.archive import write_archive
 
     store = place.open()
     epochs = [store.resolve(name) for name in (snapshot, *(more or ()))]
@@ -59,8 +59,8 @@ def import_snapshots(
     The whole file is verified first. A store that is not there is made. The store of a fleet takes back its own older snapshots
     only, while the fleet does not run.
     """
-    from snapline.storage.copies.archive import read_archive
-    from snapline.storage.copies.archive_disk import reading_archive
+    from snapline.storage.transfer.archive import read_archive
+    from snapline.storage.transfer.archive_disk import reading_archive
 
     with reading_archive(file):  # Before a store is made for it.
         pass

@@ -16,7 +16,7 @@ WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_
 @command
 def status(connection: Connection, display: Display, stale: Stale = False) -> None:
     """Show phase, hosts and epochs of the fleet."""
-    from snapline.conversation.documents import document_of
+    from snapline.messages.documents import document_of
 
     reply = connection.ask(lambda client: client.status(connection.timeout, stale=stale))
     display.printer().result(document_of(reply), _show)

@@ -16,7 +16,7 @@ from snapline.errors import MisuseError
 if TYPE_CHECKING:
     from snapline.security.transport import Security
     from snapline.view.export import ExportedScreen
-    from snapline.view.withheld import Withheld
+    from snapline.view.redaction import Withheld
 
 Exported = tuple[str, list["ExportedScreen"]]
 
@@ -50,7 +50,7 @@ def export(
     """
     try:
         from snapline.view.export_page import check_free, epoch_of, export_page, write_file
-        from snapline.view.withheld import Withheld
+        from snapline.view.redaction import Withheld
     except ModuleNotFoundError as error:
         raise MisuseError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 

@@ -10,6 +10,14 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
+from snapline.cli.fleet_locations import (
+    end_in_background,
+    folder_of,
+    join,
+    running_in_background,
+    start_in_background,
+    until_up,
+)
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
@@ -27,17 +35,9 @@ from snapline.cli.options import (
     parse_arguments,
 )
 from snapline.cli.output import Document, DocumentTables, document
-from snapline.cli.places import (
-    end_in_background,
-    folder_of,
-    join,
-    running_in_background,
-    start_in_background,
-    until_up,
-)
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import UserSetting, UserSettings
-from snapline.cli.up_kept import KEYS, down_kept, plan_before, plan_of, up_kept
+from snapline.cli.up_background import KEYS, down_kept, plan_before, plan_of, up_kept
 from snapline.errors import MisuseError, NotFoundError
 from snapline.ids import check_id
 
@@ -326,7 +326,7 @@ def _dry(plan: "FleetPlan", place: Place, tls: str) -> Document:
 
 
 def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Document:
-    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.messages.coordinator_client import CoordinatorClient
 
     folder = Path(plan.data_dir)
     options = ["--hosts", str(plan.hosts), "--coordinators", str(plan.coordinators), "--data-dir", str(folder)]

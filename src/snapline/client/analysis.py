@@ -96,13 +96,13 @@ class DominoReport:
 
     def svg(self) -> str:
         """Return the space-time diagram with the line, as the text of an SVG file."""
-        from snapline.pictures.traced import analysis_svg
+        from snapline.diagrams.traced import analysis_svg
 
         return analysis_svg(self._execution, self._analysis)
 
     def page(self) -> str:
         """Return one HTML file that steps through the domino, whoever fails."""
-        from snapline.pictures.domino import analysis_html
+        from snapline.diagrams.domino import analysis_html
 
         return analysis_html(self._execution)
 
@@ -110,7 +110,7 @@ class DominoReport:
         return f"<DominoReport: {self.rolled_back} of {len(self.line.agents)} agents go back, depth {self.depth}>"
 
     def _repr_html_(self) -> str:
-        from snapline.pictures.page import picture
+        from snapline.diagrams.page import picture
 
         return f"{picture(self.svg())}{self.line._repr_html_()}"
 
@@ -147,7 +147,7 @@ class Trace:
         return f"<Trace: {len(self.agents)} agents, {len(self)} events>"
 
     def _repr_html_(self) -> str:
-        from snapline.pictures.page import picture
+        from snapline.diagrams.page import picture
 
         return picture(self.domino().svg())
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from snapline.client import events as ev
 from snapline.client.endings import Receipt
-from snapline.conversation.input_wire import encode_ask
+from snapline.messages.input_wire import encode_ask
 
 ASKS_MAX = 1000
 """Answers that a client waits for at once; more wait for room."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from snapline.client import events as ev
 from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueues, Place, wait_ns
-from snapline.conversation import inputs
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.inputs import AskOutcome
+from snapline.messages import inputs
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.inputs import AskOutcome
 
 ASKS_AT_ONCE = 32
 """Of one host, the others wait for their turn: each is a call, a connection takes 64, and inputs go over the same one."""

@@ -20,25 +20,25 @@ from snapline.client.analysis import RecoveryLine
 from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
+from snapline.client.dead_letters import Numbers, SettledLetter, Settling, words_for
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
-from snapline.client.letters import Numbers, SettledLetter, Settling, words_for
 from snapline.client.outputs import WantedOutputs, wanted_outputs
 from snapline.client.sends import Sends
 from snapline.client.views import see, waiting_agents
 from snapline.client.waiting import fail_all
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
-from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.conversation.documents import document, document_of
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.conversation.effect_words import UNDO
-from snapline.conversation.inputs import GivenInput
-from snapline.conversation.letters import DROP, RETRY
-from snapline.conversation.views import DESCRIPTION, LIVE, STATE, AgentState, Question
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
+from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
+from snapline.messages.dead_letters import DROP, RETRY
+from snapline.messages.documents import document, document_of
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.effect_words import UNDO
+from snapline.messages.inputs import GivenInput
+from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Question
 from snapline.security.transport import Security
 
 TIMEOUT_S = 30.0

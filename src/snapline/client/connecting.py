@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from snapline.conversation.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 from snapline.errors import MisuseError
+from snapline.messages.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
 
 CONNECT_S_MAX = 10.0

@@ -45,8 +45,8 @@ import msgspec
 from snapline.client import events as ev
 from snapline.client.asks import OpenAsks
 from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, Place
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.inputs import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, InputOutcome
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.inputs import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, InputOutcome
 
 REQUESTS_MAX = 4
 """Under way to one host: its log writes one batch at a time, and while it does the next ones may travel."""

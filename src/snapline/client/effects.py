@@ -9,13 +9,15 @@ import msgspec
 
 from snapline.agent_runtime.results import encode_result
 from snapline.client import events as ev
+from snapline.client.dead_letters import Hear, Settling
 from snapline.client.endings import Receipt
 from snapline.client.hosts import HostCalls
-from snapline.client.letters import Hear, Settling
 from snapline.client.views import ask_every_host
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.effect_records import NEEDS_PEOPLE, StandingEffect
-from snapline.conversation.effect_words import (
+from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.dead_letters import GONE, RETRY
+from snapline.messages.effect_records import NEEDS_PEOPLE, StandingEffect
+from snapline.messages.effect_words import (
     EffectWish,
     EffectWord,
     effect_wish_payload,
@@ -23,10 +25,8 @@ from snapline.conversation.effect_words import (
     is_effect_wish,
     key_of,
 )
-from snapline.conversation.inputs import REFUSED, GivenInput
-from snapline.conversation.letters import GONE, RETRY
-from snapline.conversation.views import EFFECTS, Question
-from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError
+from snapline.messages.inputs import REFUSED, GivenInput
+from snapline.messages.views import EFFECTS, Question
 
 
 class _Open(msgspec.Struct):

@@ -6,9 +6,6 @@ import msgspec
 
 from snapline.agent_runtime.reading import MessageReader
 from snapline.client import events as ev
-from snapline.conversation.documents import document_of
-from snapline.conversation.inputs import AskOutcome
-from snapline.conversation.status import SnapshotOutcome
 from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
@@ -22,6 +19,9 @@ from snapline.errors import (
     SnaplineError,
     SnapshotAbortedError,
 )
+from snapline.messages.documents import document_of
+from snapline.messages.inputs import AskOutcome
+from snapline.messages.status import SnapshotOutcome
 
 
 class Receipt(msgspec.Struct, frozen=True):

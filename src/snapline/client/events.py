@@ -6,8 +6,8 @@ OfferInputs by RequestAnswered or RequestFailed, every AskHost by AnswerHeard or
 
 import msgspec
 
-from snapline.conversation.answers import LocateReply
-from snapline.conversation.inputs import AskOutcome, InputOutcome
+from snapline.messages.answers import LocateReply
+from snapline.messages.inputs import AskOutcome, InputOutcome
 
 TAKEN, REFUSED, NOT_PUBLIC, MISSING, ENDED, DENIED = "taken", "refused", "not public", "missing", "ended", "denied"
 UNKNOWN, NOT_TAKEN = "unknown", "not taken"

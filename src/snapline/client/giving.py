@@ -10,9 +10,9 @@ import msgspec
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.conversation.inputs import KEY_CHARACTERS_MAX, GivenInput
 from snapline.errors import EncodingError, MessageTooLargeError, MisuseError
 from snapline.ids import check_id
+from snapline.messages.inputs import KEY_CHARACTERS_MAX, GivenInput
 
 TIMEOUT_S_MAX = 86_400.0
 """Every wait ends: a day at most."""

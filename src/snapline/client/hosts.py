@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from snapline.conversation.coordinator_client import named_error
-from snapline.conversation.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
-from snapline.conversation.inputs import AskOutcome, GivenInput, InputOutcome
-from snapline.conversation.view_wire import SHOW_PATH, ViewReading
 from snapline.errors import MisuseError, ProtocolError
+from snapline.messages.coordinator_client import named_error
+from snapline.messages.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
+from snapline.messages.inputs import AskOutcome, GivenInput, InputOutcome
+from snapline.messages.view_wire import SHOW_PATH, ViewReading
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256

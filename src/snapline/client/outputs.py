@@ -13,11 +13,11 @@ import msgspec
 
 from snapline.agent_runtime.reading import MessageReader, Output, Undone
 from snapline.client.giving import check_timeout
-from snapline.conversation.coordinator_client import CoordinatorClient, patiently
-from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutputs
-from snapline.conversation.payloads import split_message
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError, StoreError, UnknownOutcomeError
 from snapline.ids import check_id
+from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.outputs import ReadOutputsReply, ReleasedOutputs
+from snapline.messages.payloads import split_message
 from snapline.storage.outputs.names import parse_cursor
 
 WAIT_S = 10.0

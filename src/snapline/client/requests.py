@@ -2,9 +2,9 @@
 
 from snapline.client import events as ev
 from snapline.client.hosts import HostCalls, OfferFailed
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.inputs import GivenInput
 from snapline.errors import MisuseError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.inputs import GivenInput
 
 
 async def find(coordinator: CoordinatorClient, command: ev.FindAgents) -> ev.Event:

@@ -7,8 +7,8 @@ from snapline.client import events as ev
 from snapline.client.endings import Receipt, ending_of
 from snapline.client.giving import check_timeout
 from snapline.client.waiting import WaitingSend, late
-from snapline.conversation.inputs import GivenInput
 from snapline.errors import SnaplineError
+from snapline.messages.inputs import GivenInput
 
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024

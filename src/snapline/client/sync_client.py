@@ -14,14 +14,14 @@ from snapline.agent_runtime.reading import Output, Undone
 from snapline.client.analysis import RecoveryLine
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates
+from snapline.client.dead_letters import SettledLetter
 from snapline.client.endings import Receipt, Reply
 from snapline.client.giving import AgentInput
-from snapline.client.letters import SettledLetter
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S
-from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.conversation.views import AgentState
 from snapline.errors import MisuseError
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S
+from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
+from snapline.messages.views import AgentState
 
 _Result = TypeVar("_Result")
 

@@ -12,11 +12,6 @@ import msgspec
 
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.client.queues import OVER, Place
-from snapline.conversation.answers import LocateReply
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus, HostStatus
-from snapline.conversation.view_wire import encode_question, trace_question
-from snapline.conversation.views import STATE, WAITING, NotHereError, Question, RecentTrace, TraceWanted, WaitingAgents
 from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
@@ -25,6 +20,11 @@ from snapline.errors import (
     SnaplineError,
     UnknownOutcomeError,
 )
+from snapline.messages.answers import LocateReply
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus, HostStatus
+from snapline.messages.view_wire import encode_question, trace_question
+from snapline.messages.views import STATE, WAITING, NotHereError, Question, RecentTrace, TraceWanted, WaitingAgents
 
 Told = TypeVar("Told")
 

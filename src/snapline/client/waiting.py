@@ -6,8 +6,8 @@ from typing import Any
 
 from snapline.client import events as ev
 from snapline.client.endings import Receipt, ending_of
-from snapline.conversation.inputs import GivenInput
 from snapline.errors import SnaplineError
+from snapline.messages.inputs import GivenInput
 
 
 class WaitingSend:

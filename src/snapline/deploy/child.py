@@ -2,10 +2,10 @@
 
 Each child leads a session of its own, so a Ctrl-C at the terminal reaches the launcher alone, and a signal to the child's
 process group reaches whatever the child has started as well; what is left of the group when the child has ended is killed.
-`deploy/leash.py` ties its life to the launcher's.
+`deploy/parent_watch.py` ties its life to the launcher's.
 
 Starting is one short blocking call, so that no cancellation can fall between a process and our knowledge of it: a fork of a process
-that has imported everything (`deploy/forks.py`), if there is one, or a new program, whose end is seen through a pidfd, which needs no
+that has imported everything (`deploy/fork_server.py`), if there is one, or a new program, whose end is seen through a pidfd, which needs no
 thread and no signal handler, and Linux.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from snapline.deploy.forks import ForkedProcess, ForkServer, end_group
+from snapline.deploy.fork_server import ForkedProcess, ForkServer, end_group
 from snapline.deploy.starting import environment_of, leash
 from snapline.folders import make_private
 

@@ -15,22 +15,22 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import ADDRESS_FILE, lock, write_address
-from snapline.deploy.keeping import Ending
-from snapline.deploy.launched import ALONE, LaunchedFleet
 from snapline.deploy.launching import Kind, Launcher
 from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_of
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
-from snapline.deploy.readings import FleetReading
+from snapline.deploy.running_fleet import ALONE, LaunchedFleet
 from snapline.deploy.scaling import follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
+from snapline.deploy.status import FleetReading
+from snapline.deploy.supervision import Ending
 from snapline.errors import MisuseError, WorldError
 from snapline.folders import make_private
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import RELOAD_S, Security
 
 PLAN_FILE = "plan.json"

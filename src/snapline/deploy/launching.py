@@ -1,7 +1,7 @@
 """What a launcher is: it starts and ends a fleet's processes at some place, and sees their ends. It decides nothing.
 
 A *place* is this machine, a Ray cluster, a batch system: wherever processes can be had. What to start, when to start it again
-and when it is over is decided by `deploy/keeper.py`, the same for every launcher; what becomes of the fleet is decided by the
+and when it is over is decided by `deploy/supervisor.py`, the same for every launcher; what becomes of the fleet is decided by the
 coordinator, which knows no launcher. A launcher's word that a host is gone is only one more reason to suspect it
 (`ReportHostExit`): without it its broken stream says so a second or two later. No launcher invents an incarnation or a host start:
 Raft does, when the process registers. `instance` merely names one run, so that word of its end cannot hit the next one.
@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from snapline.conversation.turn_deaths import TurnDeath
+from snapline.messages.turn_deaths import TurnDeath
 
 Kind = Literal["coordinator", "host"]
 

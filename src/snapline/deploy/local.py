@@ -1,9 +1,9 @@
 """A whole fleet on this machine: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
 
-`LocalLauncher` starts them as child processes (`deploy/child.py`); what comes back, and when, is in `deploy/keeper.py`. A
+`LocalLauncher` starts them as child processes (`deploy/child.py`); what comes back, and when, is in `deploy/supervisor.py`. A
 coordinator keeps its port. Everything a fleet writes lies under one folder (`deploy/data_directory.py`). Starting again on the
 same folder, with as many coordinators, continues from the last complete epoch. Nothing outlives the launcher, whatever kills it
-(`deploy/leash.py`).
+(`deploy/parent_watch.py`).
 """
 
 import asyncio
@@ -12,18 +12,18 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from snapline.conversation.turn_deaths import TurnDeath
 from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
-from snapline.deploy.forks import ForkServer, is_forkable
-from snapline.deploy.keeper import OnFailure
-from snapline.deploy.keeping import Ending
-from snapline.deploy.launched import STOP_GRACE_S, LaunchedFleet
+from snapline.deploy.fork_server import ForkServer, is_forkable
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
-from snapline.deploy.readings import CoordinatorReader, FleetReading
+from snapline.deploy.running_fleet import STOP_GRACE_S, LaunchedFleet
 from snapline.deploy.starting import environment_of
+from snapline.deploy.status import CoordinatorReader, FleetReading
+from snapline.deploy.supervision import Ending
+from snapline.deploy.supervisor import OnFailure
 from snapline.folders import make_private
+from snapline.messages.turn_deaths import TurnDeath
 
 __all__ = ["Ending", "LocalFleet", "LocalLauncher", "OnFailure"]
 

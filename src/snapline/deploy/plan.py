@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.commands import SnaplineCommands
-from snapline.deploy.keeper import OnFailure
-from snapline.deploy.launched import ALONE, LAST_SNAPSHOT_S
 from snapline.deploy.launching import Kind
+from snapline.deploy.running_fleet import ALONE, LAST_SNAPSHOT_S
+from snapline.deploy.supervisor import OnFailure
 from snapline.errors import MisuseError
 
 NODE, PRIVATE = "@node", "@private"

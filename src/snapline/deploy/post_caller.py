@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from snapline.deploy.launch_agent_protocol import LineBrokenError, PostLine
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import HERE
-from snapline.deploy.post_line import LineBrokenError, PostLine
 from snapline.deploy.post_wire import PostAnswer, PostRequest, Word
 from snapline.errors import MisuseError, SnaplineError, WorldError
 

@@ -18,14 +18,14 @@ from typing import Any, Literal
 import msgspec
 
 from snapline.deploy.data_directory import is_same_folder
-from snapline.deploy.keeping import Ending
-from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Kind
 from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import KEEPER, RayLauncher
-from snapline.deploy.ray_seat import PrivateFiles
-from snapline.deploy.readings import CoordinatorReader, FleetReading
+from snapline.deploy.ray_worker import PrivateFiles
+from snapline.deploy.running_fleet import LaunchedFleet
+from snapline.deploy.status import CoordinatorReader, FleetReading
+from snapline.deploy.supervision import Ending
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 from snapline.security.transport import is_loopback
 
@@ -143,7 +143,7 @@ class RayKeeper:
         return own_files(self._certificates, kind, name)
 
     def _connect(self, address: str) -> CoordinatorReader:
-        from snapline.conversation.coordinator_client import CoordinatorClient
+        from snapline.messages.coordinator_client import CoordinatorClient
         from snapline.security.transport import Security
 
         if not self._certificates:

@@ -1,4 +1,4 @@
-"""Processes on a Ray cluster: a seat (`deploy/ray_seat.py`) for each, spread so that no two hosts and no two coordinators share a node.
+"""Processes on a Ray cluster: a seat (`deploy/ray_worker.py`) for each, spread so that no two hosts and no two coordinators share a node.
 
 Ray's word that an actor or a node is gone ends the watch of its process, which the keeper reports to the coordinator. Heartbeats
 may be quicker; whichever comes first. The word may also be wrong: an actor on a node that Ray has given up can live on and answer,
@@ -22,7 +22,7 @@ import msgspec
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import Files
 from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer
-from snapline.deploy.ray_seat import NodeSeat, exit_from
+from snapline.deploy.ray_worker import NodeSeat, exit_from
 
 SEAT_PAUSE_S = 0.2
 """Between two questions whether a seat is there again: Ray takes seconds to find it a node."""

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from snapline.deploy.launched import LaunchedFleet
+from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import MisuseError
 
 WANTED_FILE = "hosts-wanted"

@@ -1,6 +1,6 @@
 """Processes on a Slurm cluster: hosts are elements of a job array, one each, and coordinators of another.
 
-An element runs a seat (`deploy/slurm_seat.py`), and `srun` joins the launcher to it, inside the element's own allocation. All that Slurm is asked
+An element runs a seat (`deploy/slurm_worker.py`), and `srun` joins the launcher to it, inside the element's own allocation. All that Slurm is asked
 goes through its programs (`deploy/slurm.py`).
 
 - *A node that fails*: Slurm gives the element up when it misses the node, and requeues it. The launcher's connection ends with it, which it
@@ -21,12 +21,12 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER
+from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
 from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
 from snapline.deploy.plan import NODE, check_exposure
 from snapline.deploy.post_caller import Dial, PostCaller, PostGoneError
-from snapline.deploy.post_line import NoPostError, PostLine
 from snapline.deploy.slurm import Element, Slurm, split_name
-from snapline.deploy.slurm_seat import BRIDGE, key_of
+from snapline.deploy.slurm_worker import BRIDGE, key_of
 from snapline.errors import MisuseError, WorldError
 from snapline.folders import make_private
 
@@ -295,7 +295,7 @@ class SlurmLauncher:
         for name, kind in wanted.items():
             stem, index = split_name(name)
             arrays.setdefault((stem, kind, self._nodes.get(name, "")), []).append(index)
-        command = shlex.join([self._python, "-m", "snapline.deploy.slurm_seat", self._data_dir])
+        command = shlex.join([self._python, "-m", "snapline.deploy.slurm_worker", self._data_dir])
         for (stem, kind, node), indices in arrays.items():
             await self._slurm.submit(stem, indices, self._sbatch_options(stem, kind, node), command)
 

@@ -1,4 +1,4 @@
-"""Processes on machines that `ssh` reaches: a post (`deploy/post.py`) on each, hosts and coordinators spread over them.
+"""Processes on machines that `ssh` reaches: a post (`deploy/launch_agent.py`) on each, hosts and coordinators spread over them.
 
 The user's own `ssh` is run, with the user's configuration, and asks no questions (BatchMode). One connection to each machine carries all
 words and all certificates; no secret is on a command line.
@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
+from snapline.deploy.launch_agent import NOT_RUNNING
+from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import NODE, Files
-from snapline.deploy.post import NOT_RUNNING
 from snapline.deploy.post_caller import PostCaller, PostGoneError
-from snapline.deploy.post_line import NoPostError, PostLine
 from snapline.errors import MisuseError, SnaplineError, WorldError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -164,7 +164,7 @@ class SshLauncher:
         """What joins us to the post of this machine."""
         options = [part for option in OPTIONS for part in ("-o", option)]
         what = ("bridge", self.key(machine), "--data-dir", self._data_dir, "--code", self._code, *more)
-        there = ("-m", "snapline.deploy.post", *what)
+        there = ("-m", "snapline.deploy.launch_agent", *what)
         words = " ".join(shlex.quote(word) for word in there)
         return [*self._ssh, "-T", *options, machine, f"exec {_path(self._python)} {words}"]
 

@@ -19,7 +19,7 @@ TITLE_BYTES = 1024
 ONE_DOOR = "SNAPLINE_HEALTH"
 """An image names one health door for its process; were it inherited, all children of a launcher in a container would want it."""
 
-_LEASH = os.path.join(os.path.dirname(__file__), "leash.py")
+_LEASH = os.path.join(os.path.dirname(__file__), "parent_watch.py")
 
 
 class BegunServer(NamedTuple):

@@ -29,12 +29,12 @@ from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.giving import TOLD, OutsideMessage
-from snapline.conversation.json_text import NESTED, read_json
 from snapline.errors import MessageTooLargeError, MisuseError, SnaplineError
 from snapline.gateway.browsers import is_from_other_site, is_this_machine
 from snapline.gateway.limits import RequestLimits
 from snapline.gateway.problems import NotJsonError, problem, problem_of
 from snapline.gateway.served import NOTHING, Served
+from snapline.messages.json_text import NESTED, read_json
 
 ANSWERS = ("none", "early", "final")
 KEY = "Idempotency-Key"

@@ -9,7 +9,7 @@ becomes 300 MiB of objects. So every call is served as a stream of bytes, which 
 reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
 more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
 small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`DoorKeeper.first_message`). What callers
-have asked for and do not take is bounded for each of them (`under_way.py`).
+have asked for and do not take is bounded for each of them (`response_limits.py`).
 
 A person may bear a token (`tokens.py`) beside a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
 asks every client for a certificate or none. Then the caller is who the token says, and nobody if it is not good. Calls of operators and

@@ -3,7 +3,7 @@
 With mutual TLS every process has a certificate of one authority. It names the process twice: a SPIFFE URI
 `spiffe://DOMAIN/host/h3`, which a server reads out of the client's certificate and binds to what the client says it is,
 and a DNS name `h3.host.DOMAIN`, which a client demands of the server, since the aio client cannot see the server's
-certificate. The roles, and what each may call, are in `doors.py`; certificates are made by `certificates.py`. DOMAIN is the
+certificate. The roles, and what each may call, are in `rpc_authorization.py`; certificates are made by `certificates.py`. DOMAIN is the
 fleet's: certificates of another fleet's domain, even of the same authority, name nobody here.
 
 Rotation. `reload()` reads the files again. New connections to a server get the new certificate at once, its old streams

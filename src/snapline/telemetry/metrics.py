@@ -1,7 +1,7 @@
 """What a process counts and says of itself, for monitoring systems: families, and how often something took how long.
 
 Theory of operation. Cores know nothing of this. They count what they need themselves, and adapters see events: so a process has its
-figures anyway, and they are read when somebody asks (`metrics_door.py`). Nothing is done for them on the way of a message. Each kind of
+figures anyway, and they are read when somebody asks (`metrics_server.py`). Nothing is done for them on the way of a message. Each kind of
 process declares its families in a table (`coordinator/service/metrics.py`, `agent_runtime/host/metrics.py`); docs/metrics.md shows these
 tables, and a test compares them.
 

@@ -1,7 +1,7 @@
 """The door at which a process says its metrics: HTTP, `GET /metrics`, in Prometheus' text format or in OpenMetrics, and nothing else.
 
 It is opened by `--metrics`, and asks for the same care as `--listen`: without certificates it is on this machine only, unless the user says
-`--insecure`. With them a caller shows one whose role may ask how the fleet stands, as `Status` does (`doors.py`).
+`--insecure`. With them a caller shows one whose role may ask how the fleet stands, as `Status` does (`rpc_authorization.py`).
 
 The figures are read on the process's own event loop, when somebody asks: what they are made of is never changed meanwhile, and costs
 nothing otherwise. HTTP is spoken here in its least: one request on a connection, a head of some kilobytes, no body.

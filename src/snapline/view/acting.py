@@ -1,4 +1,4 @@
-"""Requests of operators: the page of actions, confirmations, and what came of them. Decides who may; what is done, `deeds.py` and its makers say.
+"""Requests of operators: the page of actions, confirmations, and what came of them. Decides who may; what is done, `actions.py` and its makers say.
 
     GET  /act            what can be done
     GET  /act/{verb}     what will happen; does nothing
@@ -15,13 +15,13 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError
 from snapline.gateway.browsers import is_from_other_site, says_no_site
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
+from snapline.view.actions import Deeds, Fields, ProposedDeed
+from snapline.view.auth import HEADERS, Sessions, form_of
 from snapline.view.deed_pages import confirmation_body, deeds_body, links_of_epoch, outcome_body
-from snapline.view.deeds import Deeds, Fields, ProposedDeed
-from snapline.view.doors import HEADERS, Sessions, form_of
 from snapline.view.facts import ENDED, FleetFacts
 from snapline.view.fleet_deeds import FleetDeeds
 from snapline.view.markup import Markup

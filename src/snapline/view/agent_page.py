@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.conversation.views import AgentState
+from snapline.messages.views import AgentState
 from snapline.view.frame import section
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.tones import pill

@@ -27,15 +27,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from snapline.conversation.views import AgentState
+from snapline.diagrams.style import EVENT_RULES, RULES, style
 from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError
-from snapline.pictures.look import EVENT_RULES, RULES, style
+from snapline.messages.views import AgentState
 from snapline.view.acting import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body, saved_body
+from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import CutSearch, cut_body, cut_found
-from snapline.view.doors import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
@@ -43,11 +43,11 @@ from snapline.view.frame import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, 
 from snapline.view.links import Targets, shown_epochs
 from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
-from snapline.view.pieces import Piece, ViewerCopy
+from snapline.view.partials import Piece, ViewerCopy
+from snapline.view.pending_work_page import waiting_body, waiting_pieces
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
 from snapline.view.space_time import SpaceTimePages
 from snapline.view.streams import Streams, event
-from snapline.view.waiting_page import waiting_body, waiting_pieces
 from snapline.view.waiting_screen import WaitingScreen
 from snapline.view.watch import FleetWatch
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from snapline.conversation.status import AskedReplica, ReplicaStatus
+from snapline.messages.status import AskedReplica, ReplicaStatus
 from snapline.view.figures import NOTHING, count, plural, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag

@@ -3,8 +3,8 @@
 from collections.abc import Container, Sequence
 from urllib.parse import urlencode
 
-from snapline.storage.keeping.catalog import SnapshotSummary
-from snapline.view.deeds import DeedField, DeedOutcome, ProposedDeed
+from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.view.actions import DeedField, DeedOutcome, ProposedDeed
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import count, size
 from snapline.view.fleet_deeds import others_for_agents

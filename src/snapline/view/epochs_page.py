@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from snapline.pictures.look import px
+from snapline.diagrams.style import px
 from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
 from snapline.view.links import Targets, shown_epochs

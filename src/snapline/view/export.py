@@ -21,13 +21,13 @@ from snapline.view.figures import plural, size
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.links import Targets
 from snapline.view.markup import Markup, join, tag
+from snapline.view.pending_work_page import waiting_body, waiting_pieces
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
+from snapline.view.redaction import Withheld
 from snapline.view.store_at_rest import StoreAtRest
 from snapline.view.store_page import store_body
-from snapline.view.waiting_page import waiting_body, waiting_pieces
 from snapline.view.waiting_screen import WaitingScreen
 from snapline.view.watch import FleetWatch
-from snapline.view.withheld import Withheld
 
 SNAPSHOT = "snapshot"
 """The screen of the snapshot; others link to it."""

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.messages import OpenTurn
-from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
-from snapline.conversation.status import AskedReplica
-from snapline.conversation.views import AgentState, RecentTrace
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.host_messages import OpenTurn
+from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.messages.status import AskedReplica
+from snapline.messages.views import AgentState, RecentTrace
 
 COURSE_MAX = 120
 """Samples of the course that is drawn: two minutes, one a second."""
@@ -30,7 +30,7 @@ ENDED = ("finished", "failed")
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """One host, as `conversation/status.py` describes it."""
+    """One host, as `messages/status.py` describes it."""
 
     host: str
     address: str = ""
@@ -61,7 +61,7 @@ class StoreFacts(msgspec.Struct, frozen=True):
 
 
 class ConcernFacts(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without, as `conversation/concerns.py` describes it."""
+    """What the fleet waits for, or goes without, as `messages/concerns.py` describes it."""
 
     kind: str = ""
     hosts: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class IntervalFacts(msgspec.Struct, frozen=True):
 
 
 class FleetFacts(msgspec.Struct, frozen=True):
-    """The fleet, as `conversation/status.py` describes it."""
+    """The fleet, as `messages/status.py` describes it."""
 
     fleet: str = ""
     phase: str = ""

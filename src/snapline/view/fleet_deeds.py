@@ -5,17 +5,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from snapline.conversation.answers import RestorePreview
-from snapline.conversation.coordinator_client import CoordinatorClient, patiently
-from snapline.conversation.status import SnapshotOutcome
 from snapline.errors import MisuseError, NotFoundError
+from snapline.messages.answers import RestorePreview
+from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.status import SnapshotOutcome
 from snapline.view import loss
-from snapline.view.deeds import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.actions import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.compensation import named, undone_here, undone_outside
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import plural, seconds
 from snapline.view.links import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_found
-from snapline.view.undoing import named, undone_here, undone_outside
 
 DROP, GIVE = "drop", "give"
 REASON_CHARACTERS_MAX = 200

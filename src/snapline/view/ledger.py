@@ -13,9 +13,9 @@ import msgspec
 from snapline.agent_runtime.effect_ledger import Effect, fold, open_at
 from snapline.agent_runtime.reading import MessageReader, Output, Undone
 from snapline.client.outputs import items_of
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.conversation.outputs import ReadOutputsReply
 from snapline.errors import MisuseError, NotFoundError
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.outputs import ReadOutputsReply
 
 WORDS_MAX = 20_000
 """Of the ledger: folding them takes a tenth of a second."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from snapline.conversation.views import RecentTrace
+from snapline.diagrams.event_window import Happened
 from snapline.errors import NotFoundError
-from snapline.pictures.happened import Happened
+from snapline.messages.views import RecentTrace
 from snapline.recovery.gathered import HostPart, gather
 from snapline.recovery.host_trace import HostLine, PlanLine
 from snapline.view.facts import ViewCalls

@@ -9,13 +9,13 @@ import msgspec
 from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.hosts import HostCalls
 from snapline.client.views import recent_traces
-from snapline.conversation.answers import LocatedAgent
-from snapline.conversation.coordinator_client import CoordinatorClient, patiently
-from snapline.conversation.documents import document_of
-from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
-from snapline.conversation.status import AskedReplica, ReplicaStatus
-from snapline.conversation.views import AgentState, RecentTrace
 from snapline.errors import MisuseError, SnaplineError
+from snapline.messages.answers import LocatedAgent
+from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.documents import document_of
+from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.messages.status import AskedReplica, ReplicaStatus
+from snapline.messages.views import AgentState, RecentTrace
 from snapline.security.transport import Security
 
 REPLICA_S = 2.0

@@ -9,7 +9,7 @@ from snapline.view.figures import NOTHING, count, plural, seconds
 from snapline.view.frame import section, table
 from snapline.view.links import Targets, agent_link
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.waiting_page import EFFECT_COLUMNS, effect_row
+from snapline.view.pending_work_page import EFFECT_COLUMNS, effect_row
 
 ROWS_MAX = 100
 CHOICES_MAX = 60

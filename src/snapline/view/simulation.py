@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from snapline.errors import NotFoundError
-from snapline.view.doors import HEADERS
+from snapline.view.auth import HEADERS
 from snapline.view.markup import Markup
 from snapline.view.sim_reports import SHRUNK, SimReports
 from snapline.view.sim_run_page import SPACETIME, TIMELINE, pair_body, run_body

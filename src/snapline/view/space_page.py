@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, Happened, Window, natural
+from snapline.diagrams.space_time import draw_window
 from snapline.ids import HOST_PREFIX
-from snapline.pictures.happened import ROWS_MAX, ChosenEvent, Happened, Window, natural
-from snapline.pictures.space_time import draw_window
 from snapline.recovery.gathered import MarkerCame, MarkerLeft
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.view.figures import count, plural
 from snapline.view.frame import section
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.pieces import Piece
+from snapline.view.partials import Piece
 from snapline.view.space_query import COUNTS, PAGE, SHOWN_MAX, Source, SpaceQuery
 from snapline.view.streams import notices
 from snapline.view.tree import leaf, tree

@@ -7,8 +7,8 @@ import msgspec
 from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 
+from snapline.diagrams.event_window import CHOSEN_MAX, Happened, Rows, Window
 from snapline.errors import MisuseError
-from snapline.pictures.happened import CHOSEN_MAX, Happened, Rows, Window
 
 PAGE = "/space-time"
 

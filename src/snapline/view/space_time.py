@@ -1,4 +1,4 @@
-"""Requests for the screen *Space-time*, `/space-time`: of the fleet as it runs, and of a trace. What is drawn `pictures/` says.
+"""Requests for the screen *Space-time*, `/space-time`: of the fleet as it runs, and of a trace. What is drawn `diagrams/` says.
 
 GET  /space-time          the screen; `?part=found` its lower part
 GET  /events/space-time   what changes in it
@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from snapline.client.trace_files import SUFFIX, read_happened
+from snapline.diagrams.event_window import ChosenEvent, Happened, Window
+from snapline.diagrams.space_time import draw_window
 from snapline.errors import MisuseError, SnaplineError
-from snapline.pictures.happened import ChosenEvent, Happened, Window
-from snapline.pictures.space_time import draw_window
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
+from snapline.view.auth import HEADERS
 from snapline.view.cut_facts import CutFacts
-from snapline.view.doors import HEADERS
 from snapline.view.links import Targets
 from snapline.view.live_events import LiveEvents, LiveLook
 from snapline.view.markup import Markup
-from snapline.view.pieces import Piece
+from snapline.view.partials import Piece
 from snapline.view.space_page import SpaceFacts, space_body, space_found, space_pieces
 from snapline.view.space_query import Source, SpaceQuery, query_of
 from snapline.view.streams import Streams

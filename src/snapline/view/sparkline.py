@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from snapline.pictures.look import px
+from snapline.diagrams.style import px
 from snapline.view.markup import Markup, tag
 
 WIDTH, HEIGHT = 120, 28

@@ -6,14 +6,14 @@ from snapline.agent_runtime.effect_ledger import fold
 from snapline.agent_runtime.reading import Output, Undone
 from snapline.agent_runtime.snapshots.cut import describe_state
 from snapline.agent_runtime.snapshots.reader import open_store
-from snapline.conversation.answers import SnapshotList
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.conversation.payloads import describe_payload
 from snapline.coordinator.service.documents import list_snapshots, show_document
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.messages.answers import SnapshotList
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.messages.payloads import describe_payload
 from snapline.storage.store.store import Store
 from snapline.view.ledger import BACK_FIRST, BACK_STEP, ENOUGH, NEWEST_MAX, TOPICS_MAX, WORDS_MAX, NewestOutputs
-from snapline.view.waiting_page import WaitingFacts
+from snapline.view.pending_work_page import WaitingFacts
 
 
 class StoreAtRest:

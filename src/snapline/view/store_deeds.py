@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 
 from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkWish, fork_snapshot
-from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
 from snapline.errors import MisuseError, NotFoundError
 from snapline.ids import check_id
-from snapline.storage.keeping.catalog import SnapshotSummary
-from snapline.storage.keeping.holds import Holds
+from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.storage.retention.holds import Holds
 from snapline.storage.store.store import Store
-from snapline.view.deeds import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.actions import DeedField, DeedOutcome, Fields, ProposedDeed
 from snapline.view.facts import FleetFacts
 from snapline.view.figures import plural, size
 

@@ -1,7 +1,7 @@
 """The snapshots of a store at rest, for a file: nobody is there who would say how the fleet stands."""
 
-from snapline.conversation.answers import SnapshotList
-from snapline.storage.keeping.catalog import SnapshotSummary
+from snapline.messages.answers import SnapshotList
+from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.view.figures import count, plural, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from starlette.responses import StreamingResponse
 
 from snapline.errors import SnaplineError
-from snapline.view.doors import HEADERS
+from snapline.view.auth import HEADERS
 from snapline.view.frame import trouble
 from snapline.view.markup import Markup, tag
-from snapline.view.pieces import Piece, ViewerCopy
+from snapline.view.partials import Piece, ViewerCopy
 
 PERIOD_S = 2.0
 """Between two looks."""

@@ -6,7 +6,7 @@ Red ("bad") is for what needs people now, for failures and for hosts that are lo
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from snapline.conversation.concerns import URGENT
+from snapline.messages.concerns import URGENT
 from snapline.view.markup import Markup, tag
 
 Tone = Literal["good", "plain", "warn", "bad"]

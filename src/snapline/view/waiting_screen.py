@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, with_standing
-from snapline.conversation.effect_records import StandingEffect
-from snapline.conversation.views import WaitingAgents
+from snapline.messages.effect_records import StandingEffect
+from snapline.messages.views import WaitingAgents
 from snapline.view.facts import ViewCalls
 from snapline.view.ledger import EffectLedger, newest_outputs
 from snapline.view.links import Targets
+from snapline.view.pending_work_page import WaitingFacts
 from snapline.view.streams import PERIOD_S
-from snapline.view.waiting_page import WaitingFacts
 from snapline.view.watch import FleetWatch
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from snapline.conversation.answers import LocatedAgent
 from snapline.errors import MisuseError, SnaplineError
+from snapline.messages.answers import LocatedAgent
 from snapline.view.facts import FleetCalls, FleetFacts, Heard, TurnRates
 
 PERIOD_S = 1.0

@@ -16,7 +16,7 @@ from tests.integration.processes import nothing_left_running
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
-from snapline.conversation.status import FleetStatus
+from snapline.messages.status import FleetStatus
 from snapline.storage.store.store import Store
 
 pytestmark = needed

@@ -14,8 +14,8 @@ from tests.adapters.grpc_services.bank_fleets import PROTO, TILLS
 from tests.integration.running import is_at, until_status
 
 from snapline import open_store
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security
 
 BANK = "tests.adapters.grpc_services.token_bank"

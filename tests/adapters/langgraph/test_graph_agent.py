@@ -36,8 +36,8 @@ from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import RollbackAskedError
-from snapline.conversation.payloads import split_message
 from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.messages.payloads import split_message
 
 pytestmark = pytest.mark.langgraph
 

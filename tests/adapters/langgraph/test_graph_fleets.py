@@ -20,7 +20,7 @@ from tests.integration.running import Running, running
 from snapline.adapters.langgraph import GraphMemory
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
-from snapline.conversation.status import FleetStatus
+from snapline.messages.status import FleetStatus
 from snapline.sim.pytest_plugin import Simulation
 from snapline.storage.store.store import Store
 

@@ -20,10 +20,10 @@ import snapline
 from snapline import open_store
 from snapline.adapters.grpc.ledger import nested_id
 from snapline.adapters.ray import actor_fleet, in_fleet
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.deploy.conformance.raylets import Raylets
 from snapline.errors import SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security
 
 PERIOD_S = 0.25

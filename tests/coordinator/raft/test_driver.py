@@ -11,7 +11,6 @@ import pytest
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 from tests.coordinator.raft.peers_of import until
 
-from snapline.conversation.status import Standing
 from snapline.coordinator.raft import driver as driver_module
 from snapline.coordinator.raft import fail_stop
 from snapline.coordinator.raft.driver import FAILURES_MAX, IN_FLIGHT_MAX, RaftDriver
@@ -19,6 +18,7 @@ from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.outcomes import Committed, Rejected, Unknown
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+from snapline.messages.status import Standing
 
 SUCCESS = FAIL_REASON.SUCCESS
 Callback = Callable[[object, Any], None]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from snapline.errors import EncodingError
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
-from snapline.storage.capture.refusals import check
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold
+from snapline.storage.capture.unsupported_state import check
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
 

@@ -11,7 +11,7 @@ from tests.storage.log.logging_hosts import LOG, make_batch
 from snapline.storage.log import garbage
 from snapline.storage.log.garbage import BatchNumbers, Settled, find_garbage, numbers_of
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import JournalEntry
 
 AGENTS = ("a", "b", "c")

@@ -11,7 +11,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.storage.log.names import LogName, parse_path
-from snapline.storage.log.records import BATCH_BYTES_MAX, LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.record import BATCH_BYTES_MAX, LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.opening import open_disk

@@ -13,10 +13,10 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 
 from snapline.errors import NotFoundError, StoreError, StoreMissingError
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log import writing
+from snapline.storage.log import writer as writing
 from snapline.storage.log.names import SEALED, SEALING, LogName
-from snapline.storage.log.reading import LogReader, list_numbers
-from snapline.storage.log.records import PreparedBatch
+from snapline.storage.log.reader import LogReader, list_numbers
+from snapline.storage.log.record import PreparedBatch
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, write_once
 from snapline.storage.store.store import Store

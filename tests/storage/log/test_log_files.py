@@ -19,7 +19,7 @@ from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName, entry_path
-from snapline.storage.log.records import BATCH_BYTES_MAX, LogBatch, LoggedInput, encode_seal
+from snapline.storage.log.record import BATCH_BYTES_MAX, LogBatch, LoggedInput, encode_seal
 from snapline.storage.store.damage import finding_of
 from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store

@@ -9,9 +9,9 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import StoreError
-from snapline.storage.log import writing
+from snapline.storage.log import writer as writing
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import PreparedBatch
+from snapline.storage.log.record import PreparedBatch
 from snapline.storage.store.store import Store
 
 LOGS = st.sampled_from([LOG, OTHER])

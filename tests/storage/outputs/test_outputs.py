@@ -9,8 +9,9 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.storage.buckets.object_disk import Abilities
-from snapline.storage.outputs import records, writing
-from snapline.storage.outputs.reading import UndoneEpochs
+from snapline.storage.outputs import record as records
+from snapline.storage.outputs import writer as writing
+from snapline.storage.outputs.reader import UndoneEpochs
 from snapline.storage.store.store import Store
 
 OutputKey = tuple[int, str, int]

@@ -10,8 +10,10 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 
 from snapline.errors import StoreError, StoreMissingError
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.outputs import consumers, records, writing
-from snapline.storage.outputs.reading import OutputReader, list_parts, released_epochs
+from snapline.storage.outputs import consumers
+from snapline.storage.outputs import record as records
+from snapline.storage.outputs import writer as writing
+from snapline.storage.outputs.reader import OutputReader, list_parts, released_epochs
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.store import Store

@@ -15,9 +15,9 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.outputs import records
-from snapline.storage.outputs.reading import UndoneEpochs
-from snapline.storage.outputs.records import FILE_BYTES_MAX
+from snapline.storage.outputs import record as records
+from snapline.storage.outputs.reader import UndoneEpochs
+from snapline.storage.outputs.record import FILE_BYTES_MAX
 from snapline.storage.store.damage import finding_of
 from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store

@@ -6,7 +6,7 @@ import pytest
 
 from snapline.storage.outputs import consumers
 from snapline.storage.outputs.consumers import ConsumerPlace
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 
 

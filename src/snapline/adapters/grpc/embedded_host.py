@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from snapline.adapters.grpc.handler_runs import RUN
-from snapline.adapters.grpc.held_frames import HeldFrames
+from snapline.adapters.grpc.held_messages import HeldFrames
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.process import Host, HostOptions
-from snapline.agent_runtime.host.told_events import MessagesTold
-from snapline.conversation.messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
+from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.storage.capture.image import StateImage
 
 

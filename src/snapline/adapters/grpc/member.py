@@ -20,18 +20,18 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.embedded_host import EmbeddedHost
-from snapline.adapters.grpc.faces import FencedCall
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.ledger import LOST_ANSWER, CallAnswer, CallLedger, ServiceCall
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
+from snapline.adapters.grpc.service_interfaces import FencedCall
 from snapline.adapters.grpc.stamps import CallStamp, judge
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
-from snapline.agent_runtime.host.told_events import MessagesTold
 from snapline.errors import MisuseError, SnaplineError
 from snapline.ids import check_receiver
 from snapline.security.transport import Security

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.faces import OwnChannel, OwnMember
 from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
+from snapline.adapters.grpc.service_interfaces import OwnChannel, OwnMember
 from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answer_stamp, encode_stamp
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5

@@ -10,10 +10,10 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.faces import OwnMember
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
 from snapline.adapters.grpc.member_call import MemberCall, fenced
+from snapline.adapters.grpc.service_interfaces import OwnMember
 from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack
 
 ALL = "*"

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.faces import OwnMember
 from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, Handling
 from snapline.adapters.grpc.member_call import CODES
+from snapline.adapters.grpc.service_interfaces import OwnMember
 from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, CallStamp, call_stamp, encode_stamp
 from snapline.adapters.grpc.streams import collected, listed, unpack
 

@@ -2,7 +2,7 @@
 
 A thread of a handler, or of `start`, is known (`PieceThread`). It asks in two ways. `step` has something done while the thread stays inside. `wait` has
 a call made, after which the thread is outside, in the same step of the loop; and has it in again in the step in which the call's answer leaves
-the ledger. Between two steps of the loop a cut may be taken, if the gate says that nobody is inside (`piece_gate.py`).
+the ledger. Between two steps of the loop a cut may be taken, if the gate says that nobody is inside (`quiescence_gate.py`).
 
 Where the fleet goes back, a thread of before ends by `HistoryOverError` when it waits or asks for something, as a coroutine does by CancelledError. It may
 catch that and go on for a while: the fleet waits here until it has ended, and the loop does not. No thread is ever waited for by the loop, so that
@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from snapline.adapters.grpc.piece_gate import LAPSE_NS, PieceGate
+from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PieceGate
 from snapline.errors import MisuseError
 
 LOOK_S = LAPSE_NS / 1e9

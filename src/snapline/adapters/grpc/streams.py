@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from snapline.adapters.grpc.faces import OwnMethod
 from snapline.adapters.grpc.ledger import ServiceCall
+from snapline.adapters.grpc.service_interfaces import OwnMethod
 from snapline.errors import MisuseError
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.launching import Launcher
 from snapline.deploy.local import LocalLauncher
 from snapline.deploy.plan import NODE
+from snapline.messages.coordinator_client import CoordinatorClient
 
 LIMIT_S = 90.0
 """For each step: seconds on a quiet machine, and a busy one may take ten times as long."""

@@ -9,14 +9,14 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.status import FleetStatus
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, Bench, LauncherFaultError, demand, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.tellers import AGENTS
-from snapline.deploy.launched import LaunchedFleet
 from snapline.deploy.launching import Launcher, ProcessSpec
+from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import OlderIncarnationError, SnaplineError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 
 HOSTS, COORDINATORS = 3, 3
 FLEET = "snapline.deploy.conformance.tellers:fleet"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from snapline.deploy.commands import Commands
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, commands_for_nodes
+from snapline.deploy.launch_agent import runtime_folder
 from snapline.deploy.launching import Launcher
-from snapline.deploy.post import runtime_folder
 from snapline.deploy.ssh_launcher import SshLauncher
 
 MACHINES = ("m1", "m2", "m3")

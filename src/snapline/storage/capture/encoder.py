@@ -43,7 +43,7 @@ from snapline.storage.capture.image import (
     StateImage,
 )
 from snapline.storage.capture.loaded import loaded_numpy
-from snapline.storage.capture.refusals import explain
+from snapline.storage.capture.unsupported_state import explain
 from snapline.storage.capture.values import (
     BLOB_MODULE,
     FAILURES,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from snapline.errors import NotFoundError
 from snapline.storage.conformance.harness import OpenDisk, check, demand, race
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput, PreparedBatch
+from snapline.storage.log.record import LogBatch, LoggedInput, PreparedBatch
 from snapline.storage.store.store import Store
 
 RACED_NUMBERS = 10

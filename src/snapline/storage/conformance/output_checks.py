@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from snapline.storage.conformance.harness import OpenDisk, check, demand, race
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 
 EPOCHS = 12

@@ -1,10 +1,10 @@
 """Which keys of an encrypted store something in it still needs."""
 
-from snapline.storage.keeping import retention
-from snapline.storage.log.reading import keys_of_batches
-from snapline.storage.outputs.reading import keys_of_outputs
+from snapline.storage.log.reader import keys_of_batches
+from snapline.storage.outputs.reader import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.pack_files import key_of_pack
+from snapline.storage.retention import retention
 from snapline.storage.shelf.segments import keys_of_shelves
 from snapline.storage.store.disk import Disk
 

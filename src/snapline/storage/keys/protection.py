@@ -40,8 +40,8 @@ from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
-from snapline.storage.log.reading import holds_batches
-from snapline.storage.outputs.reading import holds_outputs
+from snapline.storage.log.reader import holds_batches
+from snapline.storage.outputs.reader import holds_outputs
 from snapline.storage.shelf.segments import list_segments, list_shelves
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import DirectoryEntry, Disk

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch
+from snapline.storage.log.record import LogBatch
 
 _ALL = float("inf")
 

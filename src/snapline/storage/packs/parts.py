@@ -32,8 +32,8 @@ from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk, read_into
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.record import digest_of
-from snapline.storage.store.side_by_side import requests_at_once, side_by_side
 
 RUN_BYTES_MAX = 8 * 2**20
 """Read at once: large enough that the calls do not count, small enough that two threads share the work evenly."""

@@ -1,4 +1,4 @@
-"""The record that makes a store that of a fork: a fleet made out of one snapshot of another (`storage/copies/forking.py`).
+"""The record that makes a store that of a fork: a fleet made out of one snapshot of another (`storage/transfer/forking.py`).
 
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeVar
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreKeyError
-from snapline.storage.keeping import pins
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName
-from snapline.storage.log.reading import LogReader
-from snapline.storage.log.records import LogBatch
+from snapline.storage.log.reader import LogReader
+from snapline.storage.log.record import LogBatch
 from snapline.storage.outputs.consumers import ConsumerPlace, read_consumers
-from snapline.storage.outputs.reading import OutputBatch, OutputReader
-from snapline.storage.outputs.records import Release
+from snapline.storage.outputs.reader import OutputBatch, OutputReader
+from snapline.storage.outputs.record import Release
 from snapline.storage.packs import checkpoint_packs, pack_files, parts
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.generations import other_generations
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.parts import PartReader
+from snapline.storage.retention import pins
 from snapline.storage.store import files, layout, verify
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.fork_record import ForkRecord, read_fork
@@ -27,7 +27,7 @@ from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.side_by_side import requests_at_once, side_by_side
+from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.verify import Verification
 
 _Result = TypeVar("_Result")

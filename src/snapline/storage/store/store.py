@@ -34,25 +34,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreKeyError, StoreMissingError
 from snapline.failpoints import failpoint
-from snapline.storage.keeping import retention
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.needed import needed_keys
 from snapline.storage.keys.protection import chosen_keys, guard_of
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, PreparedBatch
-from snapline.storage.log.writing import LogWriter
+from snapline.storage.log.record import LogBatch, PreparedBatch
+from snapline.storage.log.writer import LogWriter
 from snapline.storage.outputs.consumers import ConsumerPlace
-from snapline.storage.outputs.records import EmittedOutput
-from snapline.storage.outputs.writing import AGE_NS_MAX, KEPT_NS_MIN, OutputWriter
+from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.writer import AGE_NS_MAX, KEPT_NS_MIN, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
 from snapline.storage.packs.gathering import Gathered, gather
 from snapline.storage.packs.generations import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
+from snapline.storage.retention import retention
 from snapline.storage.store import files, layout
+from snapline.storage.store.create_store import found_store, no_store
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
-from snapline.storage.store.founding import found_store, no_store
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import Manifest, encode_manifest

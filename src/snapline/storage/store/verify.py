@@ -28,20 +28,20 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage.keeping import pins
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.deletions import read_deletions
 from snapline.storage.log.names import entry_path, is_deletions_path, parse_path
-from snapline.storage.log.reading import check_entry, find_logs, list_batches, missing_batches
+from snapline.storage.log.reader import check_entry, find_logs, list_batches, missing_batches
 from snapline.storage.outputs.consumers import check_place
 from snapline.storage.outputs.names import CONSUMERS, PartName, parse_consumer_path, parse_part_path
-from snapline.storage.outputs.reading import check_belongs, read_part
-from snapline.storage.outputs.records import OutputBody, open_outputs
+from snapline.storage.outputs.reader import check_belongs, read_part
+from snapline.storage.outputs.record import OutputBody, open_outputs
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.packs.pack_files import difference_in_size, keyring_of
+from snapline.storage.retention import pins
 from snapline.storage.shelf.records import LOCK_NAME, parse_segment_name
 from snapline.storage.shelf.segments import check_segment, read_header
 from snapline.storage.store import files, layout, log_marks

@@ -1,0 +1,526 @@
+"""Carries out what a host core wants done: runs turns, takes images, loads lines, talks to the coordinator.
+
+Decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `Surroundings`. In
+production that is the process (`process.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import durable_events as de
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letter_events as lt
+from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
+from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
+from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.environment import Surroundings, TraceSink, Transport
+from snapline.agent_runtime.host.epoch_files import (
+    Capture,
+    Captures,
+    LoadedLine,
+    LoadProgress,
+    StoredEpoch,
+    load_line,
+    write_epoch,
+)
+from snapline.agent_runtime.host.epoch_reports import EpochReports
+from snapline.agent_runtime.host.intake import Intake
+from snapline.agent_runtime.host.log_files import read_logs
+from snapline.agent_runtime.host.part_times import timed
+from snapline.agent_runtime.host.shutdown import ask_stop, read_probe
+from snapline.agent_runtime.host.tracing import Tracing
+from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, AnswerWaiting
+from snapline.agent_runtime.migrations import MigrationError
+from snapline.agent_runtime.outside import Outside
+from snapline.channels.child_processes import end_if_child
+from snapline.channels.frame import Frame, LinkHello, Refused
+from snapline.errors import (
+    DamagedDataError,
+    FleetDefinitionError,
+    MisuseError,
+    SnaplineError,
+    StoreError,
+    TurnedAwayError,
+)
+from snapline.messages.host_messages import (
+    BeginEpoch,
+    CheckpointsKnown,
+    Directive,
+    EndEpoch,
+    EvaluateStop,
+    Finish,
+    Heartbeat,
+    HostMessage,
+    Join,
+    OpenTurn,
+    Plan,
+    PlanApplied,
+    ReadProbe,
+    TurnedAway,
+    Welcome,
+)
+from snapline.messages.planned_ends import MayLeave
+from snapline.protocols.policy import Adaptive, AnyOf
+from snapline.storage.store.damage import finding_of
+from snapline.storage.store.store import Store
+
+TURNS_IN_A_ROW = 64
+"""Turns between two looks at the event loop: a millisecond or so of plain turns."""
+
+FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
+"""Directives that the core has no part in."""
+
+RunTurn = Callable[[ev.StartTurn], ev.Event | None]
+
+log = logging.getLogger("snapline.host")
+
+
+class HostCarrier:
+    """One host's core and agents, and everything that is done for them. Also the owner of its links (`LinkOwner`).
+
+    Attributes:
+        core: the host core.
+        plan: the plan confirmed last.
+        offer, ask, view: messages from outside, who waits for answers, who wants to see an agent; see `Intake`.
+        tracing: where its trace goes, and who looks at it.
+        started: agent → since when (monotonic ns), of turns that wait for something.
+        at: whose turn, or step, is run or started just now: what is logged is about it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        fleet: Fleet,
+        around: Surroundings,
+        transport: Transport,
+        *,
+        world: Outside | None = None,
+        trace: TraceSink | None = None,
+        trace_every: int = 1,
+        is_watched: bool = False,
+    ) -> None:
+        """`is_watched`: the core says of every logged message when it leaves."""
+        self.host = host
+        self.fleet = fleet
+        self.core = HostCore(
+            host,
+            protocol=fleet.protocol,
+            policy=fleet.policy,
+            trace_every=trace_every if trace is not None else 0,
+            is_watched=is_watched,
+        )
+        self.plan = 0
+        self.started: dict[str, int] = {}
+        self.at: ev.StartTurn | de.RunStep | None = None
+        self._around = around
+        self._transport = transport
+        self._now_ns = around.now_ns
+        self.tracing = Tracing(around, self.core, self.feed, trace, trace_every)
+        self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn, step_ended=self.feed)
+        self._run_turn: RunTurn = self.turns.run
+        self.checkpoints = CheckpointWriter(
+            around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
+        )
+        self._intake = Intake(around, self.feed)
+        self.offer, self.ask, self.view = self._intake.offer, self._intake.ask, self._intake.view
+        self.effects, self.waiting = self._intake.effects, self._intake.waiting
+        self.queue: deque[ev.StartTurn] = deque()
+        self._captures: dict[int, Captures] = {}
+        self._tables = ChunkTables()
+        self._reports = EpochReports()
+        self._frame: Frame | None = None
+        self._progress = LoadProgress(self._now_ns, self.fleet.busy_limit_s)
+        self._is_over = False
+        policy = fleet.policy
+        parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+        self._measures = any(isinstance(part, Adaptive) for part in parts)
+        self._carriers = self._make_carriers(transport)
+
+    def _make_carriers(self, transport: Transport) -> Mapping[type[ev.Said], Callable[..., None]]:
+        return {
+            ev.StartTurn: self.queue.append,
+            ev.WakeWriter: lambda command: transport.wake(command.peer),
+            ev.WriteFrame: self._carry_frame,
+            de.RunStep: self._run_step,
+            de.RunEffect: self._run_step,
+            ev.UndoTurn: lambda command: self.turns.undo(command.agent),
+            ev.CaptureState: self._capture,
+            ev.TakeCheckpoint: self._take_checkpoint,
+            ev.ReportFrozen: lambda command: self.checkpoints.report_frozen(command, self.core.start),
+            ev.StoreEpoch: self._store_epoch,
+            ev.ReportEpoch: self._report_epoch,
+            ev.DropEpoch: self._drop_epoch,
+            ev.CancelTurns: self._cancel_turns,
+            ev.LoadAgents: self._load_agents,
+            le.AppendBatch: self._intake.append,
+            ev.AnswerInputs: self._intake.answer,
+            ev.AnswerAsk: self._intake.answer_ask,
+            AnswerView: self._intake.answer_view,
+            AnswerEffects: self._intake.answer_effects,
+            AnswerWaiting: self._intake.answer_waiting,
+            ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
+            ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
+            ev.KnockAtPeer: lambda command: transport.knock(command.peer, command.address, command.hello),
+            ev.UndialPeer: lambda command: transport.undial(command.peer),
+            ev.CloseStream: self._close_stream,
+            ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
+            ev.Trace: self.tracing.carry,
+            lt.MessageBuried: lambda command: _log_letter(command.sender, command.agent, command.error),
+            lt.MessageVoided: lambda command: _log_letter(command.sender, command.receiver, command.error),
+            ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
+        }
+
+    # ---- feeding the core -----------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Heard) -> None:
+        """Hand one event to the core and carry its commands out."""
+        end_if_child()
+        if self._is_over:
+            return
+        try:
+            self._carry(self.core.handle(self._now_ns(), event))
+        except Exception as error:
+            self._around.fail(error)
+            raise
+        self._around.fed()
+
+    def stop(self) -> None:
+        """From here on nothing happens to the agents: what they would still do belongs to nobody."""
+        self._is_over = True
+        self._intake.stop()
+        self.queue.clear()
+        self.turns.forget_all()
+
+    def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
+        """Have something done around each turn, or segment, that runs on the loop."""
+        self._run_turn = wrap(self._run_turn)
+
+    def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
+        """Run a batch of turns, then let the links have what they sent."""
+        queue, core, run, carriers = self.queue, self.core, self._run_turn, self._carriers
+        now_ns, append = self._now_ns, queue.append
+        for _ in range(min(len(queue), most)):
+            if not queue:
+                break
+            self.at = turn = queue.popleft()
+            ended = run(turn)
+            end_if_child()
+            if ended is None:
+                self.started[turn.agent] = now_ns()
+                continue
+            for command in core.handle(now_ns(), ended):
+                if type(command) is ev.StartTurn:
+                    append(command)
+                else:
+                    carrier = carriers.get(type(command))
+                    if carrier is not None:
+                        carrier(command)
+                    else:
+                        self._tell_coordinator(command)
+        self.at = None
+        self._carry(core.handle(now_ns(), ev.BatchEnded()))
+
+    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
+        """A turn that had to wait has ended."""
+        self.started.pop(event.agent, None)
+        self.feed(event)
+
+    def _run_step(self, command: de.RunStep) -> None:
+        before, self.at = self.at, command
+        self.turns.run_step(command)
+        self.at = before
+
+    def _carry(self, commands: list[ev.Said]) -> None:
+        carriers = self._carriers
+        for command in commands:
+            carrier = carriers.get(type(command))
+            if carrier is not None:
+                carrier(command)
+            else:
+                self._tell_coordinator(command)
+
+    # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
+
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
+        """May the stream of `peer` stand?"""
+        return self.core.judge(hello)
+
+    def knocked(self, hello: LinkHello) -> None:
+        """A host asks to be dialled."""
+        self.feed(ev.PeerKnocked(hello))
+
+    def opened(self, peer: str, attempt: int) -> bool:
+        """A stream stands; returns whether there is a link for it."""
+        if not self.core.links.is_expected(peer):
+            return False
+        self.feed(ev.StreamOpened(peer, attempt))
+        return True
+
+    def received(self, peer: str, frame: Frame) -> None:
+        """A frame has come."""
+        self.feed(ev.FrameReceived(peer, frame))
+
+    def next_frame(self, peer: str) -> Frame | None:
+        """The writer is free: what to write, if anything."""
+        if peer not in self.core.peers:
+            return None
+        self._frame = None
+        self.feed(ev.WriteReady(peer))
+        return self._frame
+
+    def closed(self, peer: str, error: str | None) -> None:
+        """The stream is gone."""
+        if peer in self.core.peers:
+            self.feed(ev.StreamClosed(peer))
+
+    def _carry_frame(self, command: ev.WriteFrame) -> None:
+        self._frame = command.frame
+
+    def _close_stream(self, command: ev.CloseStream) -> None:
+        log.info("stream to %s closed: %s", command.peer, command.reason)
+        self._transport.close_stream(command.peer)
+
+    # ---- coordinator ----------------------------------------------------------------------------------------------
+
+    def hello(self, *, instance: str, address: str) -> Join:
+        """The first message on a stream to the coordinator."""
+        self.checkpoints.stream_opened()
+        fleet, parts = self.fleet, self.fleet.definition_parts()
+        digest = fleet.definition_digest()
+        return Join(self.host, instance, address, fleet.name, digest, self.plan, definition_parts=parts)
+
+    def heartbeat(
+        self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None
+    ) -> Heartbeat:
+        """That this host lives, and how it stands."""
+        now_ns, steps = self._now_ns(), self._progress.steps()
+        return heartbeat_of(
+            *(self.core, sequence),
+            now_ns=now_ns,
+            steps_loaded=steps,
+            busy=busy,
+            certificate_left_ns=certificate_left_ns,
+        )
+
+    def _tell_coordinator(self, said: ev.Said) -> None:
+        assert isinstance(said, HostMessage), f"nobody carries out {said!r}"
+        if isinstance(said, PlanApplied):
+            self.plan = said.plan
+        self._around.send(said)
+
+    def directive_received(self, directive: Directive) -> None:
+        """The coordinator has said something."""
+        match directive:
+            case Welcome():
+                self._welcomed(directive)
+            case ReadProbe():
+                self._around.in_worker(read_probe, self._around.open_store, directive.path, then=self._around.send)
+            case EvaluateStop(epoch, _, is_decided):
+                ask = partial(ask_stop, self.fleet, self._around.open_store, epoch, is_decided=is_decided)
+                self._around.in_evaluator(ask, self._around.send)
+            case Finish():
+                log.info("the fleet has ended: %s", directive.reason or directive.outcome)
+                self._around.finish(0 if directive.outcome == "stopped" else 1)
+            case BeginEpoch():
+                self._tables.begun(directive.base)
+                self._reports.begun(directive)
+            case EndEpoch():
+                self._tables.ended(directive.epoch, is_complete=directive.is_complete)
+            case CheckpointsKnown():
+                self.checkpoints.known(directive.sequence)
+            case TurnedAway():
+                self._turned_away(directive)
+        if not isinstance(directive, FOR_THE_ADAPTER):
+            self.feed(placed(directive) if isinstance(directive, Plan) else directive)
+        if isinstance(directive, EndEpoch) and not directive.is_complete:
+            self.checkpoints.drop_round(directive.epoch)
+
+    def _turned_away(self, told: TurnedAway) -> None:
+        """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""
+        log.warning("turned away: %s", told.reason)
+        if told.is_final and not self.core.start:
+            self._around.fail(MisuseError(told.reason))
+        elif told.is_final:
+            self._around.finish(TurnedAwayError.exit_code)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self.turns.welcomed(welcome.cluster)
+        self._reports.welcomed()
+        self.checkpoints.repeat()
+        if welcome.wants_definition:
+            self._around.send(definition_of(self.fleet))
+        self._around.welcomed(welcome.heartbeat_ns)
+
+    # ---- epochs and plans -----------------------------------------------------------------------------------------
+
+    def _capture(self, command: ev.CaptureState) -> None:
+        if not command.control.is_born:
+            return
+        started = self._now_ns()
+        base = self._tables.base_of(command.agent)
+        try:
+            self._around.capturing(command.agent)
+            known, version, image = self.turns.capture(command.agent, base)
+        except SnaplineError as error:
+            log.warning("%s", error)
+            self.feed(ev.CaptureFailed(command.agent, command.epochs, str(error)))
+            return
+        self._around.captured(command, known, image)
+        took = self._now_ns() - started
+        if self.tracing.is_on:
+            self.tracing.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
+        capture = Capture(
+            known, version, image, command.control, self._around.wall_ns(), took,
+            base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs), started_ns=started,
+            clock=self._around.boot_clock(),
+        )  # fmt: skip
+        for epoch in command.epochs:
+            self._captures.setdefault(epoch, {})[command.agent] = capture
+
+    def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
+        started = self._now_ns()
+        try:
+            self._around.capturing(command.agent)
+            known, version, image = self.turns.capture(command.agent)
+        except SnaplineError as error:
+            log.warning("%s", error)
+            self.feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
+            return
+        self._around.captured(command, known, image)
+        took = self._now_ns() - started
+        if self.tracing.is_on and command.basis in ("basic", "forced"):
+            self.tracing.checkpoint(command.agent, command.control.number, command.basis)
+        elif self.tracing.is_on:
+            self.tracing.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
+        recorded = self._around.wall_ns(), took, self._around.boot_clock()
+        self.checkpoints.add(TakenCheckpoint(known, version, image, command, *recorded))
+        if self._measures:
+            self.feed(ev.CheckpointMeasured(command.agent, took))
+
+    def _store_epoch(self, command: ev.StoreEpoch) -> None:
+        self._around.part_closed(command.epoch)
+        writer = f"{self.host}-{self.core.start}"
+        captures = self._captures.pop(command.epoch, {})
+        earlier = self._reports.earlier(command.epoch)
+        closed_ns = self._now_ns()
+
+        def store() -> StoredEpoch | str:
+            try:
+                return write_epoch(self._around.open_store(), writer, self.core.start, command, captures, earlier)
+            except (SnaplineError, OSError) as error:
+                return str(error)
+
+        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, captures, closed_ns, outcome))
+
+    def _epoch_stored(
+        self, command: ev.StoreEpoch, captures: Captures, closed_ns: int, outcome: StoredEpoch | str
+    ) -> None:
+        _release(captures)
+        if isinstance(outcome, str):
+            log.warning("epoch %d cannot be stored: %s", command.epoch, outcome)
+            self.feed(ev.EpochNotStored(command.epoch, command.plan, outcome))
+            return
+        if command.plan == self.core.plan:
+            times = {"heard_ns": command.heard_ns, "closed_ns": closed_ns, "durable_ns": self._now_ns()}
+            self._reports.written(timed(outcome.report, captures, **times), outcome.numbers)
+            self._tables.written(command.epoch, outcome.tables)
+            self.feed(ev.EpochStored(command.epoch, command.plan))
+
+    def _report_epoch(self, command: ev.ReportEpoch) -> None:
+        report = self._reports.report_of(command.epoch)
+        if report is not None:
+            self._around.send(report)
+
+    def _drop_epoch(self, command: ev.DropEpoch) -> None:
+        _release(self._captures.pop(command.epoch, {}))
+        self._reports.dropped(command.epoch)
+
+    def _cancel_turns(self, _command: ev.CancelTurns) -> None:
+        self.checkpoints.begin(f"{self.host}-{self.core.start}", self.core.start, self.core.plan)
+        self.queue.clear()
+        self.started.clear()
+        self.turns.forget_all()
+        for captures in self._captures.values():
+            _release(captures)
+        self._captures.clear()
+
+    def _load_agents(self, command: ev.LoadAgents) -> None:
+        self._progress.step()
+        log.info("plan %d: loading %d agents from epoch %d", command.plan, len(command.agents), command.line_epoch)
+        self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
+
+    def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
+        if command.plan != self.core.plan:  # it waited behind the loading for an older plan
+            return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
+        try:
+            store = self._around.open_store()
+            line = store.judged(lambda: self._read_line(store, command))
+            line.buffers = self.turns.buffers_for(line.objects.values())
+            return line
+        except DamagedDataError as error:
+            found = finding_of(error)
+            path = found.path if found is not None else ""
+            return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
+        except MigrationError:
+            raise  # ends this host: a plan refused three times would end the fleet for good
+        except MisuseError as error:
+            if command.line_epoch:
+                return ev.LoadFailed(command.plan, 0, "", str(error))
+            raise FleetDefinitionError(str(error)) from error  # the fleet as it is written: for its author to mend
+        except Exception as error:
+            may_pass = isinstance(error, StoreError | OSError)
+            return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
+
+    def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
+        line = load_line(store, self.fleet, command, self._progress, self._around.boot_clock())
+        line.logged = read_logs(store, command, line.agents)
+        return line
+
+    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
+        if command.plan != self.core.plan:
+            return
+        if isinstance(outcome, ev.LoadFailed):
+            log.warning("plan %d cannot be loaded: %s", command.plan, outcome.reason)
+            self.feed(outcome)
+            return
+        for agent, made in outcome.objects.items():
+            self.turns.add(agent, made)
+        self.turns.use_store(takes_outputs=not outcome.logged.why_none)
+        self._tables.loaded(command.line_epoch, outcome.tables)
+        self._reports.plan_began()
+        if outcome.buffers:
+            self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), lambda _: None)
+        if self.tracing.is_on:
+            loaded = outcome.agents
+            numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
+            self.tracing.plan(command.plan, numbers)
+        logged = outcome.logged
+        agents = tuple(outcome.agents)
+        self.feed(
+            ev.AgentsLoaded(
+                command.plan,
+                agents,
+                logged.inputs,
+                logged.dropped,
+                logged.entries,
+                why_no_log=logged.why_none,
+                log_key=logged.log_key,
+                is_authenticated=logged.is_authenticated,
+            )
+        )
+
+
+def _log_letter(sender: str, receiver: str, error: str) -> None:
+    log.warning("a message from %s to %s went to the dead letters: %s", sender, receiver, error)
+
+
+def _release(captures: Captures) -> None:
+    for capture in captures.values():
+        capture.release()

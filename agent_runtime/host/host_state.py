@@ -1,0 +1,111 @@
+"""What the parts of a host core share: where the host stands, its agents and peers, the time, and the commands given so far.
+
+Each field stands here once. What only one part needs is that part's own.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.local_agent import LocalAgent, Peer
+from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
+
+ENDED_KEPT = 64
+"""Ended epochs remembered, so that a late marker or word does not open one again; four are open at most."""
+
+
+UNDONE = "undone"
+
+
+class HostCounts:
+    """What a host has done since its start.
+
+    Attributes:
+        turns: those that ended well.
+        dead_letters: of agents here, and messages for agents that are gone.
+        checkpoints, forced: taken by agents of a logged protocol; put_off: basic ones missed because the store was busy.
+        piggybacked, piggyback_bytes: messages that left in a logged protocol, and what was added to them.
+        effects: what came of effects, as their agents have said; compensations that were done are "undone".
+        plans, first_plan_ns: applied, and when the first one was: each after that is a failure of the fleet.
+    """
+
+    __slots__ = (
+        *(
+            "checkpoints",
+            "dead_letters",
+            "effects",
+            "first_plan_ns",
+            "forced",
+            "piggyback_bytes",
+            "piggybacked",
+            "plans",
+        ),
+        *("put_off", "turns"),
+    )
+
+    def __init__(self) -> None:
+        self.turns = self.dead_letters = 0
+        self.checkpoints = self.forced = self.put_off = 0
+        self.piggybacked = self.piggyback_bytes = 0
+        self.plans = self.first_plan_ns = 0
+        self.effects = dict.fromkeys((DONE, FAILED, LEFT, NOT_DONE, UNDONE), 0)
+
+
+class HostDesk:
+    """Shared by the parts of one host core, which change it inside `handle` only.
+
+    Attributes:
+        host: id of this host.
+        trace_every: of each channel, every so manieth message is traced; 0 = none. It changes while somebody looks.
+        is_watched: a judge wants to know of every logged message when it leaves.
+        start: number of this run of the host, from the coordinator; 0 before the first Welcome.
+        cluster: id of this fleet's run.
+        plan: number of the plan applied, or being applied; 0 before the first.
+        plan_hosts: the hosts of that plan.
+        begun_epoch: the latest epoch known to have begun; in logged protocols, when the plan was made.
+        plan_epoch: the latest epoch begun when the plan was made.
+        is_loaded: the plan's agents are here.
+        ended: the newest epochs that have ended under this plan.
+        agents: the agents here, by id.
+        routes: agent → (host, incarnation), as far as known.
+        ordinals: agent → its place in the protocol's vectors, for all that messages went to.
+        peers: the other hosts of the plan that have a link, by id.
+        local: stands for this host's own channels.
+        counts: since the start.
+        now: time of the event being handled.
+        out: commands given so far in this event.
+    """
+
+    def __init__(self, host: str, *, trace_every: int, is_watched: bool) -> None:
+        self.host = host
+        self.trace_every = trace_every
+        self.is_watched = is_watched
+        self.start = 0
+        self.cluster = ""
+        self.plan = 0
+        self.plan_hosts: tuple[str, ...] = ()
+        self.begun_epoch = self.plan_epoch = 0
+        self.is_loaded = False
+        self.ended: deque[int] = deque(maxlen=ENDED_KEPT)
+        self.agents: dict[str, LocalAgent] = {}
+        self.routes: dict[str, tuple[str, int]] = {}
+        self.ordinals: dict[str, int] = {}
+        self.peers: dict[str, Peer] = {}
+        self.local = Peer(host, 0, None)
+        self.counts = HostCounts()
+        self.now = 0
+        self.out: list[ev.Said] = []
+        self._requests = 0
+
+    def next_request(self) -> int:
+        """The number of the next question to the coordinator."""
+        self._requests += 1
+        return self._requests
+
+    def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
+        """Those that are still to be waited for."""
+        return {epoch: None for epoch in epochs if epoch not in self.ended}
+
+    def note(self, level: str, text: str) -> None:
+        """Say something worth logging."""
+        self.out.append(ev.Note(level, text))

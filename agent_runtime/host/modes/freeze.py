@@ -1,0 +1,98 @@
+"""The freeze before a recovery: the coordinator wants a cut of live states.
+
+No turn starts any more and nothing leaves an outbox; each agent that has moved takes a checkpoint as soon as its turn ends. A turn
+that runs on for a second is left out: its agent counts as failed, as does one whose image cannot be taken.
+"""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
+from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.agent_runtime.host.parts import HostParts
+from snapline.messages import host_messages as msg
+
+FREEZE_NS = 1_000_000_000
+"""How long a freeze waits for running turns: a recovery waits as long, and a turn that is longer is lost with it."""
+
+
+class HostFreeze:
+    """The freeze that this host is in, if any (`AgentHolds.freeze`).
+
+    Attributes:
+        unfrozen: agents that still run the turn in which it found them.
+    """
+
+    def __init__(self, parts: HostParts, holds: AgentHolds, saving: Saving) -> None:
+        self._desk = parts.desk
+        self._holds = holds
+        self._saving = saving
+        self.unfrozen: dict[str, None] = {}
+        self._report_ns: int | None = None
+
+    def reset(self) -> None:
+        """There is none, or none any more."""
+        self.unfrozen = {}
+        self._report_ns = None
+
+    def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
+        """A host that has not applied the plan, or came back since, has nothing that moved."""
+        desk = self._desk
+        if event.plan != desk.plan or not desk.is_loaded:
+            desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
+            return
+        self._report_ns = desk.now + FREEZE_NS
+        self.unfrozen = {agent.id: None for agent in desk.agents.values() if not agent.is_failed}
+        self._holds.freeze_all(event.number)
+        for agent in list(desk.agents.values()):
+            if agent.current is None and not agent.is_failed:
+                self._freeze(agent)
+        self._report_soon()
+
+    def settle(self, agent: LocalAgent) -> bool:
+        """Between two turns: is the agent one that the freeze waits for? Then it waits no longer."""
+        if agent.id not in self.unfrozen:
+            return False
+        self._freeze(agent)
+        self._report_soon()
+        return True
+
+    def failed(self, agent: LocalAgent) -> None:
+        """Its turn is not waited for."""
+        if self._holds.freeze is not None:
+            self.unfrozen.pop(agent.id, None)
+            self._report_soon()
+
+    def _freeze(self, agent: LocalAgent) -> None:
+        """The live state of an agent between two turns becomes its newest checkpoint."""
+        if agent.logged.has_moved and agent.is_born:
+            self._saving.take(agent, "basic")
+        self.unfrozen.pop(agent.id, None)
+
+    def _report_soon(self) -> None:
+        """All stand still: say so when the images have been taken that were just asked for. One that fails is named."""
+        if not self.unfrozen:
+            self._report_ns = self._desk.now
+
+    def wakeups_ns(self) -> list[int]:
+        """When `clock_passed` is wanted."""
+        return [] if self._report_ns is None else [self._report_ns]
+
+    def clock_passed(self) -> None:
+        """The freeze has waited long enough, perhaps."""
+        if self._report_ns is not None and self._report_ns <= self._desk.now:
+            self._report()
+
+    def _report(self) -> None:
+        assert self._holds.freeze is not None
+        failed = {agent.id: None for agent in self._desk.agents.values() if agent.is_failed}
+        running = tuple({**self.unfrozen, **failed})
+        self._desk.out.append(ev.ReportFrozen(self._desk.plan, self._holds.freeze, running))
+        self.reset()
+
+    def on_thaw_agents(self, event: msg.ThawAgents) -> None:
+        """Number 0 ends whatever freeze there is: the coordinator says so to every host that comes back and is not to stand still."""
+        freeze = self._holds.freeze
+        if event.plan != self._desk.plan or freeze is None or event.number not in (0, freeze):
+            return
+        self.reset()
+        self._holds.thaw()

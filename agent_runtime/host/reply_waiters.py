@@ -1,0 +1,125 @@
+"""The part of a host core that knows who waits for the answer to an input, and when it may be told.
+
+An *early* answer is told when its turn has ended: a recovery may undo that turn, and the next one may answer otherwise. Any other is told when
+a complete epoch holds the turn, and is never taken back (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of
+consumed inputs (`agent_inputs.py`), so they belong to the agent's state: who asks again, of whom ever owns the agent then, gets the
+same one. Only that an input is a dead letter is not the last word: once an operator has it tried again, the answer is that of the new turn.
+"""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.epoch_request import EpochWish
+from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.retiring import Retiring
+from snapline.messages import host_messages as msg
+from snapline.messages.inputs import BURIED, REPLIED, RETRY, UNKNOWN
+
+Place = tuple[str, str]
+"""Agent and key."""
+
+
+class Asks:
+    """Of the agents here."""
+
+    _membership: Retiring
+
+    def __init__(self, desk: HostDesk, wish: EpochWish) -> None:
+        self._desk = desk
+        self._wish = wish
+        self._waiting: dict[Place, list[tuple[int, bool]]] = {}
+        """Requests, and whether they take an early answer."""
+
+    def wire(self, membership: Retiring) -> None:
+        """The core's word on who is above."""
+        self._membership = membership
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here: who waits asks whoever owns the agent then."""
+        waiting, self._waiting = self._waiting, {}
+        for requests in waiting.values():
+            for request, _ in requests:
+                self._tell(request, ev.AskAnswer(RETRY, reason="the fleet recovers"))
+
+    def on_reply_awaited(self, event: ev.ReplyAwaited) -> None:
+        agent = self._desk.agents.get(event.agent)
+        if agent is None or not self._desk.is_loaded:
+            self._tell(
+                event.request, ev.AskAnswer(RETRY, reason=f"agent {event.agent} is not on host {self._desk.host}")
+            )
+            return
+        inputs = agent.inputs
+        if inputs is None or (event.key not in inputs.keys and event.key not in inputs.waiting):
+            reason = f"agent {agent.id} knows no input of key {event.key!r}: it was never sent, or too long ago"
+            self._tell(event.request, ev.AskAnswer(UNKNOWN, reason=reason))
+            return
+        if event.key in inputs.keys and inputs.keys[event.key].is_dropped:
+            self._tell(event.request, ev.AskAnswer(UNKNOWN, reason=dropped_reason(event.key, agent.id)))
+            return
+        self._waiting.setdefault((agent.id, event.key), []).append((event.request, event.is_early))
+        self.consumed(agent, event.key)
+
+    def consumed(self, agent: LocalAgent, key: str) -> None:
+        """The input of this key may have had its turn, or become a dead letter. If it is an operator's word, so may the input of the letter that it is about."""
+        inputs = agent.inputs
+        if inputs is None:
+            return
+        for each in (key, inputs.retries.get(key)):
+            place = agent.id, each or ""
+            if place in self._waiting:
+                self._answer(agent, place)
+                known = inputs.answered(place[1])
+                if place in self._waiting and known is not None and not known.is_open:
+                    self._wish.say(agent)
+
+    def keeps(self, agent: LocalAgent) -> bool:
+        """Whether an agent that has stopped must stay for an answer that is not told as final yet; then an epoch is wanted."""
+        inputs = agent.inputs
+        if inputs is None or inputs.consumed <= inputs.released:
+            return False
+        fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
+        is_of_letters = agent.last_letter > 0  # an operator asks only when told that the word was taken
+        is_untold = any(is_of_letters or known.reply or (agent.id, known.key) in self._waiting for known in fresh)
+        if is_untold:
+            self._wish.say(agent)
+        return is_untold
+
+    def epoch_ended(self, event: msg.EndEpoch) -> None:
+        """What it holds as consumed is never taken back. Who waits for more waits for the next one."""
+        for name, number in zip(event.agents, event.inputs, strict=True):
+            agent = self._desk.agents.get(name)
+            if agent is not None and agent.inputs is not None:
+                agent.inputs.released = max(agent.inputs.released, number)
+                if agent.is_leaving:
+                    self._membership.retire_if_drained(agent)
+        for place in list(self._waiting):
+            agent = self._desk.agents.get(place[0])
+            if agent is not None:
+                self.consumed(agent, place[1])
+
+    def removed(self, agent: str) -> None:
+        """It has left."""
+        for place in [place for place in self._waiting if place[0] == agent]:
+            for request, _ in self._waiting.pop(place):
+                self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
+
+    def _answer(self, agent: LocalAgent, place: Place) -> None:
+        assert agent.inputs is not None
+        known = agent.inputs.answered(place[1])
+        if known is None or known.is_open:
+            return
+        is_released = known.number <= agent.inputs.released
+        requests = self._waiting.pop(place)
+        answer = ev.AskAnswer(BURIED if known.is_buried else REPLIED, known.number, known.reply)
+        for request, is_early in requests:
+            if is_early or is_released:
+                self._tell(request, answer)
+            else:
+                self._waiting.setdefault(place, []).append((request, is_early))
+
+    def _tell(self, request: int, answer: ev.AskAnswer) -> None:
+        self._desk.out.append(ev.AnswerAsk(request, answer))
+
+
+def dropped_reason(key: str, agent: str) -> str:
+    """For whoever says, or asks for, an input that was dropped."""
+    return f"the fleet went back on purpose, and the input of key {key!r} for {agent} was dropped: give it again with another key"

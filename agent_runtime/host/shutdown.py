@@ -1,0 +1,57 @@
+"""What the coordinator asks of a host about the store: what its probe holds, and what the fleet's `stop_when` says of a complete cut."""
+
+import logging
+import traceback
+from collections.abc import Callable
+
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreKeyError, StoreMissingError
+from snapline.messages.host_messages import ProbeRead, StopEvaluated
+from snapline.storage.store.store import Store
+
+NAMED_MAX = 10
+"""Of open effects, in one line of the log and in the answer."""
+
+log = logging.getLogger("snapline.host")
+
+
+def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
+    """What the coordinator's probe file holds, as this host sees it; or why it does not, and whether that may pass."""
+    try:
+        return ProbeRead(path, open_store().read_probe(path))
+    except (SnaplineError, OSError) as caught:
+        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | StoreKeyError | MisuseError)
+        return ProbeRead(path, b"", str(caught), may_pass=not is_wrong)
+
+
+def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
+    """Read the cut of `epoch` and ask, or, `is_decided`, only see whether effects are open in it: none is left half done. A cut that cannot be read is no answer;
+    a predicate that raises is one."""
+    if fleet.stop_when is None:
+        return StopEvaluated(epoch, False)
+    try:
+        cut = load_cut(open_store(), epoch, fleet)
+        problem = ""
+        stops = is_decided
+        if not is_decided:
+            stops, problem = _judge(fleet.stop_when, cut)
+        opened, turns = (cut.open_effects, cut.turns_with_effects) if stops or problem else ((), ())
+        named = (opened or turns)[:NAMED_MAX]
+        if named and not is_decided:
+            log.info("the fleet ends when these have ended: %s", "; ".join(named))
+        return StopEvaluated(epoch, stops and not opened, problem, named)
+    except SnaplineError as error:
+        log.warning("epoch %d cannot be looked at: %s", epoch, error)
+    return StopEvaluated(epoch, False)
+
+
+def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
+    """Whether it holds, and what is wrong with it."""
+    try:
+        return bool(stop_when(cut)), ""
+    except SnaplineError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's own frame, below ours
+        return False, f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"

@@ -1,0 +1,87 @@
+"""People at a host's doors: the host knows no tokens and keeps no book, and asks the coordinator.
+
+What it hears of a token it believes for some seconds, for calls that only read: a person who follows an agent makes many. What changes something is
+written down by the coordinator before it is made, which looks at the token again: nobody acts by one that was revoked.
+"""
+
+import asyncio
+import time
+
+from snapline.errors import CoordinatorUnavailableError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.security.rpc_authorization import ERROR_KEY, Caller
+from snapline.security.transport import Identity, Security
+
+BELIEVED_S = 5.0
+"""A token that was revoked reads on for so long."""
+
+KNOWN_MAX = 256
+"""As many as a fleet may have; what is borne and is not good counts too."""
+
+ASKED_MAX = 4
+"""Questions to the coordinator at once: whoever tries many tokens waits in line."""
+
+ASK_S = 5.0
+"""For the coordinator's word: an election takes a second or two."""
+
+
+class AskedPeople:
+    """What a host knows of people, by the coordinator's word."""
+
+    def __init__(self, address: str, security: Security) -> None:
+        self._address = address
+        self._security = security
+        self._client: CoordinatorClient | None = None
+        self._generation = 0
+        self._known: dict[bytes, tuple[float, Identity | None]] = {}
+        self._asking = asyncio.Semaphore(ASKED_MAX)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def holder(self, digest: bytes) -> Identity | None:
+        """Who bears this token; see `doors.People`."""
+        async with self._asking:
+            until_s, found = self._known.get(digest, (0.0, None))
+            if time.monotonic() < until_s:
+                return found
+            told = await self._connected().check_token(digest, ASK_S)
+        found = Identity(told.role, told.name) if told.name else None
+        self._known.pop(digest, None)
+        while len(self._known) >= KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = time.monotonic() + BELIEVED_S, found
+        return found
+
+    async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
+        """Have a call written down; see `doors.People`."""
+        proof = {"digest": caller.digest, "certificate": caller.certificate}
+        await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
+
+    def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
+        return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
+
+    async def close(self) -> None:
+        """The host ends."""
+        for task in self._closing:
+            task.cancel()
+        if self._client is not None:
+            await self._client.close()
+
+    def _connected(self) -> CoordinatorClient:
+        """With the newest certificate."""
+        if self._client is not None and self._generation != self._security.generation:
+            task = asyncio.create_task(_close_later(self._client))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            self._client = None
+        if self._client is None:
+            self._client = CoordinatorClient(self._address, self._security)
+            self._generation = self._security.generation
+        return self._client
+
+
+async def _close_later(client: CoordinatorClient) -> None:
+    """When the calls are over that it had under way."""
+    try:
+        await asyncio.sleep(ASK_S)
+    finally:
+        await client.close()

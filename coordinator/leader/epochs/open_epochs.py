@@ -1,0 +1,157 @@
+"""The epochs that are open, each at one stage, and how it moves on.
+
+    Collecting        the hosts know of it; their reports come in, and come again after a broken stream
+    Asking            a koo-toueg round asks its agents
+    StoringManifest   every host has reported and every channel is covered; packs are read back, the manifest is written
+    StoringLine       a recovery line is made the epoch
+    Deciding          CompleteEpoch is proposed until the log has it. From here on no timeout aborts the epoch
+    Failing           AbortEpoch is proposed until the log has it
+
+All of it is volatile. Hosts repeat what they have reported, so a leader's death costs an epoch of theirs nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.events import WriteManifest
+from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.epoch_records import EpochAccount
+from snapline.messages.host_messages import EpochReport
+
+UNBORN_BYTES_MAX = 48 * 1024
+"""Of names in one CompleteEpoch, so that it stays below 64 KiB."""
+
+
+Channels = Mapping[tuple[str, str], int]
+"""(sender, receiver) → the last number sent inside the cut."""
+
+
+class ToldChannels(msgspec.Struct, frozen=True, gc=False):
+    """All channels of an epoch, each covered and between two of its members, who are all there: later reports may be told against it."""
+
+    epoch: int
+    plan: int
+    members: frozenset[str]
+    channels: Channels
+
+
+class Collecting(msgspec.Struct):
+    """`reports` by host. `told`: what they may be told against. `asked_again`: hosts whose reports did not suffice."""
+
+    reports: dict[str, EpochReport] = {}
+    told: ToldChannels | None = None
+    asked_again: set[str] = set()
+
+    def take(self, host: str, report: EpochReport) -> bool:
+        """A report has come: whether it is the first of this host. What it leaves out must be known here: else it was told to another leader, or asked for again since."""
+        if report.since and (self.told is None or report.since != self.told.epoch):
+            return False
+        is_first = host not in self.reports  # said again on a new stream, it is no later than it was
+        self.reports[host] = report
+        self.asked_again.discard(host)
+        return is_first
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """What has been answered is with the round."""
+
+
+class StoringManifest(msgspec.Struct, frozen=True):
+    """What is being written."""
+
+    manifest: WriteManifest
+
+
+class StoringLine(msgspec.Struct, frozen=True):
+    """What is being made is with the lines."""
+
+
+class Deciding(msgspec.Struct, frozen=True):
+    """What is proposed."""
+
+    completion: op.CompleteEpoch
+
+
+class Failing(msgspec.Struct, frozen=True):
+    """Why it is to be aborted."""
+
+    problem: str
+
+
+Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
+
+WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
+"""For hosts or agents; for the store. (Tuples: every event looks at the stage of every open epoch.)"""
+
+
+class EpochUnderway(msgspec.Struct):
+    """One open epoch: the hosts that take part, why it was begun, and how long it may take to be decided.
+
+    `opened_ns`: when this leader began to follow it; `account`: of the reports so far.
+    """
+
+    epoch: int
+    hosts: list[str]
+    trigger: str
+    deadline_ns: int
+    stage: Stage
+    opened_ns: int = 0
+    account: EpochAccount | None = None
+
+
+class Underway:
+    """The open epochs."""
+
+    def __init__(self, desk: Desk, store: StoreWatch) -> None:
+        self._desk = desk
+        self._store = store
+        self._open: dict[int, EpochUnderway] = {}
+
+    def __iter__(self) -> Iterator[EpochUnderway]:
+        return iter(list(self._open.values()))
+
+    def get(self, epoch: int) -> EpochUnderway | None:
+        """The epoch, if it is open here."""
+        return self._open.get(epoch)
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether the store is at work on one of them."""
+        return any(isinstance(entry.stage, STORING) for entry in self._open.values())
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether one of them may be in the store whole, or will be soon."""
+        return self.is_storing or any(isinstance(entry.stage, Deciding) for entry in self._open.values())
+
+    # ---- what happens to them ---------------------------------------------------------------------------------------
+
+    def begin(self, entry: EpochUnderway) -> None:
+        """It is open for the log, and here from now on."""
+        self._open[entry.epoch] = entry
+        self._store.begun(entry.epoch)
+
+    def end(self, entry: EpochUnderway) -> None:
+        """The log knows its outcome."""
+        del self._open[entry.epoch]
+
+    def decide(self, entry: EpochUnderway, completion: op.CompleteEpoch) -> None:
+        """All of it is durable."""
+        if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
+            self.fail(entry, f"{len(completion.unborn_agents)} agents are unborn in it: too many at once")
+        else:
+            entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
+
+    def fail(self, entry: EpochUnderway, problem: str) -> None:
+        """It cannot become whole; the first reason counts."""
+        if not isinstance(entry.stage, Failing):
+            entry.stage = Failing(problem)
+
+    def fail_to_store(self, entry: EpochUnderway, problem: str) -> None:
+        """The same, because of the store."""
+        if not isinstance(entry.stage, Failing):
+            self._store.failed(entry.epoch, problem)
+        self.fail(entry, problem)

@@ -1,0 +1,132 @@
+"""How epochs end: a complete one gets its ref, then the hosts are told, then whoever asked for the snapshot.
+
+A crash between the operation and the ref leaves a decision without a ref: the next leader publishes it, since the ref's bytes
+follow from the operation. A leader that starts knows nothing of refs, so every complete epoch is published again.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.events import EpochPublished, PublishEpoch
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import COMPLETE
+from snapline.messages.host_messages import EndEpoch
+
+NO_INPUTS: Mapping[str, int] = MappingProxyType({})
+
+PUBLISH_RETRY_NS = 1 * SECOND_NS
+"""A full disk is not emptied faster."""
+
+
+class Due(msgspec.Struct, frozen=True):
+    """The ref is to be written, from then on."""
+
+    at_ns: int
+
+
+class Publishing(msgspec.Struct, frozen=True):
+    """The ref is being written."""
+
+
+class Refs:
+    """Complete epochs without a ref, as far as known, and who has been told of what has ended."""
+
+    def __init__(
+        self, desk: Desk, attendance: Attendance, snapshots: Snapshots, store: StoreWatch, lines: Lines
+    ) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._snapshots = snapshots
+        self._store = store
+        self._lines = lines
+        self._owed: dict[int, Due | Publishing] = {}
+        self._aborts_told = 0
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def owed(self) -> tuple[int, ...]:
+        """Complete epochs without a ref."""
+        return tuple(self._owed)
+
+    def newest_published(self) -> int:
+        """The newest epoch that is complete, not condemned, and has its ref; 0 = none."""
+        return next((x for x in reversed(self._desk.state.complete_epochs()) if x not in self._owed), 0)
+
+    # ---- what happens ---------------------------------------------------------------------------------------------
+
+    def on_started(self) -> None:
+        """Nothing is known of refs; what was aborted before has been told, or is when a host comes back."""
+        self._owed = {epoch: Due(self._desk.now) for epoch in self._desk.state.complete_epochs()}
+        self._aborts_told = self._desk.state.image.aborted
+
+    def on_completed(self, epoch: int) -> None:
+        """The log says so."""
+        self._owed[epoch] = Due(self._desk.now)
+
+    def on_forgotten(self, epochs: Iterable[int]) -> None:
+        """These are no epochs any more."""
+        for epoch in epochs:
+            self._owed.pop(epoch, None)
+
+    def on_published(self, event: EpochPublished) -> None:
+        """The ref is there, or not."""
+        epoch = event.epoch
+        if epoch not in self._owed:
+            return
+        if not event.error:
+            del self._owed[epoch]
+            self._store.stored(epoch)
+            self._tell_end(epoch, is_complete=True, reason="", inputs=event.inputs)
+            self._lines.on_published(epoch)
+            return
+        self._owed[epoch] = Due(self._desk.now + PUBLISH_RETRY_NS)
+        if event.is_final:
+            self._desk.end(0, "failed", op.clip(event.error))
+        elif event.damaged_path:
+            self._desk.condemn(epoch, event.damaged_path, event.error)
+        else:
+            self._store.failed(epoch, f"the ref of epoch {epoch} cannot be written: {event.error}", is_news=True)
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Tell of what has come to nothing; answer who waits for what had ended before."""
+        image = self._desk.state.image
+        for epoch in list(self._owed):
+            record = image.epochs.get(epoch)
+            if record is None or record.status != COMPLETE:
+                del self._owed[epoch]
+                self._store.ended(epoch)
+                self._tell_end(epoch, is_complete=record is not None, reason="condemned")
+        self._tell_aborts()
+        for epoch in self._snapshots.epochs:
+            outcome = self._desk.state.outcome_of(epoch)
+            if outcome is not None and epoch not in self._owed:
+                self._snapshots.answer(epoch, is_complete=outcome.is_complete, reason=outcome.reason)
+
+    def _tell_aborts(self) -> None:
+        image = self._desk.state.image
+        fresh, self._aborts_told = image.aborted - self._aborts_told, image.aborted
+        for outcome in [x for x in image.outcomes if not x.is_complete][-fresh:] if fresh else []:
+            self._desk.note("warning", f"epoch {outcome.epoch} is aborted: {outcome.reason}")
+            self._tell_end(outcome.epoch, is_complete=False, reason=outcome.reason)
+
+    def _tell_end(self, epoch: int, *, is_complete: bool, reason: str, inputs: Mapping[str, int] = NO_INPUTS) -> None:
+        ended = EndEpoch(epoch, is_complete, reason, tuple(inputs), tuple(inputs.values()))
+        self._desk.send(self._attendance.all_sessions(), ended)
+        self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
+
+    def publish(self) -> None:
+        """Have refs written that are due."""
+        for epoch, stage in self._owed.items():
+            if isinstance(stage, Due) and stage.at_ns <= self._desk.now:
+                self._owed[epoch] = Publishing()
+                self._desk.out.append(PublishEpoch(epoch, self._desk.state.image.epochs[epoch].root))

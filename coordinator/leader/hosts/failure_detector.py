@@ -1,0 +1,234 @@
+"""Who is lost: a host is *suspected*, and its loss proposed, when its stream has been broken for 1 s, or at once if nothing was heard of it for a second before,
+or if a peer says in that time that its link broke too; at once when a launcher says that the process is over, or an operator that it shall be.
+
+Silence is no loss while the stream stands. Somebody's code holds the host's event loop, or its interpreter, and gRPC's own threads answer for the process
+(`channels/options.py`): they break the stream of a dead, frozen or unreachable one 2 s after its last byte. A *busy* host is shown as a concern. A thread
+of its process reports what holds the loop (`HostBusyReported`), also when the stream is gone, as after a change of leader: that puts off its loss.
+
+A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
+makes everything it did meanwhile void.
+
+Deadlines move when this process itself was late: a coordinator that was stopped for ten seconds has heard nobody, and that
+is not the hosts' fault.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.events import HostBusyReported, HostExitReported
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, Attendance, HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ALIVE, LEFT, HostRecord
+from snapline.messages.concerns import Concern
+from snapline.messages.host_messages import Leave, PeerSuspected, TurnedAway
+from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
+
+BROKEN_NS = 1 * SECOND_NS
+"""A stream that broke is opened again within 50 to 500 ms, if the host lives."""
+
+BUSY_NS = 2 * SECOND_NS
+"""A busy host reports every second: one report may be lost."""
+
+RESTART_GRACE_NS = 3 * SECOND_NS
+"""For hosts that were alive when the leader started: their streams have yet to come back."""
+
+DEATHS_SHOWN = 10
+"""Messages that kill, the latest ones: one of them is news, hundreds are one defect."""
+
+ENDED = "an operator has ended it"
+
+
+class Exited(msgspec.Struct, frozen=True):
+    """The end of the process of a host's run, and in the middle of which turns that was."""
+
+    start: int
+    reason: str
+    died_in: tuple[TurnDeath, ...] = ()
+
+
+class BusyReport(msgspec.Struct, frozen=True):
+    """What a run of a host said last of what holds its event loop, and when."""
+
+    start: int
+    at_ns: int
+    busy_ns: int
+    what: str
+
+
+class Suspicion:
+    """What speaks against a host. Volatile: a new leader waits for all that the state calls alive."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._deadlines: dict[str, int] = {}
+        """Hosts alive in the state without a session: when they count as lost."""
+        self._exits: dict[str, Exited] = {}
+        self._leaves: dict[str, tuple[int, str]] = {}
+        self._peer_suspicions: dict[str, tuple[int, int]] = {}
+        """Host → (start, when): a link to that run broke."""
+        self._heard_ns: dict[str, int] = {}
+        """Hosts that have a session: when they were last heard of."""
+        self._busy: dict[str, BusyReport] = {}
+
+    def on_started(self) -> None:
+        """All hosts that are alive in the state get time to come back."""
+        for host, record in self._desk.state.image.hosts.items():
+            if record.state == ALIVE:
+                self._deadlines[host] = self._desk.now + RESTART_GRACE_NS
+
+    def on_peer_suspected(self, message: PeerSuspected) -> None:
+        """A link to that host broke. That counts within a second of its stream to us breaking."""
+        record = self._desk.state.image.hosts.get(message.host)
+        if record is None or record.start != message.host_start or self._is_reported(message.host, record):
+            return
+        if message.host in self._deadlines:
+            self._deadlines[message.host] = min(self._deadlines[message.host], self._desk.now)
+        else:
+            self._peer_suspicions[message.host] = (message.host_start, self._desk.now)
+
+    def on_busy_reported(self, event: HostBusyReported) -> None:
+        """A thread of the host: its process lives, and something holds its event loop."""
+        record, now = self._desk.state.image.hosts.get(event.host), self._desk.now
+        if record is None or record.instance != event.instance or record.state != ALIVE:
+            return
+        self._busy[event.host] = BusyReport(record.start, now, event.busy_ns, op.clip(event.what))
+        if event.host in self._deadlines:
+            self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
+
+    def on_exit_reported(self, event: HostExitReported) -> None:
+        """A launcher's word."""
+        record = self._desk.state.image.hosts.get(event.host)
+        if record is not None and record.instance == event.instance and record.state != LEFT:
+            self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
+
+    def on_end_requested(self, host: str) -> None:
+        """An operator's: it is told, and nothing of it counts whether it hears that or not."""
+        record, session = self._desk.state.image.hosts.get(host), self._attendance.session_of(host)
+        if record is not None and record.state == ALIVE:
+            self._exits[host] = Exited(record.start, ENDED)
+        if session is not None:
+            self._desk.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
+
+    def on_leave(self, session: HostSession, message: Leave) -> None:
+        """The host says goodbye."""
+        self._leaves[session.host] = (session.start, message.reason)
+
+    def shift(self, late_ns: int) -> None:
+        """This process was late by so much: nobody is suspected for that."""
+        now = self._desk.now
+        self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
+        self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
+        self._busy = {
+            host: msgspec.structs.replace(report, at_ns=min(report.at_ns + late_ns, now))
+            for host, report in self._busy.items()
+        }
+
+    def evaluate(self) -> None:
+        """Propose losses."""
+        if not self._desk.state.image.outcome:
+            self._propose_losses()
+
+    def _propose_losses(self) -> None:
+        leaving: list[op.LostHost] = []
+        lost: list[op.LostHost] = []
+        reasons: list[str] = []
+        for host, record in self._desk.state.image.hosts.items():
+            if record.state != ALIVE:
+                self._count_late(host, record)
+                for known in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
+                    known.pop(host, None)
+                continue
+            if self._leaves.get(host, (0, ""))[0] == record.start:
+                leaving.append(op.LostHost(host, record.start))
+                continue
+            reason = self._suspicion_of(host, record)
+            if reason:
+                lost.append(op.LostHost(host, record.start, () if lost else self._died_in(host, record)))
+                reasons.append(f"host {host}: {reason}")
+        if leaving and self._desk.propose("leave", op.LoseHosts(tuple(leaving), "the host leaves", True)):
+            self._desk.note("info", f"leaving: {', '.join(x.host for x in leaving)}")
+        if lost and self._desk.propose("lose", self._loss_of(lost, reasons)):
+            self._desk.note("warning", f"lost: {'; '.join(reasons)}")
+
+    def _loss_of(self, lost: list[op.LostHost], reasons: list[str]) -> op.LoseHosts:
+        until_ns = self._attendance.ran_until_ns({each.host: each.host_start for each in lost})
+        return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
+
+    def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
+        """In which turns its process has died, if that is known and not counted yet."""
+        exited = self._exits.get(host)
+        is_news = exited is not None and exited.start == record.start and record.died != record.instance
+        return exited.died_in if exited is not None and is_news else ()
+
+    def _count_late(self, host: str, record: HostRecord) -> None:
+        """Its loss is known already, and in which turns it died is not: of many hosts at once one entry would not hold it."""
+        died_in = self._died_in(host, record)
+        if died_in:
+            late = op.LostHost(host, record.start, died_in)
+            self._desk.propose(f"died/{host}", op.LoseHosts((late,), f"host {host} died in the middle of a turn"))
+
+    def _suspicion_of(self, host: str, record: HostRecord) -> str:
+        now = self._desk.now
+        exited = self._exits.get(host)
+        if exited is not None and exited.start == record.start:
+            return exited.reason or "its process has ended"
+        session = self._attendance.session_of(host)
+        if session is not None:
+            if self._deadlines:
+                self._deadlines.pop(host, None)
+            self._heard_ns[host] = session.stage.heard_ns if isinstance(session.stage, Attached) else now
+            return ""
+        if host not in self._deadlines:
+            self._deadlines[host] = self._deadline_of(host, record)
+        return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
+
+    def _deadline_of(self, host: str, record: HostRecord) -> int:
+        """When a host whose stream has just broken is lost."""
+        now = self._desk.now
+        if self._is_reported(host, record):
+            return self._busy[host].at_ns + BUSY_NS
+        start, since_ns = self._peer_suspicions.get(host, (0, 0))
+        is_agreed = start == record.start and now - since_ns <= BROKEN_NS
+        is_quiet = now - self._heard_ns.get(host, now) >= QUIET_NS
+        return now + (0 if is_agreed or is_quiet else BROKEN_NS)
+
+    def _is_reported(self, host: str, record: HostRecord) -> bool:
+        """Has its process said within the last moments that it lives?"""
+        report = self._busy.get(host)
+        return report is not None and report.start == record.start and self._desk.now - report.at_ns < BUSY_NS
+
+    # ---- for people -------------------------------------------------------------------------------------------------
+
+    def concerns(self) -> list[Concern]:
+        """Which hosts are busy, and with what; which messages kill processes."""
+        found = [_concern_of(death) for death in self._desk.state.image.deaths[-DEATHS_SHOWN:]]
+        for host, record in self._desk.state.image.hosts.items():
+            busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
+            if busy_ns:
+                text = (
+                    f"host {host} is alive, and its agents have stood still for {busy_ns / 1e9:.1f} s: "
+                    f"{what or 'something holds its event loop; its log says what, as soon as it can'}"
+                )
+                found.append(Concern("busy", (host,), busy_ns, text))
+        return found
+
+    def _busy_with(self, host: str, record: HostRecord) -> tuple[int, str]:
+        """How long it has been busy, and with what, as far as it could say."""
+        session = self._attendance.session_of(host)
+        quiet_ns = 0 if session is None else self._attendance.quiet_ns(session)
+        if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
+            report = self._busy[host]
+            return report.busy_ns + self._desk.now - report.at_ns, report.what
+        return (quiet_ns, "") if quiet_ns >= BUSY_NS else (0, "")
+
+
+def _concern_of(death: TurnDeath) -> Concern:
+    is_set_aside = death.times > death.limit
+    then = "this has no turn any more, and is a dead letter" if is_set_aside else "this is tried again"
+    if death.what == STOP_WHEN:
+        then = "the fleet fails" if is_set_aside else "it is asked again"
+    elif death.what == CAPTURE:
+        then = "this is not tried any more, and no epoch completes" if is_set_aside else "this is tried again"
+    agents = (death.agent,) if death.agent else ()
+    return Concern("killer", (), 0, f"{death.sentence()}: {then}", agents)

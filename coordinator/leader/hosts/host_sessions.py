@@ -1,0 +1,294 @@
+"""Which hosts are there: their streams, and how they stand.
+
+A host's stream (a *session*) goes through the stages
+
+    Joining      Join arrived; a fresh file is being written into the store
+    Probing      the host must say what is in it. Two hosts with different directories behind one --store would else make
+                 checkpoints nobody can restore
+    Admitting    it has read the probe; AdmitHost is on its way, unless this run of the host is known
+    Attached     gets directives, counts for plans
+
+A session of a run replaces the one before it; a session of a newer run ends the older run (G9). Who is admitted is decided in
+`admission.py`, who is lost in `failure_detector.py`.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from snapline.coordinator.leader.events import CloseStream, RemoveProbe
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.state.fleet_records import ALIVE
+from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
+
+ASKED_MAX = 4
+"""Hosts that are asked for the fleet's definition at a time: if one is slow or dies, another has said it. To say it and to hear it takes half a second each
+where it has a hundred thousand agents. Of hosts that were all asked none was heard in time: each was given up, joined again and was asked again, for ever."""
+
+
+QUIET_NS = 1 * SECOND_NS
+"""A host that misses two heartbeats is busy: its event loop does not run. It is not dead, as long as its stream stands."""
+
+DEFINING_NS = 10 * SECOND_NS
+"""A host that was asked for the fleet's definition and says nothing for so long: another one is asked."""
+
+
+class Joining(msgspec.Struct):
+    """Since when it waits for its probe."""
+
+    since_ns: int
+
+
+class Probing(msgspec.Struct):
+    """What it has to read, and since when."""
+
+    path: str
+    content: bytes
+    since_ns: int
+
+
+class Admitting(msgspec.Struct, frozen=True):
+    """It sees the store."""
+
+
+class Attached(msgspec.Struct):
+    """When it was last heard of (it owes heartbeats), and when it was last heard of again after it had been quiet."""
+
+    heard_ns: int
+    woken_ns: int = 0
+
+
+class HostSession(msgspec.Struct):
+    """One stream of a host.
+
+    Attributes:
+        start: host start; 0 before a new run is admitted.
+        heartbeat, beaten_ns: its last heartbeat, and when that came.
+        is_asked: for the fleet's definition.
+    """
+
+    id: int
+    join: Join
+    stage: Joining | Probing | Admitting | Attached
+    start: int = 0
+    heartbeat: Heartbeat = Heartbeat(0)
+    beaten_ns: int = 0
+    is_asked: bool = False
+
+    @property
+    def host(self) -> str:
+        """The host it speaks for."""
+        return self.join.host
+
+
+class Attendance:
+    """The sessions. Volatile: rebuilt from what hosts say again."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._sessions: dict[int, HostSession] = {}
+        self._current: dict[str, HostSession] = {}
+        """Host → the session of the run that the state knows."""
+        self._roster: Roster | None = None
+        self._newly_attached: list[HostSession] = []
+        self._seen: dict[str, int] = {}
+        """Hosts that this leader has had a stream of → their start."""
+        self._led_until_ns = 0
+
+    def on_started(self) -> None:
+        """What the log says last is of the leader before this one."""
+        self._led_until_ns = self._desk.state.image.now_ns
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def session(self, number: int) -> HostSession | None:
+        """The session, if it is the current one of a run that the state knows."""
+        session = self._sessions.get(number)
+        return session if session is not None and self._current.get(session.host) is session else None
+
+    def opened(self, number: int) -> HostSession | None:
+        """The session, whatever it is."""
+        return self._sessions.get(number)
+
+    def all_opened(self) -> list[HostSession]:
+        """All streams, oldest first."""
+        return list(self._sessions.values())
+
+    def session_of(self, host: str) -> HostSession | None:
+        """The current session of a host, attached or not."""
+        return self._current.get(host)
+
+    def attached_session(self, host: str) -> HostSession | None:
+        """The session of a host that is attached and, for the state, alive."""
+        session = self._current.get(host)
+        if session is None or not isinstance(session.stage, Attached):
+            return None
+        record = self._desk.state.image.hosts.get(host)
+        is_alive = record is not None and record.state == ALIVE and record.start == session.start
+        return session if is_alive else None
+
+    def attached(self) -> list[str]:
+        """Hosts that are attached, by name."""
+        return [host for host in sorted(self._current) if self.attached_session(host) is not None]
+
+    def sessions_of(self, hosts: list[str]) -> tuple[int, ...]:
+        """The attached sessions of these hosts."""
+        sessions = [self.attached_session(host) for host in hosts]
+        return tuple([session.id for session in sessions if session is not None])
+
+    def all_sessions(self) -> tuple[int, ...]:
+        """Every session that is attached."""
+        return tuple([session.id for session in self._current.values() if isinstance(session.stage, Attached)])
+
+    def heartbeats(self) -> dict[str, Heartbeat]:
+        """Host → its last heartbeat, of those that have a stream."""
+        return {host: session.heartbeat for host, session in self._current.items()}
+
+    def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
+        """Until when, in wall-clock time, any of these runs of hosts (by start) is known to have worked; 0: until now.
+
+        Those that this leader has never heard may have ended with the leader before it.
+        """
+        return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
+
+    def take_newly_attached(self) -> list[HostSession]:
+        """The sessions that have been attached since this was asked last: they are to be greeted."""
+        sessions, self._newly_attached = self._newly_attached, []
+        return sessions
+
+    def quiet_ns(self, session: HostSession) -> int:
+        """How long nothing has been heard of it."""
+        return self._desk.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
+
+    def log_bytes(self) -> int:
+        """Of the sender logs in memory, those of the host that has most."""
+        return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no stream is open."""
+        return not self._sessions
+
+    # ---- streams that come and go ---------------------------------------------------------------------------------
+
+    def open(self, number: int, join: Join) -> HostSession:
+        """The first message of a stream has come."""
+        session = self._sessions[number] = HostSession(number, join, Joining(self._desk.now))
+        return session
+
+    def take_place(self, session: HostSession, start: int) -> None:
+        """It is the one of its host's run, whose start is `start`."""
+        older = self._current.pop(session.host, None)
+        if older is not None:
+            if older.join.instance != session.join.instance:
+                reason = f"a newer process has taken the place of host {session.host}: end this one"
+                self._desk.send((older.id,), TurnedAway(reason, True))
+            self._close(older)
+        session.start = start
+        self._current[session.host] = session
+
+    def attach(self, session: HostSession) -> None:
+        """It takes part from here on."""
+        session.stage = Attached(self._desk.now)
+        self._seen[session.host] = session.start
+        self._welcome(session)
+        self._newly_attached.append(session)
+
+    def _welcome(self, session: HostSession) -> None:
+        session.is_asked = self._asks_more()
+        desk, fork = self._desk, self._desk.state.image.fork
+        cluster = desk.state.image.cluster or desk.options.cluster
+        is_shadow = fork is not None and not fork.is_live
+        wants, heartbeat_ns = session.is_asked, desk.options.heartbeat_ns
+        desk.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
+
+    def _asks_more(self) -> bool:
+        """Whether one more host is to say what the fleet is."""
+        return not self._desk.state.is_defined and sum(map(self._may_answer, self._sessions.values())) < ASKED_MAX
+
+    def _may_answer(self, session: HostSession) -> bool:
+        return session.is_asked and self.quiet_ns(session) < DEFINING_NS
+
+    def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
+        """Send it off, with a reason."""
+        self._desk.note("warning", f"turned away: {reason}")
+        self._desk.send((session.id,), TurnedAway(reason, is_final))
+        self._close(session)
+
+    def send_off(self, session: HostSession) -> None:
+        """The fleet has ended, and this run of a host had no part in it."""
+        image = self._desk.state.image
+        self._desk.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
+        self._close(session)
+
+    def _close(self, session: HostSession) -> None:
+        self._desk.out.append(CloseStream(session.id))
+        self.on_closed(session.id)
+
+    def on_closed(self, number: int) -> None:
+        """The stream ended, whoever ended it."""
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return
+        if isinstance(session.stage, Probing):
+            self._desk.out.append(RemoveProbe(session.stage.path))
+        if self._current.get(session.host) is session:
+            del self._current[session.host]
+
+    # ---- signs of life --------------------------------------------------------------------------------------------
+
+    def on_heard(self, session: HostSession) -> None:
+        """Any message is a sign of life."""
+        if isinstance(session.stage, Attached):
+            if self.quiet_ns(session) >= QUIET_NS:
+                session.stage.woken_ns = self._desk.now
+            session.stage.heard_ns = self._desk.now
+
+    def on_heartbeat(self, session: HostSession, message: Heartbeat) -> None:
+        """It lives, and says how it stands."""
+        session.heartbeat, session.beaten_ns = message, self._desk.now
+
+    def shift(self, late_ns: int) -> None:
+        """This process was late by so much: nobody was silent for that long."""
+        now = self._desk.now
+        for session in self._sessions.values():
+            match session.stage:
+                case Joining() | Probing():
+                    session.stage.since_ns = min(session.stage.since_ns + late_ns, now)
+                case Attached():
+                    session.stage.heard_ns = min(session.stage.heard_ns + late_ns, now)
+                    session.stage.woken_ns = min(session.stage.woken_ns + late_ns, now)
+                    session.beaten_ns = min(session.beaten_ns + late_ns, now)
+                case Admitting():
+                    pass
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Follow the state, and send the roster."""
+        self._drop_lost_sessions()
+        self._ask_others()
+        roster = self.roster()
+        if roster != self._roster:
+            self._roster = roster
+            self._desk.send(self.all_sessions(), roster)
+
+    def _ask_others(self) -> None:
+        """Those that were asked for the definition may be gone."""
+        for session in self._current.values() if self._asks_more() else ():
+            if isinstance(session.stage, Attached) and not session.is_asked and self._asks_more():
+                self._welcome(session)
+
+    def roster(self) -> Roster:
+        """Where the living hosts are."""
+        hosts = sorted(self._desk.state.image.hosts.items())
+        return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
+
+    def _drop_lost_sessions(self) -> None:
+        """A session whose run the state calls over has to join again."""
+        hosts = self._desk.state.image.hosts
+        for host, session in list(self._current.items()):
+            record = hosts.get(host)
+            is_over = record is None or record.state != ALIVE or record.start != session.start
+            if is_over and not self._desk.state.image.outcome:
+                self._close(session)

@@ -1,0 +1,150 @@
+"""Cuts between hosts that all see the coordinator: who goes.
+
+The problem. Two hosts that cannot reach each other keep their heartbeats, so nobody suspects either; but markers and messages
+between them wait, and no epoch completes. Hosts name in every heartbeat the hosts of their plan that they have no link to,
+since when, and whether anything waits for it. That is level-triggered: one that is late, lost or said twice does no harm, and a
+new leader knows as much half a second after the host is back on its stream. A link that nothing waits for is left alone.
+
+The decision. When something has waited for a link for CUT_NS since it broke (and it is found broken after a silence as long),
+hosts are put out until every such pair is rid of one: each time the host that is cut from more others, on a tie the one with
+the larger id, none twice within the rejoin grace. Pairs cut a little later count when it comes to who is cut from more: a host
+that lost all its links lost them within a heartbeat or so. The agents of a host that is put out are placed elsewhere
+(`standby_hosts.py`), so the fleet goes on though the cut lasts for ever.
+
+A host that is quiet is busy (`failure_detector.py`): it does not answer when its peers open links, and what it said of its own is old. Its links count
+from when it is heard of again.
+
+While a plan is being applied links are not all there yet: a cut counts from when the fleet runs, and a second later for every ten thousand agents, whose
+first turns come before anything else that their hosts do.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, Attendance, HostSession
+from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
+from snapline.messages.concerns import Concern
+
+CUT_NS = 2 * SECOND_NS
+"""As long as it takes to find a stream broken. With that time before, and a plan after it, three of these are enough."""
+
+AGENTS_A_SECOND = 10_000
+"""Agents whose first turns take their hosts a second, together: links are made after them."""
+
+COUNTED_NS = CUT_NS // 2
+"""A pair that has been cut for this long counts when the host that goes is chosen."""
+
+SHOWN_NS = SECOND_NS
+"""A link that broke is back within half of it, if the network is whole."""
+
+Pair = tuple[str, str]
+
+
+class NetworkCut(msgspec.Struct):
+    """No link between two hosts, as one or both of them say."""
+
+    since_ns: int
+    is_waited: bool
+
+
+class Running(msgspec.Struct, frozen=True):
+    """The plan under which the fleet runs, and since when, as far as this leader knows."""
+
+    plan: int
+    since_ns: int
+
+
+class NetworkCuts:
+    """The cuts that are known. Volatile: the hosts say them again."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, spares: Spares) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._spares = spares
+        self._running: Running | None = None
+
+    def shift(self, late_ns: int) -> None:
+        """This process was late by so much: no link is suspected for that."""
+        if self._running is not None:
+            since_ns = min(self._running.since_ns + late_ns, self._desk.now)
+            self._running = Running(self._running.plan, since_ns)
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def _cuts(self) -> dict[Pair, NetworkCut]:
+        """All pairs of the plan's hosts that are cut now."""
+        plan, running, found = self._desk.state.plan, self._running, dict[Pair, NetworkCut]()
+        if plan is None or self._desk.state.phase != RUNNING or running is None or running.plan != plan.number:
+            return found
+        begins_ns = running.since_ns + len(self._desk.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
+        for host in plan.hosts:
+            session = self._attendance.attached_session(host)
+            if session is None or session.heartbeat.plan != plan.number or self._is_busy(session):
+                continue
+            for peer in session.heartbeat.unreached[: len(plan.hosts)]:
+                other = self._other(plan, host, peer.host, peer.host_start)
+                if other is None or self._is_busy(other):
+                    continue
+                since_ns = max(session.beaten_ns - peer.elapsed_ns, begins_ns, _woken_ns(session), _woken_ns(other))
+                cut = found.setdefault(
+                    (min(host, peer.host), max(host, peer.host)), NetworkCut(since_ns, peer.is_waited)
+                )
+                cut.since_ns = min(cut.since_ns, since_ns)
+                cut.is_waited = cut.is_waited or peer.is_waited
+        return found
+
+    def _other(self, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
+        session = self._attendance.attached_session(peer) if peer != host and peer in plan.hosts else None
+        return session if session is not None and session.start == start else None
+
+    def _is_busy(self, session: HostSession) -> bool:
+        return self._attendance.quiet_ns(session) >= QUIET_NS
+
+    def concerns(self) -> list[Concern]:
+        """Which hosts do not reach each other."""
+        found = []
+        for pair, cut in self._cuts().items():
+            lasts_ns = self._desk.now - cut.since_ns
+            if cut.is_waited and lasts_ns >= SHOWN_NS:
+                text = f"hosts {pair[0]} and {pair[1]} have not reached each other for {lasts_ns / 1e9:.1f} s"
+                found.append(Concern("cut", pair, lasts_ns, text))
+        return found
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Put hosts out, if a cut has lasted."""
+        state = self._desk.state
+        if state.phase != RUNNING:
+            self._running = None
+            return
+        if self._running is None or self._running.plan != state.plan_number:
+            self._running = Running(state.plan_number, self._desk.now)
+        cuts, now = self._cuts(), self._desk.now
+        if any(cut.is_waited and now - cut.since_ns >= CUT_NS for cut in cuts.values()):
+            reasons = self._choose({pair: cut for pair, cut in cuts.items() if now - cut.since_ns >= COUNTED_NS})
+            if reasons:
+                self._spares.put_out(reasons)
+
+    def _choose(self, cuts: dict[Pair, NetworkCut]) -> dict[str, str]:
+        """Who goes, and why."""
+        reasons: dict[str, str] = {}
+        open_pairs = [pair for pair, cut in cuts.items() if cut.is_waited]
+        while open_pairs:
+            others: dict[str, list[str]] = {}
+            for one, other in cuts:
+                if one not in reasons and other not in reasons:
+                    others.setdefault(one, []).append(other)
+                    others.setdefault(other, []).append(one)
+            ends = [host for pair in open_pairs for host in pair]
+            host = max(ends, key=lambda host: (len(others[host]), host))
+            open_pairs = [pair for pair in open_pairs if host not in pair]
+            if self._spares.may_go(host):
+                longest_ns = self._desk.now - min(cuts[pair].since_ns for pair in cuts if host in pair)
+                reasons[host] = f"cut from {', '.join(sorted(others[host]))} for {longest_ns / 1e9:.1f} s"
+        return reasons
+
+
+def _woken_ns(session: HostSession) -> int:
+    return session.stage.woken_ns if isinstance(session.stage, Attached) else 0

@@ -1,0 +1,159 @@
+"""What the parts of the leader share: the state they read, the commands they give, and the proposals on their way.
+
+Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is on its way. The parts are level-
+triggered: after every event they compare the state with what they know and propose what is missing. So a proposal that was
+rejected, or refused because the state had moved on, needs no care: the next look decides anew.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from snapline.coordinator.leader.events import Command, Note, Propose, SendDirective
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.coordinator.state.operations import Kind
+from snapline.messages.host_messages import Directive
+from snapline.storage.log.names import LogName
+
+SECOND_NS = 1_000_000_000
+
+RETRY_NS = 100_000_000
+"""Before a key is used again after its proposal was rejected or refused: a bug must not become a busy loop."""
+
+PROPOSALS_MAX = 4096
+"""On their way at once, requests of hosts included; who asks beyond that has its stream closed and asks again."""
+
+
+class LeaderOptions(msgspec.Struct, frozen=True):
+    """What a leader is told by its user.
+
+    Attributes:
+        client: names this leader's run in request ids; random.
+        cluster: random id of the fleet's run, until the state knows one.
+        hosts_expected: the fleet starts when so many hosts are attached.
+        rejoin_grace_ns: how long agents wait for their lost host before they move.
+        keep_epochs: complete epochs that are kept, at least 2.
+        heartbeat_ns: hosts are asked to be heard of this often.
+        exit_when_finished: end the run when the fleet has ended.
+        may_begin_anew: a fleet all of whose snapshots are damaged begins from its initial states.
+        certify: signs a host's public key for a log (`Store.certify_log`), always the same way; None: batches are not signed.
+    """
+
+    client: str
+    cluster: str
+    hosts_expected: int
+    rejoin_grace_ns: int = 3 * SECOND_NS
+    keep_epochs: int = 10
+    heartbeat_ns: int = SECOND_NS // 2
+    exit_when_finished: bool = True
+    may_begin_anew: bool = True
+    certify: Callable[[LogName, bytes], bytes] | None = None
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """One on its way."""
+
+    key: str
+    client: str
+    sequence: int
+    kind: Kind
+
+
+class Desk:
+    """Shared by the parts of one leader.
+
+    Attributes:
+        state: read only.
+        now: time of the event being handled.
+        out: commands given so far in this event.
+        ending: (epoch, outcome, reason) once somebody has found that the fleet must end; proposed until it has.
+        damaged: epoch → (path, reason), found damaged; condemning them is proposed until the state agrees.
+    """
+
+    def __init__(self, state: FleetView, options: LeaderOptions) -> None:
+        self.state = state
+        self.options = options
+        self.now = 0
+        self.out: list[Command] = []
+        self.ending: tuple[int, str, str] | None = None
+        self.damaged: dict[int, tuple[str, str]] = {}
+        self._token = 0
+        self._pending: dict[int, Proposal] = {}
+        self._keys: dict[str, int] = {}
+        self._blocked: dict[str, int] = {}
+        self._again: list[tuple[int, int]] = []
+
+    def propose(self, key: str, kind: Kind, *, client: str = "", sequence: int = 0) -> bool:
+        """Propose `kind` unless one with this key is on its way, or has just come back; return whether it left."""
+        if key in self._keys or len(self._pending) >= PROPOSALS_MAX:
+            return False
+        if key in self._blocked:
+            if self.now < self._blocked[key]:
+                return False
+            del self._blocked[key]
+        self._token += 1
+        proposal = Proposal(key, client or self.options.client, sequence or self._token, kind)
+        self._pending[self._token] = proposal
+        self._keys[key] = self._token
+        self.out.append(Propose(self._token, proposal.client, proposal.sequence, kind))
+        return True
+
+    def is_on_its_way(self, key: str) -> bool:
+        """Whether a proposal with this key is on its way."""
+        return key in self._keys
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more proposals are taken."""
+        return len(self._pending) >= PROPOSALS_MAX
+
+    def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
+        """Take the outcome of a proposal; return it with its result, None for rejected.
+
+        An unknown outcome, and a rejected request of a host, is proposed again under its request id: then nothing is
+        returned.
+        """
+        proposal = self._pending.get(token)
+        if proposal is None:
+            return None
+        is_request = proposal.client != self.options.client
+        if not isinstance(outcome, Committed) and (is_request or not isinstance(outcome, Rejected)):
+            self._again.append((self.now + RETRY_NS, token))
+            return None
+        del self._pending[token], self._keys[proposal.key]
+        if isinstance(outcome, Committed) and not outcome.result.is_refused:
+            return proposal, outcome.result
+        if not is_request:  # a host asks again when its stream was lost, perhaps with the answer, and not a third time
+            self._blocked[proposal.key] = self.now + RETRY_NS
+        return proposal, outcome.result if isinstance(outcome, Committed) else None
+
+    def propose_again(self) -> None:
+        """Propose what has waited long enough after an unknown outcome."""
+        due = [token for at, token in self._again if at <= self.now]
+        self._again = [(at, token) for at, token in self._again if at > self.now]
+        for token in due:
+            proposal = self._pending[token]
+            self.out.append(Propose(token, proposal.client, proposal.sequence, proposal.kind))
+        if self._blocked:
+            self._blocked = {key: until for key, until in self._blocked.items() if until > self.now}
+
+    def send(self, sessions: tuple[int, ...], directive: Directive) -> None:
+        """Tell these sessions."""
+        if sessions:
+            self.out.append(SendDirective(sessions, directive))
+
+    def note(self, level: str, text: str) -> None:
+        """Have something logged."""
+        self.out.append(Note(level, text))
+
+    def condemn(self, epoch: int, path: str, reason: str) -> None:
+        """The bytes of an epoch are damaged: no plan may use it."""
+        if epoch not in self.damaged:
+            self.note("warning", f"epoch {epoch} is damaged and will not be used: {path}: {reason}")
+            self.damaged[epoch] = (path, reason)
+
+    def end(self, epoch: int, outcome: str, reason: str) -> None:
+        """The fleet must end; the first reason found wins."""
+        if self.ending is None:
+            self.ending = (epoch, outcome, reason)

@@ -1,0 +1,259 @@
+"""Which checkpoints of a logged fleet lie in the store, and the recovery line that follows from them.
+
+One ledger serves one plan. It begins with the *base*, the newest complete epoch (0: the initial states, each of which is a
+checkpoint with number 0 in a pack of its own kind), and takes in what hosts report above it. `recovery/history.py` finds the
+line; here are the files: which pack holds which checkpoint, which of them no line can need any more.
+
+`FleetHistory` numbers checkpoints from 0 for each agent, and an agent of the base epoch may have any number there. So there an
+agent's checkpoint of the base epoch is number 1, after the implicit 0, and `_shift` leads from ours to its.
+
+The line never falls below the base while a plan lasts: the base is consistent. What lies at or below it is forgotten, files
+included, since plans start from the base or from what lies above it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from snapline.coordinator.leader.events import LineAgent, StoredCheckpoint
+from snapline.coordinator.state.fleet_records import AgentRecord
+from snapline.errors import ProtocolError
+from snapline.messages.host_messages import ReportedPack
+from snapline.recovery.history import FleetHistory, Line
+
+UNBORN = "unborn"
+
+AGENTS_NAMED_MAX = 5
+"""In a sentence."""
+
+ADDED, KNOWN, GAP, VOID = "added", "known", "gap", "void"
+
+
+class Ledger:
+    """The checkpoints of one plan.
+
+    Attributes:
+        plan, base_epoch: what it belongs to.
+        base: agent → number of its checkpoint in the base epoch; agents that are unborn there, or where there is no base
+            epoch, have none.
+        newest: agent → number of its newest checkpoint; 0 for one that has none.
+        packs: by path, all that hold something.
+        log_bytes: of the sender logs in them.
+        problems: what was reported and cannot be; for the log of the process.
+        left: agents that have left since. They stay in the history; an epoch that began before holds them as the base does.
+    """
+
+    def __init__(
+        self,
+        plan: int,
+        base_epoch: int,
+        base: Iterable[StoredCheckpoint],
+        initial: Iterable[str],
+        damaged: Mapping[str, int],
+    ) -> None:
+        """`initial`: agents that have a checkpoint 0 in a pack if there is no base epoch. `damaged`: agent → number of its
+        first checkpoint that cannot be read: that one and later ones do not count."""
+        self.plan = plan
+        self.base_epoch = base_epoch
+        self.base: dict[str, int] = {}
+        self.newest: dict[str, int] = {}
+        self.packs: dict[str, ReportedPack] = {}
+        self.log_bytes = 0
+        self.problems: list[str] = []
+        self.left: dict[str, None] = {}
+        self.history = FleetHistory()
+        self._damaged = dict(damaged)
+        self._initial = dict.fromkeys(initial)
+        self._missing = {} if base_epoch else dict(self._initial)
+        self._shift: dict[str, int] = {}
+        self._paths: dict[str, dict[int, str]] = {}
+        self._held: dict[str, dict[str, int]] = {}
+        """Path → agent → the highest number it holds of that agent."""
+        self._pack_log_bytes: dict[str, int] = {}
+        self._turns: dict[str, int] = {}
+        self._line: dict[str, int] | None = None
+        for checkpoint in base:
+            self._begin_with(checkpoint)
+        for agent in self._initial:
+            self.join(agent)
+
+    def _begin_with(self, checkpoint: StoredCheckpoint) -> None:
+        agent = checkpoint.agent
+        self.join(agent)
+        if checkpoint.basis != UNBORN:
+            self.history.add(agent, 1, checkpoint.sent, checkpoint.received)
+            self._shift[agent] = 1 - checkpoint.number
+            self.base[agent] = self.newest[agent] = checkpoint.number
+
+    def join(self, agent: str) -> None:
+        """An agent that is made has checkpoint 0: it has done nothing, and needs no file. Again: no effect."""
+        if agent not in self.newest:
+            self.history.join(agent)
+            self.newest[agent] = 0
+            self._line = None
+
+    # ---- taking in ------------------------------------------------------------------------------------------------
+
+    def hold(self, checkpoints: Iterable[StoredCheckpoint]) -> None:
+        """These lie in the store, whether they can be added now or not."""
+        before = dict.fromkeys(self._held)
+        for checkpoint in checkpoints:
+            path = checkpoint.pack.path
+            self.packs[path] = checkpoint.pack
+            held = self._held.setdefault(path, {})
+            if path not in before:
+                self._pack_log_bytes[path] = self._pack_log_bytes.get(path, 0) + checkpoint.log_bytes
+                self.log_bytes += checkpoint.log_bytes
+            if checkpoint.agent not in self.left:
+                held[checkpoint.agent] = max(checkpoint.number, held.get(checkpoint.agent, 0))
+
+    def add(self, checkpoint: StoredCheckpoint) -> str:
+        """Take in a checkpoint that is held. Returns "added", "known" (or past), "void" or "gap": one before it is missing.
+
+        Tables may be whole, or name only the channels that changed since the agent's checkpoint before.
+        """
+        agent, number = checkpoint.agent, checkpoint.number
+        if number >= self._damaged.get(agent, number + 1) or agent in self.left:
+            return VOID
+        self.join(agent)
+        if agent in self._missing:
+            if number:
+                return GAP
+            del self._missing[agent]
+            self._paths.setdefault(agent, {})[0] = checkpoint.pack.path
+            return ADDED
+        if number <= self.newest[agent]:
+            return KNOWN
+        if number > self.newest[agent] + 1:
+            return GAP
+        self._turns[agent] = self._turns.get(agent, 0) + checkpoint.turns
+        try:
+            place = number + self._shift.get(agent, 0)
+            self.history.add(agent, place, checkpoint.sent, checkpoint.received, self._turns[agent])
+        except ProtocolError as error:
+            self.problems.append(f"checkpoint {number} of agent {agent} is not used: {error}")
+            self._damaged[agent] = number
+            return VOID
+        self.newest[agent] = number
+        self._paths.setdefault(agent, {})[number] = checkpoint.pack.path
+        self._line = None
+        return ADDED
+
+    def leave(self, agent: str) -> None:
+        """It has stopped, the base holds all it ever sent as received, and the fleet is without it from here on."""
+        if agent in self.newest:
+            self.left[agent] = None
+            for held in self._held.values():
+                held.pop(agent, None)
+
+    def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
+        """Where an agent stands, `turns` after its newest checkpoint."""
+        self.join(agent)
+        self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
+
+    def why_not_advanced(self) -> str:
+        """A sentence for people: no agent has a newer checkpoint, or those that there are fit into no consistent cut."""
+        newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
+        if not newer:
+            return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
+        named = ", ".join(newer[:AGENTS_NAMED_MAX]) + (", …" if len(newer) > AGENTS_NAMED_MAX else "")
+        return (
+            f"the recovery line has not advanced since epoch {self.base_epoch}: {len(newer)} of {len(self.newest)} agents have "
+            f"newer checkpoints ({named}), and none of these fits into a consistent cut; a protocol that forces checkpoints, such as "
+            "hmnr, makes it advance"
+        )
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a line can be made an epoch: each agent has a checkpoint to begin with."""
+        return not self._missing
+
+    @property
+    def line(self) -> dict[str, int]:
+        """The recovery line if all agents fail: number by agent."""
+        if self._line is None:
+            shift = self._shift
+            self._line = {agent: place - shift.get(agent, 0) for agent, place in self.history.total_line().items()}
+        return self._line
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether the line lies past the base."""
+        base = self.base
+        line = self.line.items()
+        return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
+
+    def place_of(self, agent: str, number: int) -> int:
+        """What `FleetHistory` calls checkpoint `number` of `agent`."""
+        return number + self._shift.get(agent, 0)
+
+    def number_of(self, agent: str, place: int) -> int:
+        """The checkpoint that `FleetHistory` calls `place`."""
+        return place - self._shift.get(agent, 0)
+
+    def line_agents(
+        self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
+    ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
+        """How to make `line` an epoch of `members`: each agent's packs, and these by path."""
+        agents: list[LineAgent] = []
+        packs: dict[str, ReportedPack] = {}
+        for agent, record in members:
+            number = self.base.get(agent, 0) if agent in self.left else line.get(agent, 0)
+            base_number = self.base.get(agent, -1)
+            first = base_number + 1 if base_number >= 0 or agent in self._initial else 1
+            known = self._paths.get(agent, {})
+            paths = tuple([known[x] for x in range(first, number + 1)])
+            packs.update((path, self.packs[path]) for path in paths)
+            agents.append(LineAgent(agent, record.kind, record.host, record.incarnation, number, base_number, paths))
+        return tuple(agents), packs
+
+    # ---- moving on ------------------------------------------------------------------------------------------------
+
+    def rebase(self, epoch: int, line: Mapping[str, int]) -> None:
+        """`line` has become an epoch, the new base."""
+        self.base_epoch = epoch
+        for agent, number in line.items():
+            if number == 0 and agent not in self._initial and agent not in self.base:
+                continue  # not made yet there
+            self.base[agent] = number
+            place = self.place_of(agent, number)
+            known = self.history.checkpoints_of(agent)
+            self.history.forget(agent, [x for x in known if x < place])
+            paths = self._paths.get(agent, {})
+            self._paths[agent] = {x: path for x, path in paths.items() if x > number}
+
+    def drop_above_base(self) -> None:
+        """The checkpoints above the base never were: a round that took them is aborted."""
+        self.history.roll_back(Line({agent: self.place_of(agent, self.base.get(agent, 0)) for agent in self.newest}))
+        for agent in self.newest:
+            base = self.base.get(agent, 0)
+            self.newest[agent] = base
+            self._paths[agent] = {x: path for x, path in self._paths.get(agent, {}).items() if x <= base}
+        self._line = None
+
+    def take_obsolete(self) -> tuple[str, ...]:
+        """The packs in which no checkpoint lies above the base; they are not held any more."""
+        if not self.base_epoch:
+            return ()
+        base = self.base
+        found = tuple(
+            [path for path, held in self._held.items() if all(x <= base.get(agent, 0) for agent, x in held.items())]
+        )
+        self.release(found)
+        return found
+
+    def release(self, paths: Iterable[str]) -> None:
+        """These packs are to be deleted."""
+        for path in paths:
+            self._held.pop(path, None)
+            self.packs.pop(path, None)
+            self.log_bytes -= self._pack_log_bytes.pop(path, 0)
+
+    def lowest_in(self, path: str, agent: str) -> dict[str, int]:
+        """The first checkpoint that a pack holds above the base, of `agent` or (empty) of each agent."""
+        found: dict[str, int] = {}
+        for name in [agent] if agent else list(self._held.get(path, {})):
+            numbers = [number for number, known in self._paths.get(name, {}).items() if known == path]
+            if numbers:
+                found[name] = min(numbers)
+        return found

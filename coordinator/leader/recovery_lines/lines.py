@@ -1,0 +1,402 @@
+"""Lines: what lies in the store above the newest complete epoch, and where the fleet would go back to.
+
+In logged protocols the recovery line is materialised: it becomes an epoch, and everything after that is as with epochs that
+hosts make. This part keeps the ledger (`ledger.py`) up to date:
+
+1. After the leader's start and after every plan the store is scanned: base epoch and checkpoint packs of the plan. Reports
+   of hosts that come meanwhile wait and are added after.
+2. A report is acknowledged (CheckpointsKnown) when all of it is in the ledger; hosts repeat it until then. A checkpoint
+   whose predecessor is missing waits; if that lasts, the store is scanned again.
+3. A line that has become an epoch is the new base. Packs wholly at or below it are deleted; those of earlier plans are swept
+   when a scan has shown that this plan's base can be read.
+
+*Damage.* A checkpoint that cannot be read, and the agent's later ones, do not count: the log that leads to them is lost. If
+the base is damaged, nothing above it can be made an epoch. In both cases the fleet cannot complete an epoch as it should any
+more, so `problem` asks for a plan, at once: later it would lose more.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.events import (
+    CheckpointsScanned,
+    DeleteCheckpoints,
+    LineMaterialised,
+    MaterialiseLine,
+    ScanCheckpoints,
+    StoredCheckpoint,
+    SweepCheckpoints,
+)
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.recovery_lines.checkpoint_reports import checkpoints_of, shape_problem, without_left
+from snapline.coordinator.leader.recovery_lines.ledger import GAP, Ledger
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, OPEN, AgentRecord
+from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored
+
+SCAN_RETRY_NS = 1 * SECOND_NS
+SCAN_TRIES_MAX = 60
+"""A store that cannot be read (not damaged: unreachable) is tried for a minute, as for a plan's line."""
+
+GAP_NS = 2 * SECOND_NS
+"""A report whose predecessor is missing for so long: it is in the store, or nowhere."""
+
+LEFT_MAX = 1024
+"""Agents that have left and are still in the ledger. Reading the store again costs as much as starting to lead."""
+
+WAITING_MAX = 65_536
+"""Reports that wait for a scan. One beyond that is not acknowledged, so its host says it again on its next stream."""
+
+TENTATIVE = "tentative"
+
+
+class WaitingReport(msgspec.Struct, frozen=True):
+    """A report that is not in the ledger yet, and whose it is."""
+
+    host: str
+    start: int
+    sequence: int
+    checkpoints: tuple[StoredCheckpoint, ...]
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """What of the store is being read. `is_late`: what it finds may be too old, so another one follows."""
+
+    plan: int
+    base_epoch: int
+    is_late: bool = False
+
+
+class Lines:
+    """Lines of a logged fleet. Volatile: the store and the hosts say it all again.
+
+    Attributes:
+        ledger: None until the store has been scanned under the current plan.
+        problem: why a plan is wanted; "" if nothing is wrong.
+        is_base_lost: nothing above the base can be made an epoch.
+        tentative: by (round, agent), checkpoints of rounds that are not decided.
+        finished: agents that have stopped and may leave: all that they ever sent is received in the base, which is published.
+    """
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self.ledger: Ledger | None = None
+        self.problem = ""
+        self.is_base_lost = False
+        self.tentative: dict[tuple[int, str], StoredCheckpoint] = {}
+        self.finished: dict[str, None] = {}
+        self._plan = 0
+        self._scan: Scan | None = None
+        """On its way."""
+        self._scan_at_ns = 0
+        self._scan_tries = 0
+        self._is_swept = False
+        self._waiting: list[WaitingReport] = []
+        self._gap_ns: int | None = None
+        """Since when a predecessor is missing."""
+        self._is_gap_scanned = False
+        self._damaged: dict[str, int] = {}
+        self._unheard: dict[str, int] | None = None
+        """Host → its run, of those that were there before this leader and have not been heard here; None before the first look."""
+        self._materialising: dict[int, dict[str, int]] = {}
+        """Epoch → the line it is to hold; until it is the base, or no more."""
+        self._finishing: dict[int, tuple[str, ...]] = {}
+        """The same of `finished`."""
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether there is a line past the newest complete epoch, and it can be made one."""
+        return self.is_ready and self.ledger is not None and self.ledger.has_advanced
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a line can be made an epoch, be it the base once more."""
+        ledger = self.ledger
+        return (
+            ledger is not None and ledger.is_ready and not self._unheard and ledger.base_epoch not in self._desk.damaged
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that has been said is in the ledger, or nothing more can be done with it."""
+        return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some agent's newest checkpoint is not on the line: others hold it back."""
+        ledger = self.ledger
+        return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
+
+    @property
+    def log_bytes(self) -> int:
+        """Of sender logs in the store, above the base."""
+        return self.ledger.log_bytes if self.ledger is not None else 0
+
+    def newest(self) -> dict[str, int]:
+        """Agent → number of its newest checkpoint that counts."""
+        return {} if self.ledger is None else dict(self.ledger.newest)
+
+    # ---- what is heard --------------------------------------------------------------------------------------------
+
+    def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
+        """Checkpoints are durable; perhaps said again."""
+        if message.host_start != session.start or not self._plan:
+            return  # without a plan, or in a fleet whose hosts make the epochs, there is nothing to take it in
+        problem = shape_problem(message)
+        is_current = message.plan == self._desk.state.plan_number
+        if is_current and not problem:
+            stranger = self._desk.state.stranger_of(session.host, [message.names[x] for x in message.agents])
+            problem = stranger and f"agent {stranger} is placed elsewhere"
+        if problem:
+            self._desk.note("error", f"a report of host {session.host} is wrong and not used: {problem}")
+        if problem or not is_current:
+            self._acknowledge(session.host, session.start, message.sequence)
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._desk.note("error", f"{WAITING_MAX} reports wait for the store: one of host {session.host} is dropped")
+            return
+        checkpoints = tuple(checkpoints_of(message))
+        self._waiting.append(WaitingReport(session.host, session.start, message.sequence, checkpoints))
+
+    def on_scanned(self, event: CheckpointsScanned) -> None:
+        """What lies in the store."""
+        scan = self._scan
+        if scan is None or (scan.plan, scan.base_epoch) != (event.plan, event.base_epoch):
+            return
+        self._scan = None
+        if scan.is_late or (event.plan, event.base_epoch) != (self._desk.state.plan_number, self._base()):
+            return
+        if event.damaged_path:
+            self._desk.condemn(event.base_epoch, event.damaged_path, event.error)
+        elif event.error:
+            self._scan_tries += 1
+            self._scan_at_ns = self._desk.now + SCAN_RETRY_NS
+            self._desk.note("error", f"checkpoints of plan {event.plan} cannot be read now: {event.error}")
+            if self._scan_tries >= SCAN_TRIES_MAX:
+                self._desk.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
+        else:
+            self._scan_tries = 0
+            self._load(event)
+
+    def _load(self, event: CheckpointsScanned) -> None:
+        agents = self._desk.state.image.agents
+        initial = [agent for agent, record in agents.items() if record.is_initial]
+        has_left = self._desk.state.has_left
+        base = [without_left(x, has_left) for x in event.base if not has_left(x.agent)]
+        initial = [agent for agent in initial if not has_left(agent)]
+        ledger = self.ledger = Ledger(event.plan, event.base_epoch, base, initial, self._damaged)
+        found = [without_left(x, has_left) for x in event.found if not has_left(x.agent)]
+        ledger.hold(found)
+        for checkpoint in found:
+            # One without its predecessor is of no use, or was written during the scan: then its report is yet to come.
+            # Of rounds nothing is taken: a new leader aborts what was open.
+            if checkpoint.basis != TENTATIVE or checkpoint.number <= ledger.base.get(checkpoint.agent, 0):
+                ledger.add(checkpoint)
+        self._delete_obsolete(ledger)
+        if not self._is_swept:
+            self._is_swept = True
+            self._desk.out.append(SweepCheckpoints(event.plan))
+
+    # ---- materialising --------------------------------------------------------------------------------------------
+
+    def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
+        """Have `line` made epoch `epoch`, which is open; `members` are its agents, whether they are made in it or not."""
+        state, ledger = self._desk.state, self.ledger
+        plan, record = state.plan, state.image.epochs[epoch]
+        assert plan is not None and ledger is not None, "a line without a plan"
+        agents, packs = ledger.line_agents(members, line)
+        base = ledger.base_epoch
+        self._materialising[epoch] = {x.agent: x.number for x in agents}
+        self._desk.out.append(
+            MaterialiseLine(
+                epoch=epoch,
+                plan=plan.number,
+                trigger=record.trigger,
+                base_epoch=base,
+                base_root=state.image.epochs[base].root if base else "",
+                hosts={host: state.image.hosts[host].start for host in plan.hosts},
+                agents=agents,
+                packs=packs,
+                writer=f"coordinator-{self._desk.options.client.rpartition('.')[2]}",
+            )
+        )
+
+    def on_materialised(self, event: LineMaterialised) -> None:
+        """The line is stored; who has finished in it is known when its epoch is published."""
+        self._finishing[event.epoch] = event.finished
+
+    def on_published(self, epoch: int) -> None:
+        """The hosts have been told that the epoch is complete: what their agents had tentative is permanent."""
+        if self.ledger is not None and self.ledger.base_epoch == epoch:
+            self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
+
+    def on_left(self, agent: str) -> None:
+        """An agent that had finished is out of the fleet. What the ledger has of it goes when there is enough of it."""
+        self.finished.pop(agent, None)
+        if self.ledger is not None:
+            self.ledger.leave(agent)
+            if len(self.ledger.left) > max(LEFT_MAX, len(self.ledger.newest) // 2):
+                self.ledger = None
+
+    def on_damaged(self, event: LineMaterialised) -> None:
+        """Something that a line needs cannot be read."""
+        ledger = self.ledger
+        if ledger is None:
+            return
+        if event.damaged_path not in ledger.packs:
+            if ledger.base_epoch:
+                self._desk.condemn(ledger.base_epoch, event.damaged_path, event.error)
+            return
+        for agent, number in ledger.lowest_in(event.damaged_path, event.damaged_agent).items():
+            self._damaged[agent] = min(number, self._damaged.get(agent, number))
+            self._desk.note("warning", f"checkpoint {number} of agent {agent} is damaged: {event.damaged_path}")
+        self.problem = f"a checkpoint is damaged: {event.damaged_path}: {event.error}"
+        self.ledger = None
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Follow plan and base; take in what waits."""
+        state = self._desk.state
+        if state.plan is None or state.image.outcome:
+            return
+        if self._plan != state.plan_number:
+            self._begin_plan()
+        self._hear_of_predecessor()
+        base = self._base()
+        if base is None:
+            self.problem = self.problem or "the epoch that the checkpoints build on is damaged"
+            self.is_base_lost, self.ledger, self._waiting = True, None, []
+            return
+        if self.ledger is not None and self.ledger.base_epoch != base:
+            self._rebase(base)
+        if self.ledger is None:
+            self._ask_scan(base)
+        else:
+            self._take_waiting(self.ledger)
+
+    def _hear_of_predecessor(self) -> None:
+        """Scan again once a host that another leader has served is heard here, or lost.
+
+        A leader that does not know that it was deposed goes on acknowledging reports, and a host says again only what was not
+        acknowledged. What it has acknowledged is in the store, but perhaps not when this leader first looked.
+        """
+        hosts = self._desk.state.image.hosts
+        if self._unheard is None:
+            self._unheard = {host: record.start for host, record in hosts.items() if record.state == ALIVE}
+        for host, start in list(self._unheard.items()):
+            session = self._attendance.attached_session(host)
+            is_heard = session is not None and session.start == start
+            if is_heard or hosts[host].start != start or hosts[host].state != ALIVE:
+                del self._unheard[host]
+                self.ledger = None
+                if self._scan is not None:
+                    self._scan = msgspec.structs.replace(self._scan, is_late=True)
+
+    def _begin_plan(self) -> None:
+        self._plan = self._desk.state.plan_number
+        self.ledger, self.problem, self.is_base_lost = None, "", False
+        self._is_swept, self._is_gap_scanned = False, False
+        self.tentative, self._damaged, self._materialising = {}, {}, {}
+        self.finished, self._finishing = {}, {}
+        self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
+
+    def _base(self) -> int | None:
+        """The epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
+        plan, epochs = self._desk.state.plan, self._desk.state.image.epochs
+        assert plan is not None, "no plan"
+        for epoch in reversed(epochs):
+            record = epochs[epoch]
+            if record.status != OPEN and (record.plan == plan.number or epoch == plan.line_epoch):
+                return epoch if record.status == COMPLETE else None
+        return 0 if plan.line_epoch == 0 else None
+
+    def _rebase(self, base: int) -> None:
+        line = self._materialising.pop(base, None)
+        if line is None or self.ledger is None or base < self.ledger.base_epoch:
+            self.ledger = None
+            return
+        self.ledger.rebase(base, line)
+        self._materialising = {epoch: x for epoch, x in self._materialising.items() if epoch > base}
+        self._finishing = {epoch: x for epoch, x in self._finishing.items() if epoch >= base}
+        self.finished = {}
+        self._delete_obsolete(self.ledger)
+
+    def on_round_ended(self, epoch: int) -> None:
+        """What is tentative of this round, and of older ones, is nobody's any more."""
+        self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
+
+    def _delete_obsolete(self, ledger: Ledger) -> None:
+        paths = ledger.take_obsolete()
+        if paths:
+            self._desk.out.append(DeleteCheckpoints(paths))
+
+    def delete(self, paths: tuple[str, ...]) -> None:
+        """These packs serve nothing: their round was aborted."""
+        if paths:
+            if self.ledger is not None:
+                self.ledger.release(paths)
+            self._desk.out.append(DeleteCheckpoints(paths))
+
+    def _ask_scan(self, base: int) -> None:
+        if self._scan is not None or self._desk.now < self._scan_at_ns or base in self._desk.damaged:
+            return
+        self._scan = Scan(self._plan, base)
+        root = self._desk.state.image.epochs[base].root if base else ""
+        self._desk.out.append(ScanCheckpoints(self._plan, base, root))
+
+    def _take_waiting(self, ledger: Ledger) -> None:
+        waiting, self._waiting = self._waiting, []
+        blocked: dict[tuple[str, int], None] = {}
+        known: dict[tuple[str, int], int] = {}
+        for report in waiting:
+            ledger.hold(report.checkpoints)
+            owner = (report.host, report.start)
+            if [x for x in report.checkpoints if not self._take(ledger, x)]:
+                self._waiting.append(report)
+                blocked[owner] = None
+            elif owner not in blocked:
+                known[owner] = report.sequence
+        for (host, start), sequence in known.items():
+            self._acknowledge(host, start, sequence)
+        for problem in ledger.problems:
+            self._desk.note("error", problem)
+        ledger.problems = []
+        self._mind_gap()
+
+    def _take(self, ledger: Ledger, checkpoint: StoredCheckpoint) -> bool:
+        if checkpoint.basis == TENTATIVE and checkpoint.number > ledger.base.get(checkpoint.agent, 0):
+            if checkpoint.epoch in self._desk.state.image.epochs:
+                self.tentative[checkpoint.epoch, checkpoint.agent] = checkpoint
+            else:
+                self.delete((checkpoint.pack.path,))
+            return True
+        return ledger.add(checkpoint) != GAP
+
+    def _mind_gap(self) -> None:
+        if not self._waiting:
+            self._gap_ns, self._is_gap_scanned = None, False
+        elif self._gap_ns is None:
+            self._gap_ns = self._desk.now
+        elif self._desk.now >= self._gap_ns + GAP_NS:
+            if self._is_gap_scanned:
+                self._give_up_gaps()
+            self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
+
+    def _give_up_gaps(self) -> None:
+        """A scan did not find what is missing either: what builds on it is of no use."""
+        newest = self.newest()
+        for checkpoint in [x for report in self._waiting for x in report.checkpoints]:
+            agent, number = checkpoint.agent, newest.get(checkpoint.agent, 0) + 1
+            if checkpoint.number > number and agent not in self._damaged:
+                self._damaged[agent] = number
+                self.problem = f"checkpoint {number} of agent {agent} is not in the store"
+                self._desk.note("warning", self.problem)
+
+    def _acknowledge(self, host: str, start: int, sequence: int) -> None:
+        session = self._attendance.attached_session(host)
+        if session is not None and session.start == start:
+            self._desk.send((session.id,), CheckpointsKnown(sequence))

@@ -1,0 +1,112 @@
+"""Questions of tools: where would the fleet go back to if these agents failed?
+
+Survivors keep their live states, so the hosts of an autonomous fleet are asked where their agents stand (ReportNumbers),
+without disturbing them. After a second the answer is computed with what has come. A live state that is not known, or has
+moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery freezes the fleet first and is exact. While the
+store is being read there is no answer, and after some seconds the question is refused.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
+from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.recovery_lines.ledger import Ledger
+from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.messages.host_messages import NumbersReported, ReportNumbers
+
+WAIT_NS = 1 * SECOND_NS
+"""For hosts to say where their agents stand."""
+
+REFUSE_NS = 5 * SECOND_NS
+"""A tool waits no longer than this for the store to be read: it can ask again."""
+
+QUESTIONS_MAX = 64
+"""Asked at once; the oldest is refused."""
+
+
+class LineQuestion(msgspec.Struct):
+    """One on its way; `waiting` are the hosts that have not said where their agents stand."""
+
+    failures: tuple[tuple[str, ...], ...]
+    asked_ns: int
+    waiting: dict[str, None]
+
+
+class Questions:
+    """Questions on their way."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._lines = lines
+        self._questions: dict[int, LineQuestion] = {}
+
+    def on_requested(self, event: LineRequested) -> None:
+        """A tool asks."""
+        plan = self._desk.state.plan
+        hosts = [] if plan is None else [x for x in plan.hosts if self._attendance.attached_session(x)]
+        self._questions[event.request] = LineQuestion(event.failures, self._desk.now, dict.fromkeys(hosts))
+        if len(self._questions) > QUESTIONS_MAX:
+            self._refuse(next(iter(self._questions)), f"{QUESTIONS_MAX} others have asked since")
+        if plan is not None:
+            self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
+
+    def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
+        """Where the agents of a host stand."""
+        question, ledger = self._questions.get(message.request), self._lines.ledger
+        if question is None or message.plan != self._desk.state.plan_number or session.host not in question.waiting:
+            return
+        names, sizes = message.names, (len(message.received_from), len(message.received_number))
+        indices = (*message.agents, *message.received_from)
+        if sizes != (len(message.received_of),) * 2 or len(message.turns) != len(message.agents):
+            return
+        if max(indices, default=-1) >= len(names) or max(message.received_of, default=-1) >= len(message.agents):
+            return
+        if self._desk.state.stranger_of(session.host, [names[x] for x in message.agents]):
+            return
+        del question.waiting[session.host]
+        received: list[dict[str, int]] = [{} for _ in message.agents]
+        for index, sender, number in zip(
+            message.received_of, message.received_from, message.received_number, strict=True
+        ):
+            received[index][names[sender]] = number
+        living = self._desk.state.image.agents
+        for index, agent in enumerate(message.agents):
+            if ledger is not None and names[agent] in living:
+                ledger.report_live(names[agent], received[index], message.turns[index])
+
+    def evaluate(self) -> None:
+        """Answer what can be answered."""
+        ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._desk.now
+        for request, question in list(self._questions.items()):
+            if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
+                self._answer(request, question, ledger)
+            elif now >= question.asked_ns + REFUSE_NS:
+                self._refuse(request, "the checkpoints in the store are being read")
+
+    def _answer(self, request: int, question: LineQuestion, ledger: Ledger) -> None:
+        for agent, _ in self._desk.state.living_agents():
+            ledger.join(agent)
+        del self._questions[request]
+        lines = find_lines(ledger, question.failures)
+        self._desk.out.append(AnswerLine(request, tuple(lines), tuple(question.waiting)))
+
+    def _refuse(self, request: int, reason: str) -> None:
+        del self._questions[request]
+        self._desk.out.append(AnswerLine(request, refused=f"{reason}: ask again in a moment"))
+
+
+def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[FoundLine]:
+    """The recovery line of each failure. Agents that are not in the ledger any more do not fail."""
+    known = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
+    history = ledger.history
+    single = len(known) == 1
+    found = []
+    for failed, line in zip(known, [history.line(known[0])] if single else history.lines(known), strict=True):
+        costs = history.cost(line)
+        numbers = {x: None if n is None else ledger.number_of(x, n) for x, n in line.checkpoints.items()}
+        in_transit = sum(map(len, history.in_transit(line).values())) if single else -1
+        paid = {x: Cost(n, costs.turns.get(x, 0)) for x, n in costs.checkpoints.items()}
+        found.append(FoundLine(failed, numbers, paid, in_transit))
+    return found

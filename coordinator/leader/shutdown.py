@@ -1,0 +1,68 @@
+"""The end of the fleet: it is proposed until the log has it, the hosts are told, and the run is over once they have left.
+
+A fleet that stops in an epoch ends when the outputs of that epoch are released.
+"""
+
+from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.events import EndRun
+from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import OperationResult
+from snapline.messages.host_messages import Finish
+
+FAREWELL_NS = 5 * SECOND_NS
+"""How long hosts have to hear that the fleet has ended, and to leave."""
+
+
+class Farewell:
+    """Who has been told."""
+
+    def __init__(
+        self, desk: Desk, attendance: Attendance, refs: Refs, releases: Releases, snapshots: Snapshots
+    ) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._refs = refs
+        self._releases = releases
+        self._snapshots = snapshots
+        self._told_ns: int | None = None
+        """When the hosts were told; None: the fleet has not ended."""
+        self._is_over = False
+
+    def on_end_ended(self, result: OperationResult) -> None:
+        """EndFleet came back: what the end was based on is not so any more."""
+        if result.is_refused:
+            self._desk.ending = None
+
+    def directives_for(self) -> list[Finish]:
+        """What a host that has just come back must hear."""
+        return [] if self._told_ns is None else [self._finish()]
+
+    def evaluate(self) -> None:
+        """Propose the end that somebody has found; after it, say goodbye."""
+        desk, image = self._desk, self._desk.state.image
+        if not image.outcome:
+            if desk.ending is not None and not self._is_awaited(*desk.ending):
+                desk.propose("end", op.EndFleet(*desk.ending, is_newest=bool(desk.ending[0])))
+            return
+        if self._told_ns is None:
+            self._told_ns = desk.now
+            desk.note("info", f"the fleet has {image.outcome}: {image.ending}")
+            desk.send(self._attendance.all_sessions(), self._finish())
+        is_time_over = desk.now >= self._told_ns + FAREWELL_NS
+        is_stored = not self._refs.owed and self._releases.is_settled
+        is_settled = self._attendance.is_empty and is_stored and self._snapshots.is_settled
+        if desk.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
+            self._is_over = True
+            desk.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
+
+    def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
+        """A fleet that stops has said all that it had said in its last epoch."""
+        return outcome == "stopped" and self._releases.is_owed_up_to(epoch)
+
+    def _finish(self) -> Finish:
+        image = self._desk.state.image
+        return Finish(image.outcome_epoch, image.outcome, image.ending)

@@ -1,0 +1,202 @@
+"""People at the coordinator's doors: their tokens, and the book of what they ask for. An adapter around `state/users.py`.
+
+Whether a token is good is read from the replicated state of this replica. One that leads knows all that was acknowledged; one that does not
+may lack the newest tokens, and sends whoever bears an unknown one to the leader. What changes something is written down through Raft before it is
+made, and there the token is looked at again.
+"""
+
+import asyncio
+import secrets
+import time
+
+from snapline.coordinator.leader.leader_state import SECOND_NS
+from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.service.calls import WhoLeads
+from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.log import ReplicatedLog
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.users import CALLS_KEPT, REFUSALS_KEPT, bearer_of
+from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError
+from snapline.ids import check_id
+from snapline.messages.users import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
+from snapline.security.rpc_authorization import DOORS, Caller
+from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
+from snapline.security.transport import Identity, Security
+
+VALID_S_MAX = 366 * 24 * 3600
+"""A token that is good for longer is one that nobody looks after."""
+
+PROPOSE_S, AGAIN_S = 10.0, 0.1
+"""For one entry to be committed: an election takes a second or two. And between two attempts, under the same request id."""
+
+AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
+
+AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in DOORS.items() if door.acts and "v1.Inputs/" in rpc}
+"""Calls of people to hosts that change something."""
+
+
+class FleetPeople:
+    """What the coordinator knows of people; one for each replica."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        raft: RaftDriver,
+        log: ReplicatedLog,
+        leadership: Leadership,
+        who_leads: WhoLeads,
+        *,
+        node: str,
+        security: Security,
+    ) -> None:
+        self._state = state
+        self._raft = raft
+        self._log = log
+        self._leadership = leadership
+        self._who_leads = who_leads
+        self._security = security
+        self._client = f"{node}.people.{secrets.token_hex(8)}"
+        self._sequence = 0
+
+    # ---- for the doors --------------------------------------------------------------------------------------------------
+
+    async def holder(self, digest: bytes) -> Identity | None:
+        """Who bears this token; see `doors.People`."""
+        found = bearer_of(self._state.image, digest, time.time_ns())
+        if found is None:
+            self._check_leading()
+            return None
+        return Identity(found[1], found[0])
+
+    async def record(self, caller: Caller, call: str, about: str, outcome: str, at: str = "") -> None:
+        """Write a call down; see `doors.People`."""
+        self._check_leading()
+        assert caller.identity is not None, "nobody is not written down"
+        role, name = caller.identity
+        result = await self._propose(op.RecordCall(name, role, caller.digest, at, call, about, outcome))
+        if result.is_refused:
+            raise MisuseError(result.reason)
+
+    def check_member(self, host: str) -> None:
+        """Hosts that the fleet has now may ask for people, and nobody else who has a host's certificate.
+
+        Raises:
+            MisuseError: there is no such host.
+            CoordinatorUnavailableError: it is lost or has left, or this replica does not know.
+        """
+        record = self._state.image.hosts.get(host)
+        if record is not None and record.state == ALIVE:
+            return
+        self._check_leading()
+        if record is None:
+            raise MisuseError(f"host {host} is no member of this fleet: people are not written down for it")
+        raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
+
+    async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
+        """Write down a call that a person has made to a host. Nothing is believed of a host but its own name.
+
+        Raises:
+            MisuseError: `proof` proves nobody who could have made this call, or the host is no member.
+        """
+        self._check_leading()
+        self.check_member(host)
+        door = AT_HOSTS.get(call)
+        identity = self._identity_by(proof)
+        if door is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in PEOPLE:
+            raise MisuseError(f"{call!r} to a host, {outcome!r}, by a {identity.role!r} is not written down")
+        if (outcome == REFUSED) == (identity.role in door.roles):
+            raise MisuseError(f"{call} by {identity.role} {identity.name} cannot have been {outcome}")
+        await self.record(Caller(identity, proof.digest), call, about, outcome, host)
+
+    def _identity_by(self, proof: Caller) -> Identity:
+        """Whom a token's digest or a certificate proves."""
+        if proof.digest:
+            found = bearer_of(self._state.image, proof.digest, time.time_ns())
+            if found is None:
+                raise MisuseError("the token is not good, or not any more")
+            return Identity(found[1], found[0])
+        if not proof.certificate:
+            raise MisuseError("a host that has calls written down shows the person's token digest or certificate")
+        try:
+            from snapline.security.certificates import proved_names
+        except MisuseError as error:
+            raise MisuseError(
+                "the coordinator has no library to check certificates: install snapline[crypto] where it runs, or use a token"
+            ) from error
+        identity = self._security.identity_in(proved_names(proof.certificate, self._security.authority()))
+        if identity is None:
+            raise MisuseError("the certificate names nobody of this fleet")
+        return identity
+
+    def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
+        return self._who_leads.metadata()
+
+    # ---- for admins -----------------------------------------------------------------------------------------------------
+
+    async def make_token(self, name: str, role: str, digest: bytes, valid_s: int) -> int:
+        """Returns until when it is good, in nanoseconds of our clock."""
+        check_id(name, "token")
+        if not 1 <= valid_s <= VALID_S_MAX:
+            raise MisuseError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
+        expires_ns = time.time_ns() + valid_s * SECOND_NS
+        result = await self._propose(op.MakeToken(name, role, digest, expires_ns))
+        if result.is_refused:
+            raise MisuseError(result.reason)
+        return expires_ns
+
+    async def revoke_token(self, name: str) -> None:
+        """From the entry on that says so."""
+        result = await self._propose(op.RevokeToken(name))
+        if result.status == UNCHANGED:
+            raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")
+
+    async def tokens(self) -> ReadTokensReply:
+        """All of them."""
+        await self._be_current()
+        now_ns = time.time_ns()
+        rows = [
+            TokenStatus(name, each.role, each.made_ns, each.expires_ns, now_ns >= each.expires_ns)
+            for name, each in self._state.image.tokens.items()
+        ]
+        return ReadTokensReply(tuple(rows))
+
+    async def audit(self, count: int) -> ReadAuditReply:
+        """The last calls, of both kinds in one order."""
+        await self._be_current()
+        image = self._state.image
+        kept = sorted((*image.calls, *image.refusals), key=lambda each: each.number)
+        last = kept[max(0, len(kept) - min(count, AUDIT_MAX)) :]
+        rows = [
+            RecordedCall(x.number, x.made_ns, x.name, x.role, x.is_borne, x.at, x.call, x.about, x.outcome)
+            for x in last
+        ]
+        return ReadAuditReply(tuple(rows), image.calls_made - len(kept))
+
+    # ---- the log ----------------------------------------------------------------------------------------------------
+
+    def _check_leading(self) -> None:
+        if self._leadership.driver is None:
+            raise CoordinatorUnavailableError(self._who_leads.sentence())
+
+    async def _be_current(self) -> None:
+        """What is read after this holds all that was acknowledged before."""
+        self._check_leading()
+        await self._raft.read(lambda: None)
+
+    async def _propose(self, kind: op.Kind) -> OperationResult:
+        """Have it committed: proposed again, as one request, while nobody knows whether it is."""
+        self._sequence += 1
+        entry = op.encode_operation(op.Operation(time.time_ns(), self._client, self._sequence, kind))
+        try:
+            async with asyncio.timeout(PROPOSE_S):
+                while True:
+                    outcome = await self._log.propose(entry)
+                    if isinstance(outcome, Committed):
+                        return outcome.result
+                    if isinstance(outcome, Rejected):
+                        raise CoordinatorUnavailableError(f"it cannot be written down just now: {outcome.reason}")
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError:
+            raise UnknownOutcomeError(f"the coordinator's log did not answer within {PROPOSE_S:g} s") from None

@@ -1,0 +1,65 @@
+"""The People service over gRPC: tokens, and the book of calls."""
+
+from google.protobuf.message import Message
+
+from snapline.coordinator.service.calls import WhoLeads, translated
+from snapline.coordinator.service.users import FleetPeople
+from snapline.errors import MisuseError
+from snapline.messages.codec import writer_of
+from snapline.messages.users import ReadAuditReply, ReadTokensReply
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.rpc_authorization import Caller, Context, DoorKeeper
+from snapline.security.tokens import clipped
+
+
+class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):
+    """Serves admins, and hosts that people have called."""
+
+    def __init__(self, people: FleetPeople, guard: DoorKeeper, who_leads: WhoLeads) -> None:
+        self._people = people
+        self._guard = guard
+        self.who_leads = who_leads
+
+    @translated
+    async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
+        """Know a token by its digest."""
+        expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
+        return pb.MakeTokenReply(expires_ns=expires_ns)
+
+    @translated
+    async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.RevokeTokenReply:
+        """Know it no more."""
+        await self._people.revoke_token(request.name)
+        return pb.RevokeTokenReply()
+
+    @translated
+    async def ReadTokens(self, request: pb.ReadTokensRequest, context: Context) -> Message:
+        """All tokens, without their digests."""
+        return writer_of(ReadTokensReply, pb.ReadTokensReply)(await self._people.tokens())
+
+    @translated
+    async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
+        """For a host: who has called it."""
+        self._people.check_member(self._host(context))
+        found = await self._people.holder(request.digest)
+        return pb.CheckTokenReply() if found is None else pb.CheckTokenReply(name=found.name, role=found.role)
+
+    @translated
+    async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
+        """For a host: write down who has asked it for what. Who that was is what the proof says, and the host's name stands beside it."""
+        proof = Caller(None, request.digest, request.certificate)
+        await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
+        return pb.RecordCallReply()
+
+    def _host(self, context: Context) -> str:
+        """The host that calls."""
+        host = self._guard.identity(context)
+        if host is None:
+            raise MisuseError("without certificates nobody is known, and nothing is written down")
+        return host.name
+
+    @translated
+    async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> Message:
+        """The last calls."""
+        return writer_of(ReadAuditReply, pb.ReadAuditReply)(await self._people.audit(request.count))

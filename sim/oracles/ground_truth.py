@@ -1,0 +1,517 @@
+"""The world's own books: who sent what to whom, in which turn, and who consumed it.
+
+Theory of operation
+-------------------
+The books are kept from what goes into and comes out of turns, never from numbers, stamps, markers or vectors of the product.
+So they share no assumption with the protocols that they judge.
+
+*Histories branch.* A plan starts every agent from a checkpoint. Its history is then the checkpoint's, up to the turn at which the
+image was taken, and goes on in the plan's own branch. The host of an older plan that has not heard of the new one (a zombie)
+goes on in the old branch: that is allowed, and nothing of it may ever be seen in a newer one.
+
+*Consuming.* A consumption of agent j from agent i in plan p must be the next message of channel i → j in branch p. Nothing there:
+it was never sent (G1), or only in an older branch (G9). Another one there: something was lost, doubled or overtaken (G3).
+
+*Positions.* A checkpoint is known by (agent, incarnation, number, round); incarnation is the plan under which it was taken. Its
+position is the number of turns finished before the image, counted over the whole history of the agent. Counts of messages at a
+position follow by bisection, since a channel holds the turn of every send and of every consumption. What a finished turn had
+sent and what waits in the outbox has not left: it belongs to the sender's state, and a restart sends it once more.
+
+*Void messages.* A message for an agent that does not exist, and a creation that was refused, become dead letters of their sender.
+The world says so (`on_voided`); they stay in the books, are skipped, and a checkpoint of the sender from before has them still.
+That a creation was refused is not believed: the judge asks `is_created`.
+
+A turn costs one lookup for its branch and agent, and one for each channel; all else is appending to lists.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.events import Control, Spawn
+from snapline.coordinator.state.operations import Restore
+from snapline.messages.effect_records import EFFECTS_TOPIC
+from snapline.messages.effect_words import is_effect_word
+from snapline.messages.payloads import CREATE
+from snapline.sim.oracles.dead_letters import LetterOracle, is_retry_of
+from snapline.sim.oracles.effects import EffectOracle
+from snapline.sim.oracles.ground_truth_records import (
+    NO_VOIDS,
+    NOWHERE,
+    AgentHistory,
+    Branch,
+    Captured,
+    ChannelBook,
+    CutPlace,
+    CutRecord,
+    Draws,
+    Key,
+    Report,
+    Turn,
+    digest_of,
+    rest_of,
+    show,
+    stash_of,
+)
+from snapline.sim.oracles.inputs import InputOracle
+from snapline.sim.oracles.outputs import OutputOracle
+from snapline.sim.oracles.rollbacks import RollbackOracle
+from snapline.sim.oracles.steps import StepOracle
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+
+
+class Books:
+    """All branches of one run.
+
+    Attributes:
+        branches: by plan.
+        newest_plan: the greatest that any host has begun to work under.
+        captured: every image that was taken.
+        places: agent → its place in vector clocks.
+        messages: consumed by turns.
+        zombie_turns: turns under a plan that was not the newest.
+        buried, voided: dead letters of receivers, and of senders.
+        inputs: what clients have said, and were told.
+        outputs: what was released. letters: dead ones, and what operators have said. steps, effects: of durable turns. rollbacks: that turns ask for.
+    """
+
+    def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
+        self._report = report
+        self.inputs = InputOracle(report)
+        self.outputs = OutputOracle(report)
+        self.letters = LetterOracle(report)
+        self.steps = StepOracle(report)
+        self.effects = EffectOracle(report, self.inputs)
+        self.rollbacks = RollbackOracle(report)
+        self._with_clocks = with_clocks
+        self._with_log = with_log
+        self.branches: dict[int, Branch] = {}
+        self.newest_plan = 0
+        self.captured: dict[Key, Captured] = {}
+        self.places: dict[str, int] = {agent: place for place, agent in enumerate(agents)}
+        self.messages = 0
+        self.zombie_turns = self.buried = self.voided = 0
+        self._plan_now = -1
+        self._none_left: list[int] = []  # of all channels, where nobody says when messages leave
+        self._histories: dict[str, AgentHistory] = {}
+
+    # ---- turns, the hot path --------------------------------------------------------------------------------------
+
+    def on_turn(
+        self,
+        t_ns: int,
+        plan: int,
+        agent: str,
+        what: str,
+        sender: str,
+        payload: bytes,
+        sends: list[tuple[str, bytes]],
+        spawns: list[Spawn],
+        draws: Draws | None = (),
+    ) -> None:
+        """A turn has ended, or a segment of one. `what`: "start", "create", "message", "timer", "input", "segment", "stashed" or "letter"; only the two
+        after the first consume a message."""
+        if plan != self._plan_now:
+            self._turn_to(plan)
+        if plan != self.newest_plan:
+            self.zombie_turns += 1
+        history = self._histories.get(agent)
+        if history is None:
+            history = self.history_of(plan, agent)
+        turn = history.turns = history.turns + 1
+        channel = None
+        if what == "message" or what == "create":
+            self.messages += 1
+            channel = history.inward.get(sender)
+            if channel is None:
+                channel = self.channel_of(plan, sender, agent)
+            index = len(channel.got_at)
+            if index < len(channel.sent) and channel.sent[index] == payload:
+                channel.got_at.append(turn)
+            else:
+                self._consume_other(t_ns, plan, channel, turn, payload)
+        elif what == "input":
+            self._consume_input(t_ns, history, payload)
+        elif what == "stashed":
+            _put_off(history, payload, is_over=True)
+        elif what == "letter":
+            self.letters.on_handled(t_ns, history, sender, payload)
+            _take_word(history, sender, payload)
+        for child, kind, state in spawns:
+            self._send(history, plan, turn, child, creation_payload(kind, state))
+        for receiver, data in sends:
+            outward = history.outward.get(receiver)
+            if outward is None:
+                outward = self.channel_of(plan, agent, receiver)
+            outward.sent.append(data)
+            outward.sent_at.append(turn)
+        if self._with_log:
+            history.log.append(Turn(plan, what, sender, payload, sends, spawns, draws))
+        if self._with_clocks:
+            self._tick(plan, history, channel)
+
+    def on_buried(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
+        """A message became a dead letter of its receiver: consumed, and but for the refusal of a call nothing else happened. None: the next one, unseen."""
+        self.buried += 1
+        self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
+        history = self.history_of(plan, agent)
+        if what == "letter":
+            _put_off(history, payload or b"", is_over=True)
+            self.letters.on_buried_again(t_ns, history, payload or b"")
+        elif payload is not None:
+            self.letters.on_buried(history, sender, payload)
+        if payload is not None and payload.startswith(b"\x05@call"):  # whoever has called hears that nobody answers
+            self._send(history, plan, history.turns, sender, b"\x06@reply" + payload[6:14])
+
+    def on_taken(
+        self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
+    ) -> None:
+        """A message or an input was consumed in the middle of a durable turn, perhaps to have a turn of its own later; or, "stashed", one
+        that was consumed before."""
+        self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
+        if is_stashed:
+            _put_off(self.history_of(plan, agent), payload, is_over=False)
+
+    def on_word_taken(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
+        """An operator's word was consumed without a turn."""
+        self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
+        _put_off(self.history_of(plan, agent), payload, is_over=True)
+        if is_effect_word(payload):
+            return
+        self.letters.on_word_taken(t_ns, self.history_of(plan, agent), payload, told)
+
+    def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
+        what = how.partition("-")[2]
+        history = self.history_of(plan, agent)
+        turn = history.turns = history.turns + 1
+        channel = None
+        if what in ("message", "create"):
+            channel = self.channel_of(plan, sender, agent)
+            self._skip_void(channel, turn)
+            index = len(channel.got_at)
+            if index < len(channel.sent) and payload in (None, channel.sent[index]):
+                channel.got_at.append(turn)
+            else:
+                self._consume_other(t_ns, plan, channel, turn, payload or b"")
+        elif what == "input":
+            self._consume_input(t_ns, history, payload or b"")
+        elif what == "stashed":
+            _put_off(history, payload or b"", is_over=True)
+        if self._with_log:
+            history.log.append(Turn(plan, how, sender, payload or b"", [], [], ()))
+        if self._with_clocks:
+            self._tick(plan, history, channel)
+
+    def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
+        if is_effect_word(payload):  # the service sees what comes of it
+            return
+        self.inputs.on_consumed(t_ns, history, payload)
+        history.inputs[payload] = history.turns
+
+    def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_letter: bool = False) -> None:
+        """The turn that has just ended has answered this input, or its dead letter."""
+        self.inputs.on_replied(payload, reply)
+        history = self.history_of(plan, agent)
+        if is_letter:
+            history.answers_to_letters.setdefault(payload, []).append(reply)
+            return
+        history.replies[payload] = reply
+        history.answered[payload] = history.turns
+
+    def on_emitted(self, plan: int, agent: str, payload: bytes) -> None:
+        """The agent's last turn has said this to the outside."""
+        self.outputs.on_emitted(self.history_of(plan, agent), payload)
+
+    def on_restored(self, t_ns: int, kind: Restore, plan: int) -> None:
+        """The fleet goes back on purpose."""
+        self.inputs.on_fallen_back()
+        self.rollbacks.on_restored(t_ns, kind, plan)
+
+    def on_effect_told(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
+        """The runtime has said this to the outside for the agent, between two of its turns."""
+        self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
+        self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
+
+    def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
+        """A message that will never arrive became a dead letter of its sender."""
+        self.voided += 1
+        history, channel = self.history_of(plan, sender), self.channel_of(plan, sender, receiver)
+        for index in range(len(channel.got_at), len(channel.sent)):
+            if channel.sent[index] == payload and index not in channel.void:
+                channel.void = {**channel.void, index: history.voids}
+                history.voids += 1
+                self.letters.on_voided(history, payload)
+                return
+        self._report(
+            "exactly-once", "G3", t_ns,
+            f"{sender} has a dead letter for {receiver} that it never sent, or that was consumed: {show(payload)}",
+        )  # fmt: skip
+
+    def is_created(self, plan: int, agent: str) -> bool:
+        """Whether this branch holds a creation of `agent` that is not void: nobody else may create it again."""
+        history = self.branch_of(plan).histories.get(agent)
+        return history is not None and any(
+            payload[:1] == CREATE and index not in channel.void
+            for channel in history.inward.values()
+            for index, payload in enumerate(channel.sent)
+        )
+
+    def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
+        """The next message of a channel has left its sender's outbox. May be left out; then tracking is not judged.
+
+        `is_in_turn`: its sender is in the middle of a turn, or will try again one that failed: what that turn consumes has been
+        seen by the protocol already.
+        """
+        history = self.history_of(plan, sender)
+        if 0 < history.failed_ns < t_ns:
+            text = f"a message of {sender} for {receiver} left under plan {plan}, after a checkpoint of {sender} could not be taken"
+            self._report("failed", "G3", t_ns, text)
+        channel, turn = self.channel_of(plan, sender, receiver), history.turns + is_in_turn
+        if channel.left_at:
+            channel.left_at.append(turn)
+        else:
+            channel.left_at = [turn]
+
+    def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
+        """A checkpoint of its own could not be taken: what it does later can never be saved, so nothing of it may be seen."""
+        history = self.history_of(plan, agent)
+        history.failed_ns = history.failed_ns or t_ns
+
+    def on_stopping(self, plan: int, agent: str) -> None:
+        """The agent has stopped in its last turn."""
+        history = self.history_of(plan, agent)
+        history.stopped_at = history.turns
+
+    def has_stopped(self, agent: str) -> bool:
+        """Whether it has, in whatever history."""
+        found = [branch.histories.get(agent) for branch in self.branches.values()]
+        return any(history is not None and history.stopped_at for history in found)
+
+    def _send(self, history: AgentHistory, plan: int, turn: int, receiver: str, payload: bytes) -> None:
+        channel = history.outward.get(receiver) or self.channel_of(plan, history.agent, receiver)
+        channel.sent.append(payload)
+        channel.sent_at.append(turn)
+
+    def _turn_to(self, plan: int) -> None:
+        self._histories = self.branch_of(plan).histories
+        self._plan_now = plan
+
+    def _tick(self, plan: int, history: AgentHistory, channel: ChannelBook | None) -> None:
+        """The agent's vector clock after its turn; its own component is the number of its turns."""
+        clock = history.clocks[-1]
+        if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
+            sent_at = channel.sent_at[len(channel.got_at) - 1]
+            other = self.history_of(plan, channel.sender).clocks[sent_at]
+            if len(other) == len(clock):
+                clock = list(map(max, clock, other))
+            else:
+                clock = [max(pair) for pair in zip_longest(clock, other, fillvalue=0)]
+        else:
+            clock = clock[:]
+        own = self.places.get(history.agent)
+        if own is None:
+            own = self.places[history.agent] = len(self.places)
+        if own >= len(clock):
+            clock.extend([0] * (own + 1 - len(clock)))
+        clock[own] = history.turns
+        history.clocks.append(clock)
+
+    # ---- what is not as it should be --------------------------------------------------------------------------------
+
+    def _skip_void(self, channel: ChannelBook, turn: int) -> None:
+        while len(channel.got_at) in channel.void:
+            channel.got_at.append(turn)
+
+    def _consume_other(self, t_ns: int, plan: int, channel: ChannelBook, turn: int, payload: bytes) -> None:
+        """The payload is not the channel's next one: say what it is."""
+        self._skip_void(channel, turn)
+        index = len(channel.got_at)
+        if index < len(channel.sent) and channel.sent[index] == payload:
+            channel.got_at.append(turn)
+            return
+        self._report(*self._name_mismatch(t_ns, plan, channel, payload))
+        if index < len(channel.sent):
+            channel.got_at.append(turn)
+
+    def _name_mismatch(self, t_ns: int, plan: int, channel: ChannelBook, payload: bytes) -> tuple[str, str, int, str]:
+        index, sent = len(channel.got_at), channel.sent
+        text = f"{channel.receiver} consumed {show(payload)} from {channel.sender} under plan {plan} as message {index + 1}"
+        if payload in sent[index:]:
+            skipped = sent.index(payload, index) - index
+            return "exactly-once", "G3", t_ns, f"{text}: {skipped} before it were lost or overtaken"
+        if payload in sent[:index]:
+            return "exactly-once", "G3", t_ns, f"{text}: it was consumed before"
+        for older in sorted(self.branches, reverse=True):
+            other = self.branches[older].channels.get((channel.sender, channel.receiver))
+            if older < plan and other is not None and payload in other.sent:
+                return "incarnation", "G9", t_ns, f"{text}: it was sent under plan {older}, and that turn was undone"
+        what = "nobody sent that" if index < len(sent) else f"only {len(sent)} were ever sent"
+        return "orphan", "G1", t_ns, f"{text}: {what}"
+
+    # ---- looking up -----------------------------------------------------------------------------------------------
+
+    def branch_of(self, plan: int) -> Branch:
+        """The branch of a plan; an empty one where nothing is known of it."""
+        branch = self.branches.get(plan)
+        if branch is None:
+            branch = self.branches[plan] = Branch(plan, {}, {}, {})
+            self.newest_plan = max(self.newest_plan, plan)
+        return branch
+
+    def history_of(self, plan: int, agent: str) -> AgentHistory:
+        """An agent's history in a branch; a new one for an agent that has just been created."""
+        histories = (self.branches.get(plan) or self.branch_of(plan)).histories
+        history = histories.get(agent)
+        if history is None:
+            clocks = [[0] * len(self.places)] if self._with_clocks else []
+            history = histories[agent] = AgentHistory(agent, {}, {}, [], [], clocks)
+        return history
+
+    def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelBook:
+        """A channel of a branch; an empty one where nothing was sent."""
+        branch = self.branches.get(plan) or self.branch_of(plan)
+        channel = branch.channels.get((sender, receiver))
+        if channel is None:
+            channel = ChannelBook(sender, receiver, [], [], [], NO_VOIDS, self._none_left)
+            branch.channels[sender, receiver] = channel
+            self.history_of(plan, sender).outward[receiver] = channel
+            self.history_of(plan, receiver).inward[sender] = channel
+        return channel
+
+    # ---- images ---------------------------------------------------------------------------------------------------
+
+    def on_captured(
+        self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
+    ) -> Captured:
+        """An image of the agent was taken, after the turns and burials so far."""
+        history = self.history_of(plan, agent)
+        parked: dict[str, int] = {}
+        for letter in control.outbox:
+            parked[letter.receiver] = parked.get(letter.receiver, 0) + 1
+        for spawn in control.spawns:
+            parked[spawn.agent] = parked.get(spawn.agent, 0) + 1
+        captured = Captured(
+            plan,
+            agent,
+            control.number,
+            round_,
+            basis,
+            t_ns,
+            history.turns,
+            history.voids,
+            parked,
+            digest_of(state),
+            rest_of(control),
+        )
+        wanted = stash_of(history.put_off)
+        if control.is_born and [each.payload for each in control.stash] != wanted:
+            text = f"checkpoint {captured.key} of {agent} holds {len(control.stash)} messages that were put off, not the {len(wanted)} that were"
+            self._report("restored", "G3", t_ns, text)
+        if captured.key in self.captured and control.is_born:
+            self._report("restored", "G9", t_ns, f"checkpoint {captured.key} of {agent} was taken twice")
+        self.captured[captured.key] = captured
+        history.captured.append(captured)
+        return captured
+
+    def difference(self, checkpoint: AgentCheckpoint) -> str:
+        """How a checkpoint differs from the image that it was made of; "" if it does not."""
+        captured = self.find(checkpoint)
+        if captured is None:
+            return "was never captured"
+        if not checkpoint.parts and captured.digest != digest_of(checkpoint.state):
+            return f"holds another state than was captured after turn {captured.turns}"
+        if captured.rest != rest_of(checkpoint):
+            return f"holds another outbox, timers or the like than was captured after turn {captured.turns}"
+        return ""
+
+    def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
+        """The image that a checkpoint was made of; None if there never was one."""
+        key = (checkpoint.agent, checkpoint.incarnation, checkpoint.number, checkpoint.round)
+        return self.captured.get(key)
+
+    # ---- counts at a position -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def left(channel: ChannelBook, place: CutPlace) -> int:
+        """How many messages had left their sender at its place, void ones among them."""
+        return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
+
+    @staticmethod
+    def got(channel: ChannelBook, place: CutPlace) -> int:
+        """How many its receiver had consumed at its place, void ones among them."""
+        return bisect_right(channel.got_at, place.turns)
+
+    # ---- branching ------------------------------------------------------------------------------------------------
+
+    def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
+        """The branch of a plan that starts from a cut; None: from the initial states. Only what is inside it is copied."""
+        if cut is None:
+            return self.branch_of(plan)
+        source = self.branch_of(cut.plan)
+        branch = self.branch_of(plan)
+        for agent, place in cut.places.items():
+            branch.histories[agent] = _prefix(self.history_of(cut.plan, agent), place)
+        for (sender, receiver), channel in source.channels.items():
+            if sender in cut.places:
+                self._copy_channel(branch, channel, cut.places[sender], cut.places.get(receiver, NOWHERE))
+        return branch
+
+    def _copy_channel(self, branch: Branch, channel: ChannelBook, sender: CutPlace, receiver: CutPlace) -> None:
+        sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.got_at, receiver.turns)
+        void = {index: count for index, count in channel.void.items() if count < sender.voids}
+        left = sent - sender.parked.get(channel.receiver, 0) - len(void)
+        copied = ChannelBook(
+            channel.sender,
+            channel.receiver,
+            channel.sent[:sent],
+            channel.sent_at[:sent],
+            channel.got_at[:got],
+            void,
+            # What left in a turn that was tried, and is not in the cut, has seen what a turn of this branch perhaps has not.
+            [turn if turn <= sender.turns else -1 for turn in channel.left_at[:left]],
+        )
+        branch.channels[channel.sender, channel.receiver] = copied
+        self.history_of(branch.plan, channel.sender).outward[channel.receiver] = copied
+        self.history_of(branch.plan, channel.receiver).inward[channel.sender] = copied
+
+
+def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
+    captured = [x for x in history.captured if x.turns <= place.turns]
+    if place.captured is not None and place.captured in captured:
+        captured = captured[: captured.index(place.captured) + 1]
+    return AgentHistory(
+        history.agent,
+        {},
+        {},
+        captured,
+        history.log[: place.turns],
+        history.clocks[: place.turns + 1],
+        turns=place.turns,
+        origin=place.captured,
+        stopped_at=history.stopped_at if history.stopped_at <= place.turns else 0,
+        voids=place.voids,
+        replies={
+            payload: reply for payload, reply in history.replies.items() if history.answered[payload] <= place.turns
+        },
+        answers_to_letters={payload: list(replies) for payload, replies in history.answers_to_letters.items()},
+        put_off=[each for each in history.put_off if each[0] <= place.turns],
+        answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
+        inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
+        outputs=[output for output in history.outputs if output[0] <= place.turns],
+        letters=[each for each in history.letters if each.is_inside(place.turns, place.voids)],
+        words=[each for each in history.words if each.turns <= place.turns],
+    )
+
+
+def _put_off(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
+    if not is_over or payload in stash_of(history.put_off):  # else it began a turn, and has had its time before
+        history.put_off.append((history.turns, payload, is_over))
+
+
+def _take_word(history: AgentHistory, sender: str, payload: bytes) -> None:
+    """A dead letter has had its turn: if the word that asked for it was put off, it is no more."""
+    for word in stash_of(history.put_off):
+        if is_retry_of(word, sender, payload):
+            _put_off(history, word, is_over=True)
+            return

@@ -1,0 +1,224 @@
+"""Which protocol, and how often: from measured cells, with words on how sure that is.
+
+The expected cost of an hour, and which of equal protocols to take, are those of `protocols/costs.py`. If runs say how many
+turns were lost, the loss is these turns at the bare pace plus the time in recoveries; else it is what failures made the same work longer, seed by seed, divided by their number.
+
+The protocol with the least cost at its best measured interval wins, unless others cannot be told from it: then the simplest of
+those does (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced). Its interval is Daly's
+(`protocols/interval.py`) for the measured price of one checkpoint, overhead × interval, if it lies between measured
+intervals and costs no more there than the best measured one; else the best measured one. What is measured wins over
+formulas, and a price that cannot be told from nothing is no input for one.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.protocols.costs import SIMPLEST_FIRST, hourly_cost_s, simplest
+from snapline.protocols.interval import daly
+from snapline.sim.search.compare import Cell, Comparison, Setting
+from snapline.sim.search.statistics import Difference, draws, enclosed, mean_of
+
+
+class Priced(msgspec.Struct, frozen=True):
+    """A protocol at one measured interval; costs in seconds per hour, `difference` to the cheapest."""
+
+    protocol: str
+    interval_s: float
+    cost_s: float
+    low_s: float
+    high_s: float
+    overhead: float
+    loss_s: float
+    difference: Difference
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """What to run. `why`: sentences with the numbers. `priced`: everything that was weighed, the cheapest first."""
+
+    protocol: str
+    interval_s: float
+    why: list[str]
+    priced: list[Priced]
+
+
+def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
+    """What costs the least when the fleet fails every `mtbf_s` seconds on average.
+
+    Raises:
+        MisuseError: `mtbf_s` is no time, or the comparison has no cells with or none without failures.
+    """
+    if not (math.isfinite(mtbf_s) and mtbf_s > 0):
+        raise MisuseError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
+    if 0.0 not in comparison.failure_rates_per_s or max(comparison.failure_rates_per_s) == 0:
+        raise MisuseError("advice needs cells without failures and cells with them: compare rates 0 and above 0")
+    pricer = Pricer(comparison, mtbf_s)
+    priced = pricer.all()
+    if not priced:
+        raise MisuseError("no cell has enough runs that passed: compare more seeds, or look at those that failed")
+    best_of = {protocol: _first(priced, protocol) for protocol in comparison.protocols}
+    rivals = [one for one in best_of.values() if one is not None and not one.difference.is_clear]
+    taken = simplest([one.protocol for one in rivals])
+    chosen = next(one for one in rivals if one.protocol == taken)
+    interval_s, words = pricer.interval_of(chosen, [one for one in priced if one.protocol == chosen.protocol])
+    why = [*_why(chosen, priced[0], rivals, best_of, mtbf_s), *words, _trust(comparison)]
+    return Advice(chosen.protocol, interval_s, why, priced)
+
+
+def _first(priced: Sequence[Priced], protocol: str) -> Priced | None:
+    return next((one for one in priced if one.protocol == protocol), None)
+
+
+class Pricer:
+    """Costs of protocols and intervals, averaged over patterns."""
+
+    def __init__(self, comparison: Comparison, mtbf_s: float) -> None:
+        self._comparison = comparison
+        self._mtbf_s = mtbf_s
+        self._cells = {cell.setting: cell for cell in comparison.cells}
+        self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
+
+    def all(self) -> list[Priced]:
+        """Every protocol at every interval that has a price, the cheapest first."""
+        every = range(len(self._comparison.seeds))
+        settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
+        costs = {setting: self.cost_s(*setting, every) for setting in settings}
+        known = [setting for setting in settings if not math.isnan(costs[setting])]
+        known.sort(key=lambda setting: (costs[setting], SIMPLEST_FIRST.index(setting[0])))
+        resampled = {setting: [self.cost_s(*setting, picked) for picked in draws(len(every))] for setting in known}
+        return [self._priced(setting, known[0], costs, resampled) for setting in known]
+
+    def _priced(
+        self,
+        setting: tuple[str, float],
+        best: tuple[str, float],
+        costs: dict[tuple[str, float], float],
+        resampled: dict[tuple[str, float], list[float]],
+    ) -> Priced:
+        """With intervals from the same draws of seeds for all, so that costs can be subtracted draw by draw."""
+        count = len(self._comparison.seeds)
+        cost = enclosed(count, costs[setting], resampled[setting])
+        more = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
+        difference = enclosed(count, costs[setting] - costs[best], more)
+        overhead, loss_s = self.overhead(*setting, range(count)), self.loss_s(*setting, range(count))
+        return Priced(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
+
+    def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
+        """Seconds per hour, from some of the seeds; NaN if they do not tell."""
+        overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
+        return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
+
+    def overhead(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
+        """Of cells without failures."""
+        cells = [self._cells[Setting(protocol, pattern, interval_s, 0.0)] for pattern in self._comparison.patterns]
+        return _mean([_mean(_column(cell, "overhead", picked)) for cell in cells])
+
+    def loss_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
+        """Per failure, of all cells with failures."""
+        return _mean([self._loss_s(protocol, interval_s, pattern, picked) for pattern in self._comparison.patterns])
+
+    def _loss_s(self, protocol: str, interval_s: float, pattern: str, picked: Sequence[int]) -> float:
+        lost_s = failures = 0.0
+        for rate in self._rates:
+            cell = self._cells[Setting(protocol, pattern, interval_s, rate)]
+            counts = _column(cell, "failures", picked)
+            for count, one_s in zip(counts, self._losses_s(cell, pattern, picked), strict=True):
+                if count > 0 and not math.isnan(one_s):
+                    failures += count
+                    lost_s += one_s
+        return lost_s / failures if failures else math.nan
+
+    def _losses_s(self, cell: Cell, pattern: str, picked: Sequence[int]) -> list[float]:
+        """Of each run, all that its failures cost."""
+        if "lost_turns" not in cell.values or "turns" not in cell.values:
+            each = zip(_column(cell, "loss_s", picked), _column(cell, "failures", picked), strict=True)
+            return [loss_s * count for loss_s, count in each]
+        bare_s = self._comparison.bare[pattern]
+        names = ("turns", "lost_turns", "recovery_s")
+        turns, lost, recovery_s = (_column(cell, name, picked) for name in names)
+        pace_s = [bare_s[index] / (turns[place] - lost[place] or math.nan) for place, index in enumerate(picked)]
+        return [lost[place] * pace_s[place] + recovery_s[place] for place in range(len(picked))]
+
+    def interval_of(self, chosen: Priced, priced: Sequence[Priced]) -> tuple[float, list[str]]:
+        """How often, and why."""
+        price_s = chosen.overhead * chosen.interval_s
+        count = len(self._comparison.seeds)
+        resampled = [self.overhead(chosen.protocol, chosen.interval_s, picked) for picked in draws(count)]
+        sure = enclosed(count, chosen.overhead, resampled)
+        if not (sure.low > 0 and price_s > 0):
+            low, high = f"{sure.low:.2%}", f"{sure.high:.2%}"
+            unsure = f"What checkpoints alone cost cannot be told from nothing (95 %: {low} to {high}), so no formula applies."
+            return chosen.interval_s, [unsure, f"Of the measured intervals {chosen.interval_s:g} s is the cheapest."]
+        formula_s = daly(price_s, self._mtbf_s)
+        measured = sorted(priced, key=lambda one: one.interval_s)
+        words = f"One checkpoint costs {price_s:.4g} s, for which Daly's formula says an interval of {formula_s:.3g} s."
+        if not measured[0].interval_s <= formula_s <= measured[-1].interval_s:
+            low_s, high_s = measured[0].interval_s, measured[-1].interval_s
+            outside = f"That is outside of what was measured, {low_s:g} to {high_s:g} s; compare intervals around it."
+            return chosen.interval_s, [words, outside]
+        loss_s = _between(measured, formula_s)
+        expected_s = hourly_cost_s(price_s / formula_s, loss_s=loss_s, mtbf_s=self._mtbf_s)
+        if expected_s <= chosen.cost_s:
+            agrees = f"Between the measured cells it costs {expected_s:.3g} s an hour, no more than the best of them."
+            return formula_s, [words, agrees]
+        worse = (
+            f"By the measured cells it would cost {expected_s:.3g} s an hour, more than {chosen.interval_s:g} s does."
+        )
+        return chosen.interval_s, [words, worse]
+
+
+def _between(measured: Sequence[Priced], interval_s: float) -> float:
+    """The loss per failure at an interval between two measured ones, by a straight line."""
+    above = next(index for index, one in enumerate(measured) if one.interval_s >= interval_s)
+    high = measured[above]
+    if high.interval_s == interval_s:
+        return high.loss_s
+    low = measured[above - 1]
+    part = (interval_s - low.interval_s) / (high.interval_s - low.interval_s)
+    return low.loss_s + part * (high.loss_s - low.loss_s)
+
+
+def _column(cell: Cell, metric: str, picked: Sequence[int]) -> list[float]:
+    values = cell.values.get(metric)
+    return [math.nan] * len(picked) if values is None else [values[index] for index in picked]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return mean_of(known) if known else math.nan
+
+
+def _why(
+    chosen: Priced, cheapest: Priced, rivals: Sequence[Priced], best_of: dict[str, Priced | None], mtbf_s: float
+) -> list[str]:
+    first = (
+        f"{chosen.protocol} at {chosen.interval_s:g} s costs {chosen.cost_s:.3g} s an hour "
+        f"(95 %: {chosen.low_s:.3g} to {chosen.high_s:.3g}), with a failure every {mtbf_s:g} s: "
+        f"checkpoints {chosen.overhead:.2%}, and {chosen.loss_s:.3g} s for each failure."
+    )
+    words = [first]
+    tied = [one.protocol for one in rivals if one.protocol != chosen.protocol]
+    if tied:
+        words.append(f"These runs cannot tell it from {', '.join(tied)}; of those it is the simplest.")
+    if chosen.protocol != cheapest.protocol:
+        words.append(
+            f"{cheapest.protocol} measured {chosen.difference.mean:.3g} s an hour less "
+            f"(95 %: {chosen.difference.low:.3g} to {chosen.difference.high:.3g}), which may be chance."
+        )
+    for one in best_of.values():
+        if one is not None and one.difference.is_clear:
+            low, high = one.difference.low, one.difference.high
+            words.append(
+                f"{one.protocol}, at its best interval of {one.interval_s:g} s, costs {one.difference.mean:.3g} s an hour "
+                f"more than {cheapest.protocol} (95 %: {low:.3g} to {high:.3g})."
+            )
+    return words
+
+
+def _trust(comparison: Comparison) -> str:
+    failed = sum(sum(cell.failed.values()) for cell in comparison.cells)
+    runs = len(comparison.cells) * len(comparison.seeds)
+    words = f"All this is from {len(comparison.seeds)} seeds in each of {len(comparison.cells)} cells, in virtual time"
+    return f"{words}; {failed} of {runs} runs did not pass and are left out." if failed else f"{words}."

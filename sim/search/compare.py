@@ -1,0 +1,304 @@
+"""Protocols × patterns × intervals × failure rates, measured with the same seeds, so that they can be compared.
+
+A cell is one of each. Every cell runs the same seeds: the same fleet is drawn, the same delays by key, and failures strike
+at the same times: hosts crash at random with a constant rate (exponential times, drawn from the seed alone) and come back
+soon. So cells are compared seed by seed (`statistics.paired_difference`), and what a seed does to all of them alike cancels
+out. A seed that does not pass in a cell has no values there; a difference uses the seeds that passed in both.
+
+`overhead` is how much longer the same work takes, in virtual time, than in a *bare* run: no checkpoints, no failures. It
+holds everything: pauses, piggybacks, lost work, recoveries. Without failures it is the price of checkpoints alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
+from snapline.sim.choices import stream_of
+from snapline.sim.faults.durations import duration_ns, format_duration
+from snapline.sim.faults.words import CrashWord
+from snapline.sim.result import Result
+from snapline.sim.scenario import FaultPart, Scenario, TriggerPart
+from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, run_tasks
+from snapline.sim.search.statistics import Difference, Summary, paired_difference, summarise
+from snapline.sim.search.swarm import draw
+from snapline.sim.search.worker import Runner, Task
+
+METRICS: Mapping[str, str] = {
+    "overhead": "longer than without checkpoints and failures, as a part",
+    "finish_s": "virtual time until the work was done",
+    "throughput_per_s": "messages per virtual second",
+    "busy_s": "virtual time that hosts spent on turns and images, all together",
+    "loss_s": "virtual time that one failure cost",
+    "checkpoint_s": "virtual time from a checkpoint's begin until it is durable, mean",
+    "recovery_s": "virtual time in recoveries",
+    "lost_turns": "turns undone by failures",
+    "rollback_turns": "turns that an agent was rolled back, the furthest",
+    "agents_rolled_back": "agents rolled back",
+    "domino_depth": "checkpoints that an agent was rolled back, the furthest",
+    "forced_ratio": "forced checkpoints per basic one",
+    "checkpoints_basic": "basic checkpoints",
+    "checkpoints_forced": "forced checkpoints",
+    "checkpoints_useless": "checkpoints that no consistent cut contains",
+    "epochs_complete": "epochs complete",
+    "epochs_aborted": "epochs aborted",
+    "control_messages": "control messages",
+    "piggyback_bytes": "bytes of piggyback",
+    "store_bytes": "bytes in the store at the end",
+}
+"""What is compared, in the order of tables; those that no run has are left out."""
+
+RESTART_AFTER_S = 0.2
+"""A crashed host's absence: short, so that what is measured is the protocol and not the machine's reboot."""
+
+FAILURES_MAX = 1_000
+"""In one run; more would be a rate at which nothing gets done."""
+
+CELLS_MAX = 10_000
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What a cell is about; an interval of 0 is the bare run."""
+
+    protocol: str
+    pattern: str
+    interval_s: float
+    failure_rate_per_s: float
+
+
+class Cell(msgspec.Struct):
+    """The runs of one setting.
+
+    Attributes:
+        passed: seeds that passed. failed: how many others, by verdict.
+        values: metric → one value per seed of the comparison; NaN where a seed has none.
+        metrics: metric → summary of these.
+    """
+
+    setting: Setting
+    passed: int
+    failed: dict[str, int]
+    values: dict[str, list[float]]
+    metrics: dict[str, Summary] = {}
+
+
+class Contrast(msgspec.Struct, frozen=True):
+    """How a protocol differs from the first one in one cell, seed by seed."""
+
+    setting: Setting
+    baseline: str
+    metric: str
+    difference: Difference
+
+
+class Comparison(msgspec.Struct):
+    """All cells. `bare`: pattern → virtual seconds that the work takes by itself, one value per seed."""
+
+    name: str
+    protocols: list[str]
+    patterns: list[str]
+    intervals_s: list[float]
+    failure_rates_per_s: list[float]
+    seeds: list[int]
+    bare: dict[str, list[float]]
+    cells: list[Cell]
+    contrasts: list[Contrast] = []
+
+    def cell(self, setting: Setting) -> Cell:
+        return next(cell for cell in self.cells if cell.setting == setting)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode({"apiVersion": "snapline/v1", "kind": "Comparison", "of": self}))
+
+
+def compare(
+    template: Scenario,
+    *,
+    protocols: Sequence[str],
+    patterns: Sequence[str] = (),
+    intervals: Sequence[str] = ("500ms",),
+    failure_rates_per_s: Sequence[float] = (0.0,),
+    seeds: Sequence[int] = range(20),
+    jobs: int = 1,
+    runner: Runner | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    seed_timeout_s: float = SEED_TIMEOUT_S,
+) -> Comparison:
+    """Run all cells.
+
+    Args:
+        template: gives everything else; faults that it names are in every cell.
+        protocols: the first is the one that others are compared with.
+        patterns: none are the template's own.
+        intervals: between checkpoints, such as "500ms".
+        failure_rates_per_s: host crashes of the whole fleet per virtual second.
+        on_progress: called with the runs that are done, and of how many.
+
+    Raises:
+        MisuseError: nothing to compare, something unknown, or too many cells.
+    """
+    given = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
+    settings = _settings(protocols, given, [duration_ns(interval) / 1e9 for interval in intervals], failure_rates_per_s)
+    bare = [Setting(CHANDY_LAMPORT, pattern, 0.0, 0.0) for pattern in given]
+    jobs_to_do = [(setting, seed) for setting in [*bare, *settings] for seed in seeds]
+    templates = [scenario_of(template, setting, seed) for setting, seed in jobs_to_do]
+    setup = make_setup(templates, runner=runner, seed_timeout_s=seed_timeout_s)
+    tasks = [Task(seed, template=index) for index, (_, seed) in enumerate(jobs_to_do)]
+    results: dict[tuple[Setting, int], Result] = {}
+    with closing(run_tasks(setup, tasks, jobs=jobs)) as answers:
+        for task, result in answers:
+            results[jobs_to_do[task.template]] = result
+            if on_progress is not None:
+                on_progress(len(results), len(tasks))
+    rates = list(failure_rates_per_s)
+    found = Comparison(template.name, list(protocols), given, [], rates, list(seeds), {}, [])
+    found.intervals_s = list(dict.fromkeys(setting.interval_s for setting in settings))
+    _fill(found, bare, settings, results)
+    return found
+
+
+def _settings(
+    protocols: Sequence[str], patterns: Sequence[str], intervals_s: Sequence[float], rates: Sequence[float]
+) -> list[Setting]:
+    unknown = [protocol for protocol in protocols if protocol not in PROTOCOLS]
+    if unknown or not protocols:
+        raise MisuseError(f"protocols to compare are {list(protocols)}: use some of {', '.join(PROTOCOLS)}")
+    if not intervals_s or min(intervals_s) <= 0 or not rates or min(rates) < 0:
+        raise MisuseError("compare needs intervals above 0 and failure rates of 0 or more: name at least one of each")
+    found = [
+        Setting(protocol, pattern, interval_s, rate)
+        for pattern in patterns
+        for rate in rates
+        for interval_s in intervals_s
+        for protocol in protocols
+    ]
+    if len(found) > CELLS_MAX:
+        raise MisuseError(f"{len(found)} cells are more than {CELLS_MAX}: compare less at once")
+    return found
+
+
+def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
+    """What one seed runs in one cell."""
+    replace = msgspec.structs.replace
+    drawn = draw(template, seed)
+    trigger = TriggerPart(kind="none")
+    if setting.interval_s:
+        every = format_duration(round(setting.interval_s * 1e9))
+        trigger = replace(drawn.fleet.trigger, kind="period", every=every)
+    if drawn.fleet.module:
+        fleet = replace(drawn.fleet, protocol=setting.protocol, trigger=trigger, is_varied=True)
+    else:
+        pattern = replace(drawn.fleet.pattern, name=setting.pattern)
+        fleet = replace(drawn.fleet, protocol=setting.protocol, pattern=pattern, trigger=trigger)
+    faults = [] if not setting.interval_s else [*drawn.fault, *failures(drawn, setting.failure_rate_per_s, seed)]
+    return replace(drawn, fleet=fleet, fault=faults, swarm=None)
+
+
+def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart]:
+    """Crashes at exponential distances until the end of the run: the same for every cell of this rate."""
+    if not rate_per_s:
+        return []
+    random = stream_of(seed, "failures").random
+    until_s = scenario.run.until_ns / 1e9 - RESTART_AFTER_S  # the host must be back by then
+    found: list[FaultPart] = []
+    at_s = 0.0
+    while len(found) < FAILURES_MAX:
+        at_s -= math.log(1.0 - random()) / rate_per_s
+        if at_s >= until_s:
+            break
+        at = format_duration(max(1, round(at_s * 1e3)) * 10**6)
+        found.append(FaultPart(crash=CrashWord(at=at, restart_after=f"{round(RESTART_AFTER_S * 1e3)}ms")))
+    return found
+
+
+# -- from results to cells ----------------------------------------------------------------------------------------------
+
+
+def _fill(
+    found: Comparison, bare: list[Setting], settings: list[Setting], results: Mapping[tuple[Setting, int], Result]
+) -> None:
+    for setting in bare:
+        of_seeds = [results[setting, seed] for seed in found.seeds]
+        found.bare[setting.pattern] = [work_s(one) if one.verdict == "pass" else math.nan for one in of_seeds]
+    for setting in settings:
+        calm = msgspec.structs.replace(setting, failure_rate_per_s=0.0)
+        of_seeds = [results[setting, seed] for seed in found.seeds]
+        without = [results.get((calm, seed)) for seed in found.seeds]
+        found.cells.append(_cell(setting, of_seeds, without, found.bare[setting.pattern]))
+    found.contrasts = list(_contrasts(found))
+
+
+def _cell(
+    setting: Setting, results: Sequence[Result], without: Sequence[Result | None], bare_s: Sequence[float]
+) -> Cell:
+    cell = Cell(setting, sum(result.verdict == "pass" for result in results), {}, {})
+    rows = [values_of(*each) for each in zip(results, without, bare_s, strict=True)]
+    for result in results:
+        if result.verdict != "pass":
+            cell.failed[result.verdict] = cell.failed.get(result.verdict, 0) + 1
+    for name in sorted({name for row in rows for name in row}):
+        cell.values[name] = [row.get(name, math.nan) for row in rows]
+        cell.metrics[name] = summarise(value for value in cell.values[name] if not math.isnan(value))
+    return cell
+
+
+def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str, float]:
+    """All metrics of one run, and those that follow from others; none if it did not pass.
+
+    Args:
+        without: the same run without failures, if there is one.
+        bare_s: what the same work takes by itself; NaN if unknown.
+    """
+    if result.verdict != "pass":
+        return {}
+    found = dict(result.metrics)
+    basic, forced = found.get("checkpoints_basic", 0.0), found.get("checkpoints_forced", 0.0)
+    if basic:
+        found["forced_ratio"] = forced / basic
+    took_s = work_s(result)
+    if bare_s > 0 and not math.isnan(took_s):
+        found["overhead"] = took_s / bare_s - 1
+    found["failures"] = float(failures_of(result, took_s))
+    if without is not None and without.verdict == "pass" and found["failures"]:
+        found["loss_s"] = (took_s - work_s(without)) / found["failures"]
+    return found
+
+
+def work_s(result: Result) -> float:
+    """How long the work took; of work that never ends, how long a thousand messages took; NaN if unknown."""
+    if "finish_s" in result.metrics:
+        return result.metrics["finish_s"]
+    per_s = result.metrics.get("throughput_per_s", 0.0)
+    return 1000 / per_s if per_s else math.nan
+
+
+def failures_of(result: Result, took_s: float) -> int:
+    """Crashes while the work went on: later ones cost nothing."""
+    until_ns = math.inf if "finish_s" not in result.metrics else took_s * 1e9
+    return sum(fault.kind == "crash" and fault.at_ns <= until_ns for fault in result.faults)
+
+
+def _contrasts(found: Comparison) -> Iterator[Contrast]:
+    """Each protocol against the first, where all else is equal."""
+    baseline = found.protocols[0]
+    for cell in found.cells:
+        if cell.setting.protocol == baseline:
+            continue
+        other = found.cell(msgspec.structs.replace(cell.setting, protocol=baseline))
+        for metric in METRICS:
+            if metric in cell.values and metric in other.values:
+                difference = difference_of(other.values[metric], cell.values[metric])
+                yield Contrast(cell.setting, baseline, metric, difference)
+
+
+def difference_of(baseline: Sequence[float], values: Sequence[float]) -> Difference:
+    """Over the seeds that have a value in both."""
+    pairs = [
+        (base, value)
+        for base, value in zip(baseline, values, strict=True)
+        if not math.isnan(base) and not math.isnan(value)
+    ]
+    return paired_difference([base for base, _ in pairs], [value for _, value in pairs])

@@ -1,0 +1,240 @@
+"""Runs on several processes of this machine, with answers in the order in which they are done.
+
+Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, joined to us by one socket. It always has some
+tasks in front of it, about `AHEAD_S` of work, so that it never waits for us; the last tasks are dealt out one by one, so that
+all end together.
+
+A worker that dies was at the first task that it had not answered: that task is *broken*, the others go back to the queue, and
+a new worker takes over. One that says nothing for longer than a seed may take is killed, which is the same. So every task gets
+exactly one answer, whatever a run does.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from signal import Signals
+
+import msgspec
+
+from snapline.errors import MisuseError, SnaplineError
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario, format_scenario
+from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, name_of, perform_all
+
+SEED_TIMEOUT_S = 120.0
+"""Of real time, for one seed: a hundred times what a large one takes."""
+
+GRACE_S = 5.0
+"""After its time limit a worker ends the run itself; one that has not done so by now will not."""
+
+START_TIMEOUT_S = 120.0
+"""For a new interpreter and its imports, on a machine with much else to do."""
+
+AHEAD_S = 0.25
+AHEAD_MAX = 256
+
+JOBS_MAX = 1024
+
+HASH_SEED = "0"
+"""PYTHONHASHSEED of workers, unless this process has one: so that a sweep can be repeated bit by bit."""
+
+OTHER_HASH_SEED = "20260131"
+"""For the second run of a seed. Any other one will do."""
+
+Answered = tuple[Task, Result]
+
+
+def hash_seed_here() -> str:
+    """PYTHONHASHSEED for workers."""
+    given = os.environ.get("PYTHONHASHSEED", "")
+    return given if given.isdecimal() else HASH_SEED
+
+
+def other_hash_seed() -> str:
+    """One that is not `hash_seed_here()`."""
+    return OTHER_HASH_SEED if hash_seed_here() != OTHER_HASH_SEED else HASH_SEED
+
+
+def make_setup(
+    templates: Iterable[Scenario], *, runner: Runner | None = None, seed_timeout_s: float = SEED_TIMEOUT_S
+) -> Setup:
+    """What workers are told."""
+    given = list(templates)
+    texts = [format_scenario(template) for template in given]
+    names = [template.name for template in given]
+    return Setup(name_of(runner), texts, names, seed_timeout_s, list(sys.path))
+
+
+def run_here(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
+    """The same in this very process: for debuggers. A run that dies takes us with it."""
+    given = list(tasks)
+    worker = Worker(setup)
+    with garbage_kept():
+        yield from zip(given, perform_all(worker, given), strict=True)
+
+
+def run_tasks(
+    setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str | None = None
+) -> Generator[Answered, None, None]:
+    """Perform tasks on `jobs` processes; 0 is this one. Closing the iterator kills the processes.
+
+    Raises:
+        MisuseError: no such number of jobs, or the workers cannot load the runner.
+    """
+    if not 0 <= jobs <= JOBS_MAX:
+        raise MisuseError(f"jobs is {jobs}: use 0 for this process, or 1 to {JOBS_MAX}")
+    if jobs == 0:
+        yield from run_here(setup, tasks)
+        return
+    pool = WorkerPool(setup, tasks, jobs=jobs, hash_seed=hash_seed or hash_seed_here())
+    try:
+        yield from pool.run()
+    finally:
+        pool.close()
+
+
+class Process:
+    """One worker as seen from here.
+
+    Attributes:
+        waiting: tasks that it has and did not answer; it is at the first.
+        is_ready: it has said that it can begin.
+        since_s: when it last said something, or got something to do; on the monotonic clock.
+    """
+
+    def __init__(self, setup: Setup, hash_seed: str) -> None:
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "snapline.sim.search.worker", str(theirs.fileno())]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        try:
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        finally:
+            theirs.close()
+        self.waiting: deque[Task] = deque()
+        self.is_ready = False
+        self.since_s = time.monotonic()
+        self.send(setup)
+
+    def send(self, what: Setup | list[Task]) -> None:
+        """Whether it still lives is seen when we read."""
+        with suppress(OSError):
+            self.connection.send_bytes(msgspec.msgpack.encode(what))
+
+    def hand(self, tasks: list[Task]) -> None:
+        if not self.waiting:
+            self.since_s = time.monotonic()
+        self.waiting.extend(tasks)
+        self.send(tasks)
+
+    def limit_s(self, seed_timeout_s: float) -> float | None:
+        """When it has been silent for too long; None while it has nothing to say."""
+        if not self.is_ready:
+            return self.since_s + START_TIMEOUT_S
+        return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
+
+    def close(self, *, patience_s: float = 0.0) -> str:
+        """End it, at once or if it has not ended in that time, and return how it ended."""
+        self.connection.close()
+        try:
+            code = self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return "was killed because it said nothing"
+        return f"was ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+class WorkerPool:
+    """Deals tasks to processes and gathers their answers.
+
+    Attributes:
+        seed_s: how long a seed takes on one process, roughly; 0 before the first answer.
+    """
+
+    def __init__(self, setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str) -> None:
+        self._setup = setup
+        self._queue = deque(tasks)
+        self._jobs = max(1, min(jobs, len(self._queue)))
+        self._hash_seed = hash_seed
+        self._processes: dict[Connection, Process] = {}
+        self._decode = msgspec.msgpack.Decoder(Result).decode
+        self.seed_s = 0.0
+
+    def run(self) -> Iterator[Answered]:
+        """Every task with its answer, as they are done."""
+        while self._queue or any(process.waiting for process in self._processes.values()):
+            while self._queue and len(self._processes) < self._jobs:
+                process = Process(self._setup, self._hash_seed)
+                self._processes[process.connection] = process
+            yield from self._listen()
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+    def _listen(self) -> Iterator[Answered]:
+        for connection in wait(list(self._processes), timeout=self._patience_s()):
+            assert isinstance(connection, Connection)
+            process = self._processes[connection]
+            try:
+                said = connection.recv_bytes()
+            except (EOFError, OSError):
+                yield from self._bury(process, patience_s=GRACE_S)  # the socket closes a little before the end
+                continue
+            if process.is_ready:
+                yield self._take(process, said)
+            else:
+                self._greet(process, said)
+            self._refill(process)
+        now_s = time.monotonic()
+        for process in list(self._processes.values()):
+            limit_s = process.limit_s(self._setup.seed_timeout_s)
+            if limit_s is not None and limit_s < now_s:
+                yield from self._bury(process)
+
+    def _patience_s(self) -> float:
+        limits = [process.limit_s(self._setup.seed_timeout_s) for process in self._processes.values()]
+        known = [limit_s for limit_s in limits if limit_s is not None]
+        return max(0.0, min(known, default=time.monotonic() + 1.0) - time.monotonic()) + 0.01
+
+    def _greet(self, process: Process, said: bytes) -> None:
+        if said:
+            raise MisuseError(f"the workers cannot run {self._setup.runner.name}: {said.decode()}")
+        process.is_ready = True
+
+    def _take(self, process: Process, said: bytes) -> Answered:
+        now_s = time.monotonic()
+        took_s = now_s - process.since_s
+        self.seed_s = 0.9 * self.seed_s + 0.1 * took_s if self.seed_s else took_s
+        process.since_s = now_s
+        return process.waiting.popleft(), self._decode(said)
+
+    def _refill(self, process: Process) -> None:
+        """Keep it busy for `AHEAD_S`, but near the end leave work for the others."""
+        ahead = min(AHEAD_MAX, int(AHEAD_S / self.seed_s) if self.seed_s else 1, len(self._queue) // self._jobs)
+        if len(process.waiting) <= ahead // 2 and self._queue:
+            count = min(max(1, ahead - len(process.waiting)), len(self._queue))
+            process.hand([self._queue.popleft() for _ in range(count)])
+
+    def _bury(self, process: Process, *, patience_s: float = 0.0) -> Iterator[Answered]:
+        """A worker has died, or must: the task that it was at is broken, the others are dealt out again."""
+        del self._processes[process.connection]
+        how = process.close(patience_s=patience_s)
+        if not process.is_ready:
+            raise SnaplineError(f"a worker {how} before it had begun: its words on standard error tell why")
+        if not process.waiting:
+            return
+        task = process.waiting.popleft()
+        self._queue.extendleft(reversed(process.waiting))
+        error = f"the process that ran it {how}; run this seed alone to see why"
+        yield task, broken(self._setup.names[task.template], task.seed, error)

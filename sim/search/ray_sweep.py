@@ -1,0 +1,203 @@
+"""A sweep on a Ray cluster: the same seeds, the same code in each worker, the same summary.
+
+Ray is an extra (`pip install 'snapline[ray]'`) and is imported only here, when it is used. The template travels as TOML and
+the results as MessagePack bytes, so that head and workers need the same snapline but nothing else in common.
+
+Each task runs a chunk of seeds; `AHEAD` chunks per processor are handed out, so that a node that comes or goes is used, or
+missed, soon. If a node dies with a chunk, Ray runs the chunk elsewhere (`RETRIES`). A chunk that dies again and again is run
+seed by seed; a seed that then still takes its process with it is *broken*. So every seed gets exactly one answer, as in a
+local pool.
+"""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario
+from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup
+from snapline.sim.search.sweep import Collector, SweepSummary, check_again
+from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, perform_all
+
+RETRIES = 2
+"""Of a chunk whose node or process died."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+AHEAD = 2
+"""Chunks per processor: one that runs, and one that waits for it to end."""
+
+CHUNK_SEEDS = 50
+"""A second or so of work: much longer than a task's overhead of milliseconds."""
+
+
+def perform_chunk(setup: bytes, seeds: Sequence[int]) -> bytes:
+    """On a worker: run these seeds."""
+    worker = _worker(setup)
+    with garbage_kept():
+        return msgspec.msgpack.encode(list(perform_all(worker, [Task(seed) for seed in seeds])))
+
+
+@lru_cache(maxsize=4)  # a process gets many chunks of few sweeps
+def _worker(setup: bytes) -> Worker:
+    return Worker(msgspec.msgpack.decode(setup, type=Setup))
+
+
+def sweep_on_ray(
+    template: Scenario,
+    seeds: Sequence[int],
+    *,
+    address: str = "auto",
+    runner: Runner | None = None,
+    on_result: Callable[[Result], None] | None = None,
+    stop_after: int | None = None,
+    is_determinism_checked: bool = True,
+    seed_timeout_s: float = SEED_TIMEOUT_S,
+    chunk_seeds: int = CHUNK_SEEDS,
+    catalogue: Iterable[str] = (),
+    metrics_csv: Path | None = None,
+) -> SweepSummary:
+    """`sweep` on a cluster; arguments as there. The check of determinism runs here, in new interpreters.
+
+    Args:
+        address: of a running cluster; "auto" is the one of this machine or of RAY_ADDRESS, "local" makes one here.
+
+    Raises:
+        MisuseError: Ray is not installed, or no cluster answers at `address`.
+    """
+    ray = _ray()
+    setup = msgspec.structs.replace(make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s), paths=[])
+    collector = Collector(template.name, catalogue=catalogue, template=template)
+    is_ours = _connect(ray, address)
+    started_s = time.monotonic()
+    try:
+        is_stopped = _collect(Cluster(ray, setup), collector, seeds, chunk_seeds, on_result, stop_after)
+    finally:
+        if is_ours:
+            ray.shutdown()
+    summary = collector.summary(elapsed_s=time.monotonic() - started_s, is_stopped=is_stopped)
+    if is_determinism_checked:
+        check_again(template, collector, summary, jobs=1, runner=runner, seed_timeout_s=seed_timeout_s)
+    if metrics_csv is not None:
+        metrics_csv.write_text(collector.table.to_csv())
+    return summary
+
+
+def _collect(
+    cluster: "Cluster",
+    collector: Collector,
+    seeds: Sequence[int],
+    chunk_seeds: int,
+    on_result: Callable[[Result], None] | None,
+    stop_after: int | None,
+) -> bool:
+    """Gather all results; returns whether it was stopped before the last."""
+    cluster.queue(seeds, chunk_seeds)
+    try:
+        while cluster.is_busy:
+            for result in cluster.next_results():
+                collector.add(result)
+                if on_result is not None:
+                    on_result(result)
+                if stop_after is not None and collector.failures >= stop_after:
+                    return collector.runs < len(seeds)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        cluster.cancel()
+    return False
+
+
+def _ray() -> Any:  # Ray's types are only there where it is installed
+    try:
+        ray = import_module("ray")
+    except ImportError as error:
+        raise MisuseError("Ray is not installed: pip install 'snapline[ray]', or sweep with --jobs") from error
+    return ray
+
+
+def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
+    """Join a cluster, unless we are in one already; returns whether we have to leave it."""
+    if ray.is_initialized():
+        return False
+    _check_reachable(address)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except ConnectionError as error:
+        raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
+    return True
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
+
+
+class Cluster:
+    """Chunks that run on a cluster.
+
+    Attributes:
+        waiting: chunks that are not handed out yet. running: Ray's reference → chunk.
+    """
+
+    def __init__(self, ray: Any, setup: Setup) -> None:  # Any: see `_ray`
+        self._ray = ray
+        self._name = setup.names[0]
+        self._setup = ray.put(msgspec.msgpack.encode(setup))
+        self._perform = ray.remote(max_retries=RETRIES)(perform_chunk)
+        self._perform_once = ray.remote(max_retries=0)(perform_chunk)
+        self._waiting: deque[list[int]] = deque()
+        self._running: dict[Any, list[int]] = {}  # Any: Ray's reference
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def queue(self, seeds: Sequence[int], chunk_seeds: int) -> None:
+        """More to do."""
+        starts = range(0, len(seeds), max(1, chunk_seeds))
+        self._waiting.extend(list(seeds[start : start + max(1, chunk_seeds)]) for start in starts)
+
+    def next_results(self) -> list[Result]:
+        """Wait for the next chunk."""
+        processors = int(self._ray.cluster_resources().get("CPU", 1))
+        while self._waiting and len(self._running) < AHEAD * max(1, processors):
+            chunk = self._waiting.popleft()
+            perform = self._perform if len(chunk) > 1 else self._perform_once
+            self._running[perform.remote(self._setup, chunk)] = chunk
+        done, _ = self._ray.wait(list(self._running), num_returns=1)
+        chunk = self._running.pop(done[0])
+        try:
+            return msgspec.msgpack.decode(self._ray.get(done[0]), type=list[Result])
+        except self._ray.exceptions.RayTaskError as error:
+            raise MisuseError(f"the workers cannot run it, is the same snapline there? {error.cause!r}") from error
+        except self._ray.exceptions.RayError as error:
+            return self._apart(chunk, error)
+
+    def _apart(self, chunk: list[int], error: Exception) -> list[Result]:
+        """A chunk whose process died: its seeds one by one, or the seed that did it."""
+        if len(chunk) == 1:
+            return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]
+        self._waiting.extendleft([seed] for seed in reversed(chunk))
+        return []
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        for reference in self._running:
+            self._ray.cancel(reference, force=True)
+        self._running.clear()
+        self._waiting.clear()

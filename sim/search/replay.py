@@ -1,0 +1,201 @@
+"""Run something again: does it end as before, and if not, where do the two runs part?
+
+A run is a function of scenario, seed and choices. What breaks that (an iterated set, a hash of a string, something left
+over from an earlier run) shows when the second run happens in a new interpreter with another PYTHONHASHSEED. Runs are
+compared by their trace hash. If it differs, the hashes after each thousand entries (way-points) say in which thousand the
+first difference lies; both runs are then made once more with a journal of just that window, and its first differing entry
+is shown from both sides. That is the first effect, and mostly next to the cause.
+
+The folder of a run (`sim/report/folder.py`) holds what is needed to run it again: scenario as drawn, seed, and choices.
+"""
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.sim.choices import Choices, Record, RecordedChoices
+from snapline.sim.report import files
+from snapline.sim.result import Result, Violation
+from snapline.sim.scenario import SCHEMA, Scenario, parse_scenario
+from snapline.sim.search.pool import make_setup, other_hash_seed, run_tasks
+from snapline.sim.search.worker import Runner, Task, journaled, load_runner, name_of
+from snapline.sim.world.kernel import PIECE
+
+RESULT, CONFIG, CHOICES = "result.json", "config.toml", "choices.json"
+"""Names in the folder of a run."""
+
+SHOWN_BEFORE = 3
+"""Entries before the first differing one, to see what led there."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What two runs of one seed must have in common."""
+
+    trace_hash: str
+    verdict: str
+    violations: tuple[Violation, ...]
+    events: int
+    messages: int
+    virtual_ns: int
+
+
+class Divergence(msgspec.Struct):
+    """Two runs of one seed that differ.
+
+    Attributes:
+        differing: names of what differs, such as "trace_hash".
+        window: of the journal, in which the first difference lies, by the way-points; (0, 0) if nobody looked.
+        entry: the first differing entry of the journal; None if no journal shows one.
+        before: the last entries that agree. here and there: the entry in the first run and in the second.
+        note: what else is known.
+    """
+
+    seed: int
+    differing: list[str]
+    window: tuple[int, int] = (0, 0)
+    entry: int | None = None
+    before: list[str] = []
+    here: str = ""
+    there: str = ""
+    note: str = ""
+
+    @staticmethod
+    def of(seed: int, first: Fingerprint, second: Fingerprint) -> "Divergence":
+        names = Fingerprint.__struct_fields__
+        return Divergence(seed, [name for name in names if getattr(first, name) != getattr(second, name)])
+
+    @property
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [f"seed {self.seed} ran twice and differed in {', '.join(self.differing)}"]
+        if self.entry is not None:
+            lines.append(f"first at entry {self.entry} of the journal:")
+            lines += [f"    {entry}" for entry in self.before]
+            lines += [f"  - {self.here}", f"  + {self.there}"]
+        elif self.window[1]:
+            lines.append(f"first between the entries {self.window[0]} and {self.window[1]} of the journal")
+        return "\n".join([*lines, self.note] if self.note else lines)
+
+
+def fingerprint_of(result: Result) -> Fingerprint:
+    """Of one run."""
+    return Fingerprint(
+        result.trace_hash,
+        result.verdict,
+        tuple(result.violations),
+        result.events,
+        result.messages,
+        result.virtual_ns,
+    )
+
+
+def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = None) -> Divergence | None:
+    """Run here, and in a new interpreter with another hash seed; None if both agree.
+
+    Args:
+        scenario: as drawn.
+        runner: a function of a module. One that knows the keyword `window_at` is narrowed to the first differing entry.
+    """
+    setup_runner = load_runner(name_of(runner))
+    first = setup_runner(scenario, seed)
+    second = _elsewhere(scenario, Task(seed), runner)
+    mine, other = fingerprint_of(first), fingerprint_of(second)
+    if mine == other:
+        return None
+    found = Divergence.of(seed, mine, other)
+    piece = piece_of(first.waypoints, second.waypoints)
+    found.window = (piece * PIECE, (piece + 1) * PIECE)
+    if second.verdict == "broken" and second.error:
+        found.note = f"the second run: {second.error}"
+    here = journaled(setup_runner, scenario, seed, piece)
+    there = _elsewhere(scenario, Task(seed, window_at=piece), runner)
+    _narrow(found, here.journal, there.journal)
+    return found
+
+
+def piece_of(first: list[str], second: list[str]) -> int:
+    """The piece of the journal in which the first difference lies, by the way-points of two runs."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _elsewhere(scenario: Scenario, task: Task, runner: Runner | None) -> Result:
+    setup = make_setup([scenario], runner=runner)
+    with closing(run_tasks(setup, [task], jobs=1, hash_seed=other_hash_seed())) as answers:
+        for _, result in answers:
+            return result
+    raise AssertionError("every task has an answer")
+
+
+def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
+    """Find the first differing entry of two journals."""
+    if not here and not there:
+        return
+    pairs = enumerate(zip(here, there, strict=False))
+    index = next((index for index, (one, other) in pairs if one != other), min(len(here), len(there)))
+    if index == len(here) == len(there):
+        found.note = "run once more, the journals agree: it does not differ each time, look for clocks and threads"
+        return
+    found.entry = found.window[0] + index
+    found.before = here[max(0, index - SHOWN_BEFORE) : index]
+    found.here = here[index] if index < len(here) else "(nothing more)"
+    found.there = there[index] if index < len(there) else "(nothing more)"
+
+
+# -- folders of runs --------------------------------------------------------------------------------------------------
+
+
+class Replayed(msgspec.Struct):
+    """A run that was repeated. `warnings`: why it may differ. `expected_hash`: of the run in the folder, or ""."""
+
+    result: Result
+    expected_hash: str
+    warnings: list[str]
+
+    @property
+    def is_same(self) -> bool:
+        return self.result.trace_hash == self.expected_hash
+
+
+def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> Replayed:
+    """Run what a folder holds once more, with its choices. `commit` is of the code that runs now.
+
+    Raises:
+        MisuseError: as `read_repro`.
+    """
+    scenario, seed, record = read_repro(folder)
+    expected, _ = files.read_result(folder / RESULT)
+    choices: Choices | None = None if record is None else RecordedChoices(record)
+    result = load_runner(name_of(runner))(scenario, seed, choices=choices)
+    return Replayed(result, expected.trace_hash, repro_warnings(folder, commit=commit))
+
+
+def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
+    """What is needed to run again what a folder holds: scenario, seed, choices; no record if only the seed was kept.
+
+    Raises:
+        MisuseError: not the folder of a run, or one with another schema.
+    """
+    result, provenance = files.read_result(folder / RESULT)
+    if provenance.schema != SCHEMA:
+        hint = f", of commit {provenance.commit}" if provenance.commit else ""
+        raise MisuseError(f"{folder} has schema {provenance.schema}, this is for {SCHEMA}: use its own snapline{hint}")
+    choices = folder / CHOICES
+    return _scenario(folder / CONFIG), result.seed, files.read_choices(choices) if choices.exists() else None
+
+
+def _scenario(path: Path) -> Scenario:
+    try:
+        return parse_scenario(path.read_text(encoding="utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MisuseError(f"{path} cannot be read: {error}; give the folder of a run") from error
+
+
+def repro_warnings(folder: Path, *, commit: str) -> list[str]:
+    """Why running it again may give something else; `commit` is of the code that runs now, "" if unknown."""
+    _, provenance = files.read_result(folder / RESULT)
+    if not commit or not provenance.commit or provenance.commit == commit:
+        return []
+    return [f"the run was made at commit {provenance.commit}, and this is {commit}: it may end differently"]

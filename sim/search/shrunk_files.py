@@ -1,0 +1,125 @@
+"""What is handed to who mends a bug that was shrunk: the scenario, a test that fails while it is there, and the story.
+
+<name>.toml        the scenario, to be run with `snapline sim run` and looked at
+choices.json       the choices that are not benign, for `snapline sim replay`
+test_<name>.py     fails while the bug is there, and is kept when it is gone
+steps.txt          what was left out, and what is left: faults, choices, entries of the journal
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from snapline.sim.choices import Record
+from snapline.sim.report.files import choices_json
+from snapline.sim.scenario import Scenario, format_scenario
+from snapline.sim.search.shrink import Shrunk, Size
+
+JOURNAL_MAX = 400
+"""Entries shown; a shrunk run has some tens."""
+
+TEST = '''"""{title}
+
+{evidence}
+"""
+
+from snapline.sim.choices import RecordedChoices
+from snapline.sim.run import run
+from snapline.sim.scenario import parse_scenario
+
+SCENARIO = """
+{scenario}"""
+
+CHOICES = {choices}
+
+
+def test_{name}() -> None:
+    scenario = parse_scenario(SCENARIO, source="{name}")
+    result = run(scenario, {seed}, choices=RecordedChoices(CHOICES){arguments})
+    assert result.verdict == "pass", result.violations or result.pending or result.error
+'''
+
+
+def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal: Sequence[str] = ()) -> dict[str, str]:
+    """The files by name.
+
+    Args:
+        shrunk: what was found.
+        keywords: further arguments of the run, such as the name of a mutant.
+        journal: entries of the shrunk run.
+    """
+    name = identifier(shrunk)
+    return {
+        f"{name.replace('_', '-')}.toml": format_scenario(shrunk.scenario),
+        "choices.json": choices_json(shrunk.record).decode(),
+        f"test_{name}.py": test_file(shrunk, name, keywords or {}),
+        "steps.txt": "\n".join(story(shrunk, journal)) + "\n",
+    }
+
+
+def identifier(shrunk: Shrunk) -> str:
+    """Of the scenario and its seed, as a Python name."""
+    words = re.sub(r"[^a-z0-9]+", "_", shrunk.scenario.name.lower()).strip("_") or "scenario"
+    return f"{words}_seed_{shrunk.seed}"
+
+
+def test_file(shrunk: Shrunk, name: str, keywords: Mapping[str, str]) -> str:
+    """A test that fails while the bug is there."""
+    arguments = "".join(f", {keyword}={value!r}" for keyword, value in keywords.items())
+    return TEST.format(
+        title=f"Found by simulation and shrunk: {_quoted(shrunk.signature)}.",
+        evidence=_quoted("\n".join(evidence(shrunk))),
+        scenario=_quoted(format_scenario(shrunk.scenario)),
+        choices=choices_literal(shrunk.record),
+        name=name,
+        seed=shrunk.seed,
+        arguments=arguments,
+    )
+
+
+def choices_literal(record: Record) -> str:
+    """The record as Python, one choice a line."""
+    if not record:
+        return "{}"
+    rows = [f"    ({stream!r}, {key!r}): {value}," for (stream, key), value in record.items()]
+    return "\n".join(["{", *rows, "}"])
+
+
+def evidence(shrunk: Shrunk) -> list[str]:
+    """What went wrong, one sentence a line."""
+    result = shrunk.result
+    lines = [f"{violation.guarantee} {violation.oracle}: {violation.text}" for violation in result.violations]
+    return lines or result.pending or [result.error]
+
+
+def story(shrunk: Shrunk, journal: Sequence[str] = ()) -> Iterator[str]:
+    """What was left out, and what is left."""
+    yield f"{shrunk.signature}: from {size_text(shrunk.before)} to {size_text(shrunk.size)}"
+    yield f"in {shrunk.tries} runs, {shrunk.seconds:.1f} s"
+    yield ""
+    for step in shrunk.steps:
+        yield f"  run {step.tries:>5}  {step.text:<32} {size_text(step.size)}"
+    yield ""
+    yield from evidence(shrunk)
+    yield ""
+    yield f"seed {shrunk.seed}, {_fleet_text(shrunk.scenario)}"
+    for fault in shrunk.result.faults:
+        yield f"  fault at {fault.at_ns / 1e9:.6f} s: {fault.text}"
+    for (stream, key), value in shrunk.record.items():
+        yield f"  choice {stream} {' '.join(str(part) for part in key)} = {value}"
+    if journal:
+        yield ""
+        yield from (f"  {entry}" for entry in journal[-JOURNAL_MAX:])
+
+
+def size_text(size: Size) -> str:
+    return f"{size.choices} choices, {size.faults} faults, {size.messages} messages"
+
+
+def _fleet_text(scenario: Scenario) -> str:
+    fleet = scenario.fleet
+    return f"{fleet.protocol}, {fleet.pattern.name}, {fleet.agents} agents on {fleet.hosts} hosts"
+
+
+def _quoted(text: str) -> str:
+    """As part of a triple-quoted string."""
+    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

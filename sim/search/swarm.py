@@ -1,0 +1,509 @@
+"""Draws a concrete scenario from a template and a seed: swarm testing.
+
+A test that may do everything does a little of everything, and never much of one thing. So each run first draws *which*
+kinds of faults it may have (each with chance ½), and then faults of these kinds alone; and fleet, delays and pace are drawn
+over orders of magnitude rather than around a middle (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the
+same with its knobs). In a part of the runs every failpoint is active with chance ¼, as in FoundationDB.
+
+What is the same everywhere hides what depends on differences. So delay and loss may be those of one pair or one direction, in some
+runs for good; and in half of the runs of the product's own patterns some of its limits are small (`limits.py`), so that small
+fleets live at the edges for which large ones are needed otherwise. `generated.py` counts what scenarios hold of all that.
+
+What is drawn stays within the fault budget if the template says so: a fault that would exceed it is left out. The faults
+and the network that the template itself names are kept, and then hosts and coordinators too, since faults name them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from snapline.channels import channel, order
+from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
+from snapline.sim.choices import RandomChoices
+from snapline.sim.faults.durations import duration_ns, format_duration
+from snapline.sim.faults.faults import budget_problems
+from snapline.sim.faults.points import FAILPOINTS
+from snapline.sim.faults.words import CrashWord, DiskWord, PauseWord, Word
+from snapline.sim.scenario import (
+    PATTERN_NAMES,
+    WORDS,
+    ClientsPart,
+    Coordinators,
+    DelayPart,
+    FaultPart,
+    FleetPart,
+    LivenessPart,
+    NetworkPart,
+    OutputsPart,
+    PatternPart,
+    RestoresPart,
+    RunPart,
+    Scenario,
+    StepsPart,
+    StorePart,
+    SwarmPart,
+    TriggerPart,
+    coordinator_names,
+    host_names,
+)
+from snapline.sim.search.fault_generators import DRAWN_BY, MESSAGES_ENDLESS, MS, US, Dice, S, Span
+from snapline.sim.workloads.registry import takes_inputs
+from snapline.sim.world.limits import LIMITS
+
+AGENTS_LEAST = 2
+"""All patterns can be played by two."""
+
+BY_HAND_ALONE = 16
+"""One run of so many has no trigger."""
+
+ROUND_WAYS, ROUND_CALLS = 3, 4
+"""Of one round of koo-toueg: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
+
+EPOCH_EXCHANGES = 6
+"""Of an epoch: it is written that it begins, told, marked, stored, reported, and written that it is complete. Rounds of koo-toueg take twice as many."""
+
+_LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
+"""Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
+
+_INPUT_POINTS = "store.log."
+_OUTPUT_POINTS = "store.outputs."
+"""Points that fleets to which nobody speaks never pass."""
+
+_COSTLY = ("memory", "orders")
+"""They cost ten times as much as the others."""
+
+_BOOKING = ("booking", "booking-until")
+_PAYING = ("paying", *_BOOKING)
+"""Their agents call stubs, and people look after what they could not undo."""
+
+PAYING_NS = 90 * S
+"""Of a run that pays: calls that fail again and again, and the word of somebody who has them made once more."""
+
+SELDOM_NS = 250 * MS
+"""Between two epochs by the clock in such a run; effects bring their own."""
+
+_DURABLE = ("planning", *_PAYING)
+"""What matters of them are recoveries in the midst of their turns, of which each takes as long as all the messages of others."""
+
+_LATELY = {
+    "astray": (21, "pattern"),
+    "planning": (12, "planning"),
+    "paying": (19, "paying"),
+    "returning": (37, "returning"),
+}
+"""Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
+
+_IN_TURN = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
+"""Every other seed has one of these, in turn: what they combine is the youngest part of the product, and a draw by chance would seldom bring it."""
+
+_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY, *_BOOKING)] * 2, *_COSTLY)
+
+_PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
+"""A third of all runs have the protocol that most fleets have; the other ten share the rest."""
+
+
+def draw(template: Scenario, seed: int) -> Scenario:
+    """The same for the same template and seed; a template without `swarm` is a scenario as it stands."""
+    swarm = template.swarm
+    if swarm is None:
+        return template
+    dice = Dice(RandomChoices(seed))
+    run = _draw_run(dice, template)
+    heal = template.liveness.heal if template.liveness.heal_ns >= run.until_ns else ""
+    liveness = msgspec.structs.replace(template.liveness, heal=heal)
+    changed = msgspec.structs.replace(template, run=run, liveness=liveness, swarm=None)
+    if swarm.fleet:
+        changed = msgspec.structs.replace(changed, fleet=_draw_fleet(dice, template, run, seed))
+    if swarm.network:
+        changed = msgspec.structs.replace(
+            changed,
+            network=NetworkPart(delay=_draw_delay(dice, "network", 2 * MS, 40 * MS)),
+            store=StorePart(delay=_draw_delay(dice, "store", 100 * US, 20 * MS)),
+        )
+    if swarm.clients and not template.fleet.module and takes_inputs(changed.fleet.pattern.name):
+        changed = msgspec.structs.replace(changed, clients=_draw_clients(dice, changed.fleet.pattern.name))
+    if swarm.outputs:
+        outputs = _draw_outputs(dice)
+        if template.fleet.module:  # its agents emit what they like
+            outputs = OutputsPart(is_watched=not swarm.faults and outputs.is_watched)
+        changed = msgspec.structs.replace(changed, outputs=outputs)
+    is_paying = changed.fleet.pattern.name in _PAYING and not template.fleet.module
+    if swarm.clients and is_paying:
+        clients = msgspec.structs.replace(changed.clients, is_settling=True)
+        changed = msgspec.structs.replace(changed, clients=clients)
+    if swarm.steps and swarm.faults_max and (template.fleet.module or is_paying):
+        changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
+    is_of_all = bool(swarm.faults_max and not swarm.faults)
+    if swarm.restores and is_of_all:
+        more = 3 if changed.fleet.pattern.name in _DURABLE else 1
+        restores, moves = _draw_restores(dice, 6 // more), _draw_moves(dice, 8 // more)
+        if template.fleet.module:  # inputs that were dropped would break what its owner says of it
+            times = template.restores.times or restores.times
+            restores, moves = RestoresPart(times=times), template.run.moves or moves
+        run = msgspec.structs.replace(changed.run, moves=moves)
+        changed = msgspec.structs.replace(changed, restores=restores, run=run)
+    changed = _with_faults(dice, changed, swarm)
+    if is_of_all and (not template.fleet.module or changed.clients.count):
+        changed = _with_more(dice, changed)
+    if swarm.network:
+        changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
+    if swarm.limits and (is_of_all or not template.fleet.module):
+        limits = _draw_limits(dice)
+        if changed.restores.times and dice.one_in_apart(2, "swept"):
+            limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # what is old is wanted again
+        changed = msgspec.structs.replace(changed, limits=limits | template.limits)
+        changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
+        if swarm.fleet:
+            changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
+            if dice.one_in_apart(BY_HAND_ALONE, "by hand"):
+                changed = _by_hand_alone(changed)
+    if swarm.fleet and changed.fleet.pattern.name == "returning":  # there has to be something to go back to
+        every = changed.run.snapshots_every or "250ms"
+        changed = msgspec.structs.replace(changed, run=msgspec.structs.replace(changed.run, snapshots_every=every))
+    if swarm.fleet and not template.fleet.module:
+        timeout = template.fleet.epoch_timeout or _possible_timeout(changed)
+        changed = msgspec.structs.replace(changed, fleet=msgspec.structs.replace(changed.fleet, epoch_timeout=timeout))
+        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+    if template.fleet.module and changed.limits:
+        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+    return changed
+
+
+def small_limits(seed: int) -> dict[str, int]:
+    """Limits for a run that is to meet their edges, whatever else it has."""
+    dice = Dice(RandomChoices(seed))
+    return {
+        name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
+    }
+
+
+def _possible_timeout(scenario: Scenario) -> str:
+    """What was drawn, unless no epoch can keep to it in what else was drawn: then what a fleet has that says nothing."""
+    exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
+    least_ns = exchanges * _exchange_ns(scenario)
+    timeout = scenario.fleet.epoch_timeout
+    return timeout if timeout and duration_ns(timeout) >= least_ns else ""
+
+
+def _exchange_ns(scenario: Scenario) -> int:
+    """A message and the word that it was had, at the longest. A large one that travels in small parts waits for one each time that the window is full."""
+    network = scenario.network
+    way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
+    parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
+    windows = -(-parts // scenario.limits.get("frames_unacked", order.FRAMES_UNACKED_MAX))
+    return windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
+
+
+def _patient(scenario: Scenario) -> LivenessPart:
+    """A single counter that is passed on takes as long as all its messages, one after the other, there and back.
+
+    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. And rounds
+    of koo-toueg may follow each other without a pause: a message waits for one before it leaves, and for one where it arrives.
+    """
+    network, store = scenario.network, scenario.store.delay
+    way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
+    each_ns = _exchange_ns(scenario)
+    if scenario.fleet.protocol == KOO_TOUEG:
+        each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * (store.least_ns + store.jitter_ns))
+    within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
+    within_ns += PAYING_NS if scenario.fleet.pattern.name in _PAYING else 0
+    return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
+
+
+def _draw_run(dice: Dice, template: Scenario) -> RunPart:
+    """2.5 s to 7 s; more if the template's own faults need it."""
+    run, hosts = template.run, len(host_names(template))
+    ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
+    return msgspec.structs.replace(
+        run,
+        until=format_duration(max(ends_ns, dice.between(25, 70, "until") * 100 * MS)),
+        faults_from="start" if dice.one_in(6, "from start") else "running",
+        keep_epochs=dice.of((max(2, run.keep_epochs), 2, 10), "keep"),
+        rejoin_grace=dice.of((run.rejoin_grace, "100ms", "3s"), "grace"),
+        turns_in_a_row=dice.of((1, 4, 64), "turns"),
+    )
+
+
+def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> FleetPart:
+    swarm, fleet = template.swarm or SwarmPart(), template.fleet
+    protocol = dice.of(swarm.protocols or _PROTOCOLS_DRAWN, "protocol")
+    if fleet.module:
+        return msgspec.structs.replace(fleet, protocol=protocol, trigger=_draw_trigger(dice, protocol))
+    name = dice.of(swarm.patterns or _PATTERNS_DRAWN, "pattern")
+    for lately, (one_in, key) in _LATELY.items() if not swarm.patterns else ():
+        name = lately if dice.one_in_apart(one_in, key) else name
+    if seed % 2 and not swarm.patterns:
+        name = _IN_TURN[seed // 2 % len(_IN_TURN)]
+    counts: tuple[Coordinators, ...] = (1, 3, 5)
+    coordinators = dice.of([count for count in counts if count <= swarm.coordinators_max], "coordinators")
+    return FleetPart(
+        agents=dice.between(AGENTS_LEAST, swarm.agents_max, "agents"),
+        hosts=fleet.hosts if template.fault else dice.between(1, swarm.hosts_max, "hosts"),
+        coordinators=fleet.coordinators if template.fault else coordinators,
+        protocol=protocol,
+        pattern=_draw_pattern(dice, fleet.pattern, name, run),
+        trigger=_seldom(_draw_trigger(dice, protocol)) if name in _PAYING else _draw_trigger(dice, protocol),
+    )
+
+
+def _seldom(trigger: TriggerPart) -> TriggerPart:
+    """A fleet whose effects wait for each other runs for a minute: epochs in each twentieth of a second would be most of its cost."""
+    return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, SELDOM_NS)))
+
+
+def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
+    """A third of the fleets spread their messages over a part of the run, the others run as fast as the network lets them."""
+    messages = pattern.messages // dice.of((1, 1, 2), "messages")
+    window_ns = run.until_ns // dice.of((2, 4, 8), "window")
+    spread = (messages or pattern.messages or MESSAGES_ENDLESS) * S // window_ns
+    is_paced = not messages or dice.one_in(3, "pace")
+    return msgspec.structs.replace(
+        pattern, name=name, messages=messages, rate_per_s=float(max(1, spread)) if is_paced else 0.0
+    )
+
+
+def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
+    """Where the coordinator asks for checkpoints it does so by the clock."""
+    every = dice.duration(20 * MS, 600 * MS, "every")
+    jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
+    match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
+        case 0 | 1:
+            return TriggerPart(kind="messages", messages=dice.between(5, 100, "trigger messages"), every=every)
+        case 2:
+            return TriggerPart(kind="adaptive", every=every)
+        case _:
+            return TriggerPart(kind="period", every=every, jitter=jitter)
+
+
+def _draw_clients(dice: Dice, pattern: str) -> ClientsPart:
+    """Half of the runs have some; all, where requests are what the pattern is about, and then fewer of them, for each is much work."""
+    is_booking = pattern in _BOOKING
+    count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.of_clients(4, "clients")]
+    inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.of_clients(3, "inputs")]
+    pause = ("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
+    is_settling = bool(count) and dice.of_operators(2, "settling") == 1
+    return ClientsPart(count=count, inputs=inputs, pause=pause, is_settling=is_settling)
+
+
+def _draw_outputs(dice: Dice) -> OutputsPart:
+    """In half of the runs agents speak, and in half of these somebody reads it as it comes."""
+    one_in = (0, 0, 0, 3, 1, 12)[dice.of_outputs(6, "outputs")]
+    return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.of_outputs(2, "watched outputs") == 1)
+
+
+def _draw_steps(dice: Dice) -> StepsPart:
+    """In two thirds of the runs some calls of stubs go wrong."""
+    late, lost, failed = ((0, 0, 20, 200)[dice.of_steps(4, "calls", what)] for what in ("late", "lost", "failed"))
+    is_well = dice.of_steps(3, "calls") == 0
+    return StepsPart() if is_well else StepsPart(late_per_mille=late, lost_per_mille=lost, failed_per_mille=failed)
+
+
+def _draw_restores(dice: Dice, one_in: int) -> RestoresPart:
+    """In one of so many runs somebody takes the fleet back, once or more often, with its inputs or without."""
+    if not dice.one_in_apart(one_in, "restores"):
+        return RestoresPart()
+    times = 2 if dice.one_in_apart(2, "restores twice") else 1
+    return RestoresPart(times=times, drops_one_in=1 if dice.one_in_apart(2, "restores drop") else 2)
+
+
+def _draw_moves(dice: Dice, one_in: int) -> int:
+    """In one of so many runs an operator moves agents: once, or many times."""
+    return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(one_in, "moves") else 0
+
+
+def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:
+    """A slow network keeps much in flight, and a fleet busy long enough to meet its faults."""
+    least = dice.duration(least_ns, most_ns, where, "least")
+    return DelayPart(least=least, jitter=dice.duration(100 * US, most_ns, where, "jitter"))
+
+
+def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
+    """In a quarter of the runs up to three directed pairs are much slower, or much faster, than all others, for good."""
+    if not dice.one_in(4, "paths"):
+        return scenario.network
+    nodes = host_names(scenario) + coordinator_names(scenario)
+    paths = dict(scenario.network.paths)
+    for index in range(dice.between(1, 3, "paths", "count")):
+        sender = dice.below(len(nodes), "path", index, "from")
+        receiver = (sender + 1 + dice.below(len(nodes) - 1, "path", index, "to")) % len(nodes)
+        least = dice.of(("100us", "20ms", "60ms", "150ms"), "path", index, "least")
+        jitter = dice.of(("0s", "5ms", least), "path", index, "jitter")
+        paths[f"{nodes[sender]}>{nodes[receiver]}"] = DelayPart(least=least, jitter=jitter)
+    return msgspec.structs.replace(scenario.network, paths=paths)
+
+
+def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
+    """In a quarter of the runs a policy keeps more than is needed, and in a quarter somebody asks for snapshots by hand."""
+    retention = run.retention
+    if not retention and dice.one_in(4, "retention"):
+        last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
+        retention = f"last={last},hourly={hourly},daily={daily}"
+    every = run.snapshots_every
+    if not every and dice.one_in(4, "snapshots"):
+        every = dice.duration(50 * MS, 2 * S, "snapshots every")
+    return msgspec.structs.replace(run, retention=retention, snapshots_every=every)
+
+
+def _by_hand_alone(scenario: Scenario) -> Scenario:
+    """Nothing but somebody's word asks for checkpoints; without it there is none."""
+    every = scenario.run.snapshots_every or "250ms"
+    return msgspec.structs.replace(
+        scenario,
+        fleet=msgspec.structs.replace(scenario.fleet, trigger=TriggerPart(kind="none")),
+        run=msgspec.structs.replace(scenario.run, snapshots_every=every),
+    )
+
+
+def _draw_limits(dice: Dice) -> dict[str, int]:
+    """In half of the runs some limits are small: few of them, or up to a half."""
+    if not dice.one_in(2, "limits"):
+        return {}
+    one_in = dice.of((2, 4, 16), "limits", "how many")
+    chosen = [name for name in LIMITS if dice.one_in(one_in, "limit", name)]
+    return {name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in chosen}
+
+
+def _draw_bounds(dice: Dice, fleet: FleetPart) -> FleetPart:
+    """What a fleet may say of its logs, its epochs and its messages, unless the template has said it."""
+    pattern = fleet.pattern
+    if dice.one_in(3, "payload") and pattern.payload_bytes == PatternPart().payload_bytes:
+        pattern = msgspec.structs.replace(pattern, payload_bytes=dice.of((0, 100, 600, 3000), "payload bytes"))
+    return msgspec.structs.replace(
+        fleet,
+        pattern=pattern,
+        log_bytes_max=fleet.log_bytes_max or dice.of((0, 0, 500, 2000, 8000), "log bytes"),
+        epoch_timeout=fleet.epoch_timeout or dice.of(("", "", "", "1s", "4s"), "epoch timeout"),
+    )
+
+
+def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
+    kinds = [kind for kind in swarm.faults or WORDS if dice.one_in(2, "kind", kind)]
+    count = dice.below(swarm.faults_max + 1, "faults") if kinds else 0
+    for index in range(count):
+        kind = dice.of(kinds, "fault", index)
+        word = DRAWN_BY[kind](Span(dice, scenario, index, swarm.faults_max))
+        scenario = _with_fault(scenario, [_fault_of(kind, word)])
+    for index, kind in enumerate(swarm.always if swarm.faults_max else (), swarm.faults_max):
+        word = (
+            _draw_crash_at_work(dice, scenario) if kind == "crash" else DRAWN_BY[kind](Span(dice, scenario, index, 0))
+        )
+        scenario = _with_fault(scenario, [_fault_of(kind, word)])
+    if swarm.faults_max and "crash" in kinds and dice.one_in(2, "failpoints"):
+        scenario = _with_fault(scenario, _draw_failpoints(dice, scenario, kinds))
+    return scenario
+
+
+def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
+    """What runs of some kind show little without."""
+    if scenario.fleet.pattern.name in _DURABLE:
+        scenario = _with_restarts(dice, scenario)
+    if not scenario.clients.count:
+        return scenario
+    if dice.one_in_apart(4, "failing logs"):
+        scenario = _with_failing_logs(dice, scenario)
+    return _with_standstill(dice, scenario) if dice.one_in_apart(4, "standstill") else scenario
+
+
+def _with_restarts(dice: Dice, scenario: Scenario) -> Scenario:
+    """In the midst of durable turns."""
+    for index in range((0, 1, 2, 4)[dice.below_apart(4, "restarts")]):
+        at = format_duration((1 + dice.below_apart(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
+        after = ("50ms", "200ms", "1s")[dice.below_apart(3, "restart", index, "after")]
+        scenario = _with_fault(scenario, [FaultPart(crash=CrashWord(at=at, restart_after=after))])
+    return scenario
+
+
+def _with_failing_logs(dice: Dice, scenario: Scenario) -> Scenario:
+    """Logs that can be written to at the second try only."""
+    for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
+        if dice.one_in_apart(4, "failing", point):
+            hit = 1 + dice.below_apart(6, "failing", point, "hit")
+            scenario = _with_fault(scenario, [FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit))])
+    return scenario
+
+
+def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
+    """A host that awakes when the fleet has long gone on without it, and finds what clients have said to it."""
+    at_ns = (1 + dice.below_apart(10, "standstill", "at")) * 200 * MS
+    lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
+    word = PauseWord(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
+    return _with_fault(scenario, [FaultPart(pause=word)])
+
+
+def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
+    """Whoever takes one of the turns of the first half of the work, of a user's fleet of its second quarter, is killed, and comes back."""
+    turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
+    least = max(1, scenario.run.turns // 4)
+    hit = dice.between(least, max(least, turns // 2), "at work", "hit")
+    after = dice.duration(200 * MS, 2 * S, "at work", "back")
+    return CrashWord(at="0s", when="working", hit=hit, restart_after=after)
+
+
+def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
+    """With these too, if that is within the budget; else as it was."""
+    more = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
+    return more if scenario.budget == "beyond" or not any(budget_problems(more)) else scenario
+
+
+def _fault_of(kind: str, word: Word) -> FaultPart:
+    return msgspec.structs.replace(FaultPart(), **{kind: word})
+
+
+def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
+    """Mostly whoever passes is killed; where other faults may come too, some lose their power, stand still, or are told that the disk failed.
+
+    Coordinators lose their power nowhere else, and they write what is listed.
+    """
+    kinds = frozenset(kinds)
+    points = FAILPOINTS
+    if scenario.fleet.protocol == CHANDY_LAMPORT:
+        points = tuple(point for point in FAILPOINTS if not point.startswith(_LOGGED_POINTS))
+    if not scenario.clients.count:
+        points = tuple(point for point in points if not point.startswith(_INPUT_POINTS))
+    spoken = [point for point in points if point.startswith(_OUTPUT_POINTS)]
+    points = tuple([point for point in points if point not in spoken])
+    if scenario.outputs.one_in:
+        points += tuple([point for point in spoken if dice.of_outputs(4, point) == 3])
+    faults = []
+    for point in points:
+        if point in spoken or dice.one_in(4, point):
+            hit = dice.between(1, 4, point, "hit")
+            after = dice.duration(200 * MS, 2 * S, point, "after")
+            match dice.below(8, point, "how") if kinds.issuperset(("pause", "disk")) else 7:
+                case 0:
+                    faults.append(FaultPart(pause=PauseWord(failpoint=point, hit=hit, lasts=after)))
+                case 1:
+                    faults.append(FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit)))
+                case _:
+                    is_power_cut = "disk" in kinds and dice.one_in_apart(2, point, "power")
+                    word = CrashWord(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
+                    faults.append(FaultPart(crash=word))
+    return faults
+
+
+STANDARD = Scenario(name="swarm", swarm=SwarmPart())
+"""Everything drawn, within the budget."""
+
+BUILT_IN: Mapping[str, Scenario] = {
+    "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),
+    "crashes": Scenario(
+        name="crashes", swarm=SwarmPart(faults=["crash", "pause", "slow", "membership"], always=["crash"])
+    ),
+    "partitions": Scenario(
+        name="partitions",
+        swarm=SwarmPart(
+            faults=["partition", "clog", "swizzle", "reset", "loss", "delay", "hold"], always=["partition"]
+        ),
+    ),
+    "disks": Scenario(name="disks", swarm=SwarmPart(faults=["disk"], always=["disk"])),
+    "coordinator": Scenario(
+        name="coordinator", swarm=SwarmPart(faults=["coordinator", "partition"], always=["coordinator"])
+    ),
+    "orders": Scenario(
+        name="orders",
+        fleet=FleetPart(pattern=PatternPart(messages=120)),
+        swarm=SwarmPart(patterns=["orders"], always=["crash"]),
+    ),
+    "swarm": STANDARD,
+}
+"""Templates by name, for `snapline sim sweep NAME`."""

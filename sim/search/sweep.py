@@ -1,0 +1,322 @@
+"""Many seeds of one scenario: what broke, what was never reached, and the numbers of a usual run.
+
+Runs are independent, so they are dealt to processes (`pool.py`) and come back in any order. The summary does not depend on
+that order: everything in it is a count, a smallest seed, or a number of a sorted list. So one process and many give the
+same summary, but for the time it took.
+
+One seed in twenty, chosen by BLAKE2b(seed), is run again in a new interpreter with another PYTHONHASHSEED (FoundationDB's
+habit) and must give the same trace. A difference counts as a broken harness: of such a simulator nothing may be believed.
+"""
+
+import csv
+import io
+import math
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from snapline.sim.result import EXIT_CODES, Result, Verdict
+from snapline.sim.scenario import Scenario
+from snapline.sim.search.generated import Drawn, never_drawn, note_drawn, nothing_drawn
+from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, other_hash_seed, run_tasks
+from snapline.sim.search.replay import Divergence, Fingerprint, check_determinism, fingerprint_of
+from snapline.sim.search.statistics import Summary, summarise
+from snapline.sim.search.swarm import draw
+from snapline.sim.search.worker import Runner, Task, error_kind
+
+CHECKED_PER_MILLE = 50
+"""Seeds that are run twice."""
+
+NARROWED_MAX = 3
+"""Divergences that are narrowed to their first entry; more of them tell nothing new."""
+
+SEEDS_KEPT = 10
+"""Smallest seeds that are named for each finding."""
+
+VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
+
+
+class SweepFinding(msgspec.Struct):
+    """What some seeds have in common: an oracle that was broken, or why runs were undecided or broken.
+
+    Attributes:
+        oracle: of a violation; else what was pending or the error.
+        count: of seeds. seeds: the smallest of them. text: the evidence of the smallest.
+    """
+
+    verdict: Verdict
+    oracle: str
+    guarantee: str
+    count: int
+    seeds: list[int]
+    text: str
+
+
+class SweepSummary(msgspec.Struct, kw_only=True):
+    """What a sweep found.
+
+    Attributes:
+        runs: seeds that were answered; fewer than asked for if it was stopped.
+        verdicts: how many runs of each. findings: the most frequent first.
+        probes: name → hits in all runs. never_hit: names of the catalogue that no run hit.
+        drawn: group → name → runs that were given it (`generated.py`). never_drawn: what none was; both of drawn scenarios only.
+        metrics: name → summary over the runs that passed.
+        checked: seeds that were run twice. divergences: those that differed.
+        elapsed_s: real time, with the start of processes, without the check of determinism.
+    """
+
+    name: str
+    runs: int = 0
+    verdicts: dict[str, int] = {}
+    findings: list[SweepFinding] = []
+    probes: dict[str, int] = {}
+    never_hit: list[str] = []
+    drawn: Drawn = {}
+    never_drawn: dict[str, list[str]] = {}
+    metrics: dict[str, Summary] = {}
+    events: int = 0
+    messages: int = 0
+    virtual_ns: int = 0
+    checked: int = 0
+    divergences: list[Divergence] = []
+    is_stopped: bool = False
+    elapsed_s: float = 0.0
+
+    @property
+    def seeds_per_s(self) -> float:
+        return self.runs / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst: a violation, a broken harness, something undecided. Probes never hit are the caller's to judge."""
+        if self.verdicts.get("violation"):
+            return "violation"
+        if self.verdicts.get("broken") or self.divergences:
+            return "broken"
+        return "undecided" if self.verdicts.get("undecided") else "pass"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+
+class MetricTable:
+    """Metrics of many runs, one column each, in the order in which they came: eight bytes a number, NaN for none."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+        self.verdicts: list[Verdict] = []
+        self._columns: dict[str, array[float]] = {}
+
+    def add(self, result: Result) -> None:
+        for name in result.metrics:
+            if name not in self._columns:
+                self._columns[name] = array("d", [math.nan]) * len(self.seeds)
+        for name, column in self._columns.items():
+            column.append(result.metrics.get(name, math.nan))
+        self.seeds.append(result.seed)
+        self.verdicts.append(result.verdict)
+
+    def summaries(self) -> dict[str, Summary]:
+        """Of the runs that passed: others end early, or have no meaning."""
+        passed = [verdict == "pass" for verdict in self.verdicts]
+        found: dict[str, Summary] = {}
+        for name in sorted(self._columns):
+            pairs = zip(self._columns[name], passed, strict=True)
+            values = [value for value, is_passed in pairs if is_passed and not math.isnan(value)]
+            if values:
+                found[name] = summarise(values)
+        return found
+
+    def to_csv(self) -> str:
+        """One line per run, by seed; empty where a run has no such number."""
+        names = sorted(self._columns)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["seed", "verdict", *names])
+        for index in sorted(range(len(self.seeds)), key=self.seeds.__getitem__):
+            values = [self._columns[name][index] for name in names]
+            shown = ["" if math.isnan(value) else repr(value).removesuffix(".0") for value in values]
+            writer.writerow([self.seeds[index], self.verdicts[index], *shown])
+        return text.getvalue()
+
+
+class Collector:
+    """Gathers results, in any order."""
+
+    def __init__(self, name: str, *, catalogue: Iterable[str], template: Scenario | None = None) -> None:
+        """`template`: what is drawn from it is counted."""
+        self._template = template if template is not None and template.swarm is not None else None
+        self.table = MetricTable()
+        self.fingerprints: dict[int, Fingerprint] = {}
+        self._summary = SweepSummary(name=name, verdicts=dict.fromkeys(VERDICTS, 0))
+        if self._template is not None:
+            self._summary.drawn = nothing_drawn()
+        self._findings: dict[tuple[str, str, str], SweepFinding] = {}
+        self._catalogue = list(catalogue)
+
+    @property
+    def runs(self) -> int:
+        """Runs so far."""
+        return self._summary.runs
+
+    @property
+    def failures(self) -> int:
+        """Runs with a violation, and broken ones."""
+        return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
+
+    def add(self, result: Result) -> None:
+        """One run."""
+        summary = self._summary
+        summary.runs += 1
+        summary.verdicts[result.verdict] += 1
+        summary.events += result.events
+        summary.messages += result.messages
+        summary.virtual_ns += result.virtual_ns
+        for name, hits in result.probes.items():
+            summary.probes[name] = summary.probes.get(name, 0) + hits
+        self.table.add(result)
+        if self._template is not None:
+            note_drawn(summary.drawn, draw(self._template, result.seed))
+        if is_checked(result.seed) and result.trace_hash:  # without one it never ran to its end
+            self.fingerprints[result.seed] = fingerprint_of(result)
+        for finding in findings_of(result):
+            self._merge(finding)
+
+    def _merge(self, new: SweepFinding) -> None:
+        key = (new.verdict, new.oracle, new.guarantee)
+        old = self._findings.setdefault(key, new)
+        if old is new:
+            return
+        if new.seeds[0] < old.seeds[0]:
+            old.text = new.text
+        old.count += new.count
+        old.seeds = sorted({*old.seeds, *new.seeds})[:SEEDS_KEPT]
+
+    def summary(self, *, elapsed_s: float, is_stopped: bool = False) -> SweepSummary:
+        """What has come so far."""
+        summary = self._summary
+        summary.elapsed_s, summary.is_stopped = elapsed_s, is_stopped
+        order = {verdict: rank for rank, verdict in enumerate(("violation", "broken", "undecided"))}
+        found = self._findings.values()
+        summary.findings = sorted(found, key=lambda one: (order[one.verdict], -one.count, one.seeds[0], one.oracle))
+        summary.probes = dict(sorted(summary.probes.items()))
+        summary.never_hit = [name for name in self._catalogue if not summary.probes.get(name)]
+        summary.never_drawn = never_drawn(summary.drawn)
+        summary.metrics = self.table.summaries()
+        return summary
+
+
+def findings_of(result: Result) -> list[SweepFinding]:
+    """What a result adds to the findings: one for each oracle."""
+    seed = result.seed
+    match result.verdict:
+        case "pass":
+            return []
+        case "violation":
+            first = {violation.oracle: violation for violation in reversed(result.violations)}
+            return [SweepFinding("violation", v.oracle, v.guarantee, 1, [seed], v.text) for v in first.values()]
+        case "undecided":
+            text = "; ".join(result.pending)
+            return [SweepFinding("undecided", "liveness", "G10", 1, [seed], text)]
+        case "broken":
+            return [SweepFinding("broken", error_kind(result.error), "", 1, [seed], result.error)]
+
+
+def is_checked(seed: int) -> bool:
+    """Whether a sweep runs this seed twice."""
+    digest = blake2b(f"determinism/{seed}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % 1000 < CHECKED_PER_MILLE
+
+
+def sweep(
+    template: Scenario,
+    seeds: Sequence[int],
+    *,
+    jobs: int,
+    runner: Runner | None = None,
+    on_result: Callable[[Result], None] | None = None,
+    stop_after: int | None = None,
+    is_determinism_checked: bool = True,
+    seed_timeout_s: float = SEED_TIMEOUT_S,
+    catalogue: Iterable[str] = (),
+    metrics_csv: Path | None = None,
+) -> SweepSummary:
+    """Run `draw(template, seed)` for each seed.
+
+    Ctrl-C ends it, and the summary of what there is comes back with `is_stopped`.
+
+    Args:
+        template: with or without `swarm`.
+        seeds: each at most once.
+        jobs: processes; 0 runs in this one.
+        runner: None is `snapline.sim.run.run`; a function of a module, since other processes must find it.
+        on_result: called with every result, in the order in which they come.
+        stop_after: end after so many runs with a violation, or broken.
+        catalogue: names of probes that should be hit.
+        metrics_csv: where to write the metrics of every seed.
+
+    Raises:
+        MisuseError: the runner cannot be found by other processes, or `jobs` is no such number.
+    """
+    setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
+    collector = Collector(template.name, catalogue=catalogue, template=template)
+    started_s = time.monotonic()
+    is_stopped = False
+    try:
+        with closing(run_tasks(setup, [Task(seed) for seed in seeds], jobs=jobs)) as answers:
+            for _, result in answers:
+                collector.add(result)
+                if on_result is not None:
+                    on_result(result)
+                if stop_after is not None and collector.failures >= stop_after:
+                    is_stopped = collector.runs < len(seeds)
+                    break
+    except KeyboardInterrupt:
+        is_stopped = True
+        is_determinism_checked = False
+    summary = collector.summary(elapsed_s=time.monotonic() - started_s, is_stopped=is_stopped)
+    if is_determinism_checked:
+        check_again(template, collector, summary, jobs=jobs, runner=runner, seed_timeout_s=seed_timeout_s)
+    if metrics_csv is not None:
+        metrics_csv.write_text(collector.table.to_csv())
+    return summary
+
+
+def check_again(
+    template: Scenario,
+    collector: Collector,
+    summary: SweepSummary,
+    *,
+    jobs: int,
+    runner: Runner | None,
+    seed_timeout_s: float = SEED_TIMEOUT_S,
+) -> None:
+    """Run the chosen seeds again in new interpreters with another hash seed, and note those that differ."""
+    first = collector.fingerprints
+    setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
+    differing: list[Divergence] = []
+    tasks = [Task(seed) for seed in sorted(first)]
+    with closing(run_tasks(setup, tasks, jobs=max(jobs, 1), hash_seed=other_hash_seed())) as answers:
+        for task, result in answers:
+            second = fingerprint_of(result)
+            if result.trace_hash and second != first[task.seed]:
+                differing.append(Divergence.of(task.seed, first[task.seed], second))
+    differing.sort(key=lambda one: one.seed)
+    summary.checked = len(first)
+    summary.divergences = [
+        _narrowed(template, one, runner) if rank < NARROWED_MAX else one for rank, one in enumerate(differing)
+    ]
+
+
+def _narrowed(template: Scenario, found: Divergence, runner: Runner | None) -> Divergence:
+    narrowed = check_determinism(draw(template, found.seed), found.seed, runner=runner)
+    if narrowed is not None:
+        return narrowed
+    found.note = "alone, both runs agree: something is left over from the runs before it, look for global state"
+    return found

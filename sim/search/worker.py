@@ -1,0 +1,290 @@
+"""One process that runs seeds: what it is told, and what it answers.
+
+A sweep, a comparison and the check of determinism give their runs to such processes; on Ray the same code runs inside of a
+task. A worker is told once what is the same for all its runs (`Setup`), then gets small tasks. It draws the scenario
+itself, so a task is a few bytes.
+
+The runner travels by name, not as code: every process imports it. So it must be a function of a module; keyword arguments
+that are the same for all runs (such as a mutant's name) may be bound by `functools.partial`.
+
+Garbage collection is off during runs (simulation.md, section 1) and done between them. A run that takes longer than
+`seed_timeout_s` of real time is ended by SIGALRM, which names the line where it was; this works in a main thread only, and
+not in code that never comes back to the interpreter: the pool kills such a worker a little later.
+"""
+
+import gc
+import importlib
+import importlib.util
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Protocol
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.sim.choices import Choices
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario, parse_scenario
+from snapline.sim.search.swarm import draw
+
+CONTAINERS_MAX = 100_000
+"""Garbage is collected when so many containers have piled up, some ten megabytes: often enough for little memory, rarely
+enough to cost little time."""
+
+KIND_MAX = 120
+"""Characters that tell one kind of error from another."""
+
+TEMPLATES_MAX = 64
+"""Parsed ones that a worker keeps; a comparison's seeds come cell by cell."""
+
+
+class Runner(Protocol):
+    """What runs one seed: `snapline.sim.run.run`, or a toy of the same form. It never raises for what happens inside."""
+
+    def __call__(self, scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result: ...
+
+
+class JournalRunner(Protocol):
+    """A runner that can also write down a piece of what happened, in `Result.journal`."""
+
+    def __call__(
+        self, scenario: Scenario, seed: int, *, choices: Choices | None = None, window_at: int | None = None
+    ) -> Result: ...
+
+
+class RunnerName(msgspec.Struct, frozen=True):
+    """Where another process finds a runner. `file` is for modules that are not on its path, such as tests."""
+
+    module: str = "snapline.sim.run"
+    name: str = "run"
+    file: str = ""
+    keywords: dict[str, str | int | bool | None] = {}
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a worker needs to know before its first task; `templates` are scenarios as TOML, `names` theirs."""
+
+    runner: RunnerName
+    templates: list[str]
+    names: list[str]
+    seed_timeout_s: float
+    paths: list[str]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One seed of one template. With `window_at`, the result holds that piece of the journal."""
+
+    seed: int
+    template: int = 0
+    window_at: int | None = None
+
+
+class SeedTimeoutError(BaseException):
+    """Not an Exception: the code of a user's handler must not take it for its own."""
+
+
+def name_of(runner: Runner | None) -> RunnerName:
+    """The name of a runner; None is `snapline.sim.run.run`.
+
+    Raises:
+        MisuseError: another process could not find it.
+    """
+    if runner is None:
+        return RunnerName()
+    keywords: dict[str, str | int | bool | None] = {}
+    function: object = runner
+    if isinstance(function, partial):
+        if function.args:
+            raise MisuseError(f"{runner!r} binds arguments by position: bind keywords only")
+        keywords, function = function.keywords, function.func
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if not module or not name or "<" in name:
+        raise MisuseError(f"{runner!r} cannot be found by another process: write it as a function of a module")
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return RunnerName(module, name, str(Path(file).absolute()) if file else "", dict(keywords))
+
+
+def load_runner(name: RunnerName) -> Runner:
+    """The runner of that name."""
+    found: object = _module_of(name)
+    for part in name.name.split("."):
+        found = getattr(found, part)
+    assert callable(found), f"{name} is no function"
+    return partial(found, **name.keywords) if name.keywords else found
+
+
+def _module_of(name: RunnerName) -> ModuleType:
+    if name.module in sys.modules and name.module != "__main__":
+        return sys.modules[name.module]
+    if name.module != "__main__":
+        try:
+            return importlib.import_module(name.module)
+        except ModuleNotFoundError:
+            if not name.file:
+                raise
+    alias = f"snapline_runner_{Path(name.file).stem}"
+    spec = importlib.util.spec_from_file_location(alias, name.file)
+    assert spec is not None and spec.loader is not None, f"{name.file} is not a Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Worker:
+    """Performs tasks, one after the other.
+
+    Attributes:
+        is_alarming: whether a run can be ended by SIGALRM here.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._runner = load_runner(setup.runner)
+        self._templates: dict[int, Scenario] = {}
+        self.is_alarming = threading.current_thread() is threading.main_thread() and setup.seed_timeout_s > 0
+
+    def perform(self, task: Task) -> Result:
+        """Run one seed. What goes wrong is in the result; only KeyboardInterrupt and the like come out."""
+        name = self._setup.names[task.template]
+        try:
+            scenario = draw(self._template(task.template), task.seed)
+            with self._time_limit():
+                return self._run(scenario, task)
+        except SeedTimeoutError as error:
+            return broken(name, task.seed, str(error))
+        except Exception as error:
+            return broken(name, task.seed, f"{type(error).__name__}: {error}")
+
+    def _run(self, scenario: Scenario, task: Task) -> Result:
+        if task.window_at is None:
+            return self._runner(scenario, task.seed)
+        return journaled(self._runner, scenario, task.seed, task.window_at)
+
+    def _template(self, index: int) -> Scenario:
+        found = self._templates.get(index)
+        if found is None:
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
+            found = parse_scenario(self._setup.templates[index], source=self._setup.names[index])
+            self._templates[index] = found
+        return found
+
+    @contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        if not self.is_alarming:
+            yield
+            return
+        limit_s = self._setup.seed_timeout_s
+
+        def on_alarm(number: int, frame: FrameType | None) -> None:
+            raise SeedTimeoutError(f"no end after {limit_s:g} s of real time, at {_place(frame)}")
+
+        before = signal.signal(signal.SIGALRM, on_alarm)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> Result:
+    """Run with a piece of the journal; a runner that knows no journal gives a result without."""
+    call: JournalRunner = runner  # type: ignore[assignment]  # seen below: such a runner refuses the keyword
+    try:
+        return call(scenario, seed, window_at=window_at)
+    except TypeError as error:
+        if "window_at" not in str(error):
+            raise
+        return runner(scenario, seed)
+
+
+def broken(name: str, seed: int, error: str) -> Result:
+    """The result of a run that gave none."""
+    return Result(name=name, seed=seed, verdict="broken", error=error)
+
+
+def error_kind(error: str) -> str:
+    """What errors of one cause have in common: the type that a traceback ends with, or the words without their numbers."""
+    last = error.strip().rpartition("\n")[2]
+    kind = re.match(r"[A-Za-z_.]+(?=: )", last)
+    return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
+
+
+def _place(frame: FrameType | None) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "an unknown place"
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """No garbage collection inside; what there is already is never looked at again."""
+    was_enabled = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def collect_if_due() -> None:
+    """Between two runs."""
+    if gc.get_count()[0] > CONTAINERS_MAX:
+        gc.collect()
+
+
+def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
+    """The results of a chunk of tasks."""
+    for task in tasks:
+        yield worker.perform(task)
+        collect_if_due()
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def serve(connection: Connection) -> None:
+    """Perform chunks of tasks until the other side goes away.
+
+    Each answer is sent at once: so the pool knows which seed a worker was at when it died. First it says "", or why it
+    cannot begin.
+    """
+    setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
+    sys.path[:] = setup.paths
+    try:
+        worker = Worker(setup)
+    except Exception as error:
+        connection.send_bytes(f"{type(error).__name__}: {error}".encode())
+        return
+    connection.send_bytes(b"")
+    encode = msgspec.msgpack.Encoder().encode
+    chunks = msgspec.msgpack.Decoder(list[Task])
+    with garbage_kept():
+        while True:
+            for result in perform_all(worker, chunks.decode(connection.recv_bytes())):
+                connection.send_bytes(encode(result))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`python -m snapline.sim.search.worker DESCRIPTOR`: of a socket on which a pool talks to us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the pool, which ends us
+    try:
+        serve(Connection(int(arguments[0])))
+    except (EOFError, ConnectionError):
+        os._exit(0)  # the pool is gone, or needs us no more
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

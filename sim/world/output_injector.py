@@ -1,0 +1,45 @@
+"""What simulated agents say to the outside: any agent's turn may emit, whatever its pattern. Which turns do is drawn from a stream of its
+own, and every output has other bytes."""
+
+import msgspec
+from msgspec.structs import replace
+
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host import events as ev
+from snapline.sim.choices import Choices
+from snapline.sim.oracles.ground_truth import Books
+
+TOPICS = ("news", "totals")
+TWICE_ONE_IN = 4
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """One output: of an agent's turn under a plan."""
+
+    agent: str
+    plan: int
+    turn: int
+    place: int
+
+
+class Speech:
+    """Lets one turn in so many emit; 0: none."""
+
+    def __init__(self, choices: Choices, books: Books, one_in: int) -> None:
+        self._choices = choices
+        self._books = books
+        self._one_in = one_in
+
+    def spoken(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
+        """The end of a turn, perhaps with outputs."""
+        if not self._one_in or type(ended) is not ev.TurnEnded:
+            return ended
+        key = (turn.agent, turn.incarnation, self._books.history_of(turn.incarnation, turn.agent).turns + 1)
+        if not self._is_one_in(self._one_in, "speaks", *key):
+            return ended
+        said = [Spoken(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]
+        drawn = [(TOPICS[each.turn % 2], encode_message(each), now_ns) for each in said]
+        return replace(ended, outputs=[*ended.outputs, *drawn])
+
+    def _is_one_in(self, n: int, *key: str | int) -> bool:
+        return self._choices.pick("outputs", key, n) == n - 1

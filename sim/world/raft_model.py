@@ -1,0 +1,485 @@
+"""Who leads and what is committed: Raft at the level of whole logs, in virtual time, without its messages.
+
+The model (Ongaro and Ousterhout 2014; the section numbers are theirs):
+
+1. A *reign* is one term of one leader: an append-only list of slots, which begins with the log that the leader had when it was
+   elected, then a barrier (an empty slot). Every replica's durable log is the first `length` slots of some reign; so
+   equal slots have equal pasts (log matching, 5.3) by construction.
+2. A leader sends its whole log to whoever can be reached. Arrival and sync are computed at once and take effect when somebody
+   looks (`settle`). One event, at the instant when a majority has acknowledged, commits: if a majority then really holds
+   the slots, and the barrier is among them (5.4.2).
+3. Whoever has not heard a leader for an election time-out, reaches a majority, and whose log is at least as good as the log of
+   each voter (5.4.1) is elected after a drawn delay, in a term of its own. Voters refuse older terms from then on. Nobody
+   votes while it hears a leader, but with a drawn chance: the real library has no such rule.
+4. A leader that reaches no majority goes on believing for `LEASE_NS`, and fills its own reign meanwhile.
+5. Crash: what is not durable is gone; of what a crashed leader had on its way, drawn tails are lost. Start: the durable prefix.
+
+Departures: no compaction; a link that is cut loses nothing that was on its way; a vote takes no sync.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from snapline.coordinator.state.fleet_records import OperationResult, ProposalOutcome
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages.status import Standing
+
+MS = 1_000_000
+
+TICK_NS = 100 * MS
+"""Heartbeats. Below the least election time-out, so that none of a leader that is well comes too late."""
+
+ELECTION_NS = 150 * MS
+ELECTION_STEP_NS = 10 * MS
+ELECTION_STEPS = 16
+"""A time-out is 150 to 300 ms: a fifth of the real ones, so that a run meets more elections."""
+
+LEASE_NS = 1_000 * MS
+"""How long a leader without a majority believes that it leads. Several elections fit in: stale leaders are common."""
+
+ALONE_NS = 100 * MS
+"""One replica needs no votes, only this long to start."""
+
+VOTE_STEP_NS = 5 * MS
+VOTE_STEPS = 10
+SYNC_STEP_NS = MS // 10
+SYNC_STEPS = 10
+
+SPLITS = 8
+DISRUPTIONS = 4
+"""One election of so many fails with split votes; one candidate of so many disturbs a leader that is well."""
+
+Key = tuple[str | int, ...]
+
+
+class Slot:
+    """One place in a log. `entry` None is a barrier; `result` counts once it is committed."""
+
+    __slots__ = ("entry", "index", "proposer", "result", "term")
+
+    def __init__(self, entry: bytes | None, *, index: int, term: int, proposer: str) -> None:
+        self.entry, self.index, self.term, self.proposer = entry, index, term, proposer
+        self.result = OperationResult("unchanged")
+
+
+class Reign:
+    """One term of one leader.
+
+    Attributes:
+        slots: the leader's log. barrier: position of this reign's first slot.
+        match: replica → how many slots it has acknowledged. committed: how many the leader knows to be committed.
+        commit_ns: when the last of the commits under way is due; they come in order.
+        sends: how often the log was sent since its last slot came.
+        is_deposed: the leader's heartbeats are held back, until somebody else is elected.
+    """
+
+    def __init__(self, term: int, leader: str, slots: list[Slot]) -> None:
+        self.term, self.leader, self.slots = term, leader, slots
+        self.barrier = len(slots)
+        self.match: dict[str, int] = {}
+        self.committed = self.commit_ns = self.sends = 0
+        self.is_deposed = False
+        slots.append(Slot(None, index=len(slots), term=term, proposer=leader))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the barrier is committed."""
+        return self.committed > self.barrier
+
+
+class Append(msgspec.Struct, frozen=True):
+    """The first `length` slots of a reign, durable at a replica from `durable_ns` on."""
+
+    durable_ns: int
+    reign: Reign
+    length: int
+    is_acknowledged: bool
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A proposer that waits for what becomes of its slot."""
+
+    slot: Slot
+    then: Callable[[ProposalOutcome], None]
+    deadline_ns: int
+    is_forwarded: bool
+
+
+class SimReplica:
+    """One replica.
+
+    Attributes:
+        run: grows with every start and crash; callbacks of another run are dropped.
+        term: the newest it has voted in or heard of; older leaders are refused.
+        log, length: its durable log is `log[:length]`. appends: on their way to it, in order, all of one reign.
+        leading: the reign that it believes it leads. heard_from: the reign whose leader it hears.
+        heard_ns: when it last heard a leader, or voted. majority_ns: when it last reached a majority, as a leader.
+        told: what was last said of its standing.
+        attempt, timeout_ns, is_disrupting: drawn for that attempt at an election.
+        state, applied: what it has applied: so many committed slots. known: how many it knows to be committed.
+        waiting: its proposers. proposals: how many it ever had.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_up = False
+        self.run = self.term = 0
+        self.log: list[Slot] = []
+        self.length = 0
+        self.appends: deque[Append] = deque()
+        self.leading: Reign | None = None
+        self.heard_from: Reign | None = None
+        self.heard_ns = self.majority_ns = 0
+        self.told = Standing()
+        self.attempt = -1
+        self.timeout_ns = 0
+        self.is_disrupting = False
+        self.state = FleetState()
+        self.applied = self.known = 0
+        self.waiting: list[Waiting] = []
+        self.proposals = 0
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """How good its log is: term of the last slot, then length (5.4.1)."""
+        return (self.log[self.length - 1].term if self.length else 0), self.length
+
+    def settle(self, now_ns: int) -> None:
+        """What has arrived and is synced by now is in the durable log."""
+        appends = self.appends
+        while appends and appends[0].durable_ns <= now_ns:
+            append = appends.popleft()
+            self.log, self.length = append.reign.slots, append.length
+            if append.is_acknowledged:
+                append.reign.match[self.name] = append.length
+
+    def raise_term(self, term: int, now_ns: int) -> None:
+        """From now on older leaders are refused, also what they have on its way."""
+        if self.term < term:
+            self.settle(now_ns)
+            self.term = term
+            self.appends.clear()
+
+
+class ReignKeeper(Protocol):
+    """Says what reigns mean to states and proposers: `SimulatedLog`."""
+
+    def on_committed(self, reign: Reign, leader: SimReplica, length: int) -> None:
+        """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
+
+    def on_told(self, replica: SimReplica) -> None:
+        """`told` has changed."""
+
+    def on_leader_changed(self, replica: SimReplica) -> None:
+        """It has heard of a leader that is new to it."""
+
+    def on_beat(self, replica: SimReplica) -> None:
+        """It is up, and time passes."""
+
+
+class Reigns:
+    """Elects, replicates and commits.
+
+    Attributes:
+        newest: the reign of the newest term, `term`. majority: so many replicas are one.
+        at, now, pick: as given.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[str, ...],
+        keeper: ReignKeeper,
+        *,
+        at: Callable[[int, Callable[[], None]], None],
+        now: Callable[[], int],
+        pick: Callable[[Key, int], int],
+        delay_ns: Callable[[str, str], int | None],
+    ) -> None:
+        self.replicas = {name: SimReplica(name) for name in nodes}
+        self.newest: Reign | None = None
+        self.term = 0
+        self.majority = len(nodes) // 2 + 1
+        self.at, self.now, self.pick, self._delay_ns = at, now, pick, delay_ns
+        self._keeper = keeper
+        self._attempt = 0
+        self._is_electing = self._is_ticking = False
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def bring_up(self, replica: SimReplica) -> None:
+        """The replica is up, with its durable log."""
+        replica.is_up = True
+        replica.run += 1
+        replica.heard_ns = self.now()
+        if len(self.replicas) == 1:
+            self._elect_alone(replica)
+        elif not self._is_ticking:
+            self._is_ticking = True
+            self.at(self.now() + TICK_NS, self._on_tick)
+
+    def take_down(self, replica: SimReplica) -> None:
+        """The replica is down; what is not durable is gone."""
+        replica.settle(self.now())
+        replica.is_up = False
+        replica.run += 1
+        replica.appends.clear()
+        replica.told, replica.heard_from = Standing(), None
+        reign, replica.leading = replica.leading, None
+        if reign is not None:
+            self._lose_tails(reign)
+
+    def depose(self) -> None:
+        """The newest leader's heartbeats are held back until another is elected. Alone, it begins again."""
+        reign = self.newest
+        if reign is None or self.replicas[reign.leader].leading is not reign:
+            return
+        reign.is_deposed = True
+        if len(self.replicas) == 1:
+            leader = self.replicas[reign.leader]
+            self._elect_alone(leader)
+            self.step_down(leader)
+
+    def _elect_alone(self, replica: SimReplica) -> None:
+        run = replica.run
+        self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
+
+    def _lose_tails(self, reign: Reign) -> None:
+        """A leader crashed: each follower may miss the last of what was on its way to it (0: gets all)."""
+        for replica in self.replicas.values():
+            replica.settle(self.now())
+            if replica.appends and replica.appends[-1].reign is reign:
+                key = ("tail", reign.term, replica.name)
+                for _ in range(self.pick(key, len(replica.appends) + 1)):
+                    replica.appends.pop()
+
+    # ---- replication ----------------------------------------------------------------------------------------------
+
+    def replicate(self, reign: Reign) -> None:
+        """Send the reign's whole log to whoever can be reached, and plan the commit."""
+        leader, now_ns, length = self.replicas[reign.leader], self.now(), len(reign.slots)
+        reign.sends += 1
+        sync_ns = (1 + self.pick(("sync", reign.term, length, reign.sends), SYNC_STEPS)) * SYNC_STEP_NS
+        acknowledged = []
+        if leader.term == reign.term:
+            leader.appends.append(Append(now_ns + sync_ns, reign, length, True))
+            acknowledged.append(now_ns + sync_ns)
+        for replica in self.replicas.values():
+            there = self.delay(leader, replica) if replica is not leader else None
+            if there is None:
+                continue
+            back = self.delay(replica, leader)
+            if replica.term > reign.term:
+                self._refuse(leader, replica, there, back)
+                continue
+            self._hear(replica, reign, there)
+            durable_ns = now_ns + there + sync_ns
+            if replica.appends:
+                durable_ns = max(durable_ns, replica.appends[-1].durable_ns)
+            replica.appends.append(Append(durable_ns, reign, length, back is not None))
+            if back is not None:
+                acknowledged.append(durable_ns + back)
+        if len(acknowledged) >= self.majority:
+            acknowledged.sort()
+            reign.commit_ns = max(reign.commit_ns, acknowledged[self.majority - 1])
+            self.at(reign.commit_ns, lambda: self._on_acknowledged(reign))
+
+    def _hear(self, replica: SimReplica, reign: Reign, there: int) -> None:
+        """A follower hears a leader, whose term it takes at once; what it believes changes at the arrival."""
+        now_ns, run = self.now(), replica.run
+        replica.heard_ns = now_ns
+        if replica.heard_from is not reign:
+            replica.heard_from = reign
+            replica.raise_term(reign.term, now_ns)
+            self.at(now_ns + there, lambda: self._on_heard(replica, run, reign))
+
+    def _on_heard(self, replica: SimReplica, run: int, reign: Reign) -> None:
+        if replica.run == run and replica.heard_from is reign:
+            replica.leading = None
+            self.tell(replica, Standing(reign.term, reign.leader))
+            self._keeper.on_leader_changed(replica)
+
+    def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
+        """The replica knows a newer term than the leader, who hears of it."""
+        run, term = leader.run, replica.term
+        if back is not None:
+            self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
+
+    def _on_refused(self, leader: SimReplica, run: int, term: int) -> None:
+        if leader.run == run and leader.leading is not None and leader.leading.term < term:
+            leader.raise_term(term, self.now())
+            self.step_down(leader)
+
+    def _on_acknowledged(self, reign: Reign) -> None:
+        leader, now_ns = self.replicas[reign.leader], self.now()
+        if leader.leading is not reign:
+            return
+        for replica in self.replicas.values():
+            if replica.appends:
+                replica.settle(now_ns)
+        length = self._agreed(reign)
+        if length > max(reign.committed, reign.barrier):
+            was_ready = reign.is_ready
+            reign.committed = leader.known = length
+            self._keeper.on_committed(reign, leader, length)
+            if not was_ready and leader.leading is reign:
+                self.tell(leader, Standing(reign.term, leader.name, is_leader=True))
+
+    def _agreed(self, reign: Reign) -> int:
+        """How many slots a majority holds."""
+        if len(reign.match) < self.majority:
+            return 0
+        return sorted(reign.match.values(), reverse=True)[self.majority - 1]
+
+    # ---- heartbeats -----------------------------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        replicas = [replica for replica in self.replicas.values() if replica.is_up]
+        self._is_ticking = bool(replicas)
+        if not replicas:
+            return
+        self.at(self.now() + TICK_NS, self._on_tick)
+        for replica in replicas:
+            if replica.leading is not None:
+                self._beat(replica, replica.leading)
+        for replica in replicas:
+            self._keeper.on_beat(replica)
+        self._stand(replicas)
+
+    def _beat(self, leader: SimReplica, reign: Reign) -> None:
+        """One round of heartbeats. Steps down after too long without a majority."""
+        now_ns, reached, is_lagging = self.now(), 1, reign.committed < len(reign.slots)
+        for replica in self.replicas.values() if not reign.is_deposed else ():
+            there = self.delay(leader, replica) if replica is not leader else None
+            if there is None:
+                continue
+            back = self.delay(replica, leader)
+            if replica.term > reign.term:
+                self._refuse(leader, replica, there, back)
+                continue
+            self._hear(replica, reign, there)
+            is_lagging = self._inform(replica, reign) or is_lagging
+            reached += back is not None
+        if reached >= self.majority:
+            leader.majority_ns = now_ns
+        elif now_ns - leader.majority_ns >= LEASE_NS:
+            self.step_down(leader)
+            return
+        if is_lagging:
+            self.replicate(reign)
+
+    def _inform(self, replica: SimReplica, reign: Reign) -> bool:
+        """Tell a follower what is committed; returns whether it lacks slots."""
+        replica.settle(self.now())
+        if replica.log is not reign.slots:
+            return True
+        replica.known = max(replica.known, min(reign.committed, replica.length))
+        return replica.length < len(reign.slots)
+
+    # ---- elections ------------------------------------------------------------------------------------------------
+
+    def _stand(self, replicas: list[SimReplica]) -> None:
+        """Of those past their time-outs that would win, the one that has waited longest is elected, after a while."""
+        is_deposed = self.newest is not None and self.newest.is_deposed
+        standing = []
+        for replica in replicas:
+            if replica.is_up and replica.leading is None:
+                overdue_ns = self.now() - replica.heard_ns - self._timeout_of(replica)
+                if overdue_ns >= 0 or is_deposed:
+                    standing.append((-overdue_ns, replica.name))
+        for _, name in sorted(standing):
+            self._forget_leader(self.replicas[name])
+        for _, name in sorted(standing):
+            replica = self.replicas[name]
+            if not self._is_electing and replica.is_up and len(self._voters(replica)) >= self.majority:
+                self._campaign(replica)
+
+    def _forget_leader(self, replica: SimReplica) -> None:
+        if replica.is_up and replica.leading is None and replica.told.leader:
+            replica.heard_from = None
+            self.tell(replica, Standing(replica.term))
+
+    def _campaign(self, candidate: SimReplica) -> None:
+        self._is_electing = True
+        self._attempt += 1
+        run = candidate.run
+        wait_ns = (1 + self.pick(("votes", self._attempt), VOTE_STEPS)) * VOTE_STEP_NS
+        self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
+
+    def _timeout_of(self, replica: SimReplica) -> int:
+        """Drawn once for each attempt at an election."""
+        if replica.attempt != self._attempt:
+            replica.attempt = self._attempt
+            key = (replica.name, self._attempt)
+            replica.timeout_ns = ELECTION_NS + self.pick(("time-out", *key), ELECTION_STEPS) * ELECTION_STEP_NS
+            replica.is_disrupting = self.pick(("disrupts", *key), DISRUPTIONS) == DISRUPTIONS - 1
+        return replica.timeout_ns
+
+    def _voters(self, candidate: SimReplica) -> list[SimReplica]:
+        """Who would vote for it now."""
+        candidate.settle(self.now())
+        return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
+
+    def _votes_for(self, voter: SimReplica, candidate: SimReplica) -> bool:
+        if voter is candidate:
+            return True
+        if self.delay(voter, candidate) is None or self.delay(candidate, voter) is None:
+            return False
+        voter.settle(self.now())
+        return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
+
+    def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
+        """Whether the voter may vote for the candidate: the rule that keeps committed entries (5.4.1)."""
+        return candidate.last >= voter.last
+
+    def _is_free(self, voter: SimReplica) -> bool:
+        """Whether it hears no leader, nor is one that reaches a majority."""
+        heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
+        is_deposed = self.newest is not None and self.newest.is_deposed
+        return is_deposed or self.now() - heard_ns >= ELECTION_NS
+
+    def _on_votes_counted(self, candidate: SimReplica, run: int) -> None:
+        self._is_electing = False
+        if candidate.run != run or candidate.leading is not None:
+            return
+        voters = self._voters(candidate)
+        is_split = len(voters) > 1 and self.pick(("split", self._attempt), SPLITS) == SPLITS - 1
+        if len(voters) >= self.majority and not is_split:
+            self._begin_reign(candidate, voters)
+
+    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+        self.term += 1
+        now_ns = self.now()
+        reign = self.newest = Reign(self.term, leader.name, leader.log[: leader.length])
+        for voter in voters:
+            voter.raise_term(self.term, now_ns)
+            voter.heard_ns = now_ns
+        leader.leading = leader.heard_from = reign
+        leader.majority_ns = now_ns
+        for voter in voters:
+            if voter.leading is not None and voter.leading is not reign:
+                self.step_down(voter)
+        if leader.leading is reign:
+            self.replicate(reign)
+
+    # ---- small things ---------------------------------------------------------------------------------------------
+
+    def step_down(self, replica: SimReplica) -> None:
+        """It leads no more, and knows of nobody else yet."""
+        replica.leading = None
+        replica.heard_ns = self.now()
+        self.tell(replica, Standing(replica.term))
+
+    def tell(self, replica: SimReplica, standing: Standing) -> None:
+        """What the replica believes may have changed."""
+        if standing != replica.told:
+            replica.told = standing
+            self._keeper.on_told(replica)
+
+    def delay(self, source: SimReplica, target: SimReplica) -> int | None:
+        """From one to the other now; None if one is down or the other cannot be reached."""
+        if not (source.is_up and target.is_up):
+            return None
+        return self._delay_ns(source.name, target.name)

@@ -1,0 +1,372 @@
+"""One replica of the simulated coordinator: while it leads, the production leader core and store keeper run here.
+
+As in `coordinator/service/adapter.py`, with virtual time: what is proposed goes to the model of the replicated log, blocking calls
+of the keeper happen at one instant when their time has passed, four of them side by side.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.core import LeaderCore
+from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.leader_state import LeaderOptions
+from snapline.coordinator.service.restoring import Restoring
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operations import CommitPlan, Operation, encode_operation
+from snapline.messages.host_messages import AgentsFrozen, FreezeAgents
+from snapline.messages.status import Standing
+from snapline.messages.wire import decode_host_message, encode_directive
+from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_TELLING
+from snapline.sim.oracles.survivors import Freezes
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.host_run import HostRun
+from snapline.sim.world.kernel import SimulatedCrash
+from snapline.sim.world.network import Stream
+from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.storage.retention.retention_policy import parse_policy
+
+PROPOSAL_TIMEOUT_NS = 30_000_000_000
+"""As in production."""
+
+
+def _options(desk: WorldDesk, client: str) -> LeaderOptions:
+    run = desk.scenario.run
+    return LeaderOptions(
+        client=client,
+        cluster=desk.stores.id,
+        hosts_expected=desk.scenario.fleet.hosts,
+        rejoin_grace_ns=run.rejoin_grace_ns,
+        keep_epochs=max(2, run.keep_epochs),
+        exit_when_finished=True,
+    )
+
+
+def _keeper(desk: WorldDesk, node: str, state: FleetState) -> StoreKeeper:
+    policy = desk.scenario.run.retention
+    return StoreKeeper(
+        desk.stores.of(node),
+        state,
+        retention=parse_policy(policy) if policy else None,
+        wall_ns=lambda: desk.clocks.wall_ns(node),
+        now_ns=lambda: desk.kernel.now_ns,
+    )
+
+
+def _calls(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], ev.Event]]:
+    return {
+        ev.WriteManifest: keeper.write_manifest,
+        ev.PublishEpoch: keeper.publish,
+        ev.ReleaseEpoch: keeper.outputs.release,
+        ev.CheckLine: keeper.check_line,
+        ev.ResolveSnapshot: keeper.resolve,
+        ev.MaterialiseLine: keeper.materialise,
+        ev.ScanCheckpoints: keeper.scan,
+        ev.WriteProbe: keeper.write_probe,
+    }
+
+
+def _chores(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], object]]:
+    return {
+        ev.RemoveProbe: lambda command: keeper.remove_probe(command.path),
+        ev.DeleteEpochs: keeper.delete,
+        ev.SweepStore: keeper.sweep,
+        ev.SweepLogs: keeper.logs.sweep,
+        ev.DeleteCheckpoints: keeper.delete_checkpoints,
+        ev.SweepCheckpoints: keeper.sweep_checkpoints,
+    }
+
+
+class SimLeader:
+    """A leader core and everything that is done for it.
+
+    Attributes:
+        is_over: it leads no more.
+        freezes: who froze for it. restoring: the service by which people have the fleet go back.
+    """
+
+    def __init__(
+        self, desk: WorldDesk, log: SimulatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
+    ) -> None:
+        """`crash`: ends the process that it runs in."""
+        self._desk = desk
+        self._kernel = desk.kernel
+        self._log = log
+        self._notes = notes
+        self._crash = crash
+        self._node = node
+        self._term = term
+        self.is_over = False
+        state = log.state_of(node)
+        self._core = LeaderCore(state, _options(desk, f"{node}.{term}"))
+        self.restoring = Restoring(state, desk.stores.of(node))
+        keeper = _keeper(desk, node, state)
+        self._sessions: dict[int, Stream] = {}
+        self._hosts: dict[int, str] = {}
+        self.freezes = Freezes()
+        self._numbers = 0
+        self._works = 0
+        self._wakeup_ns = 0
+        self._cleaning_until_ns = 0
+        self._calls = _calls(keeper)
+        self._chores = _chores(keeper)
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, _: object = None) -> None:
+        """Begin to lead."""
+        self.feed(ev.LeaderStarted())
+        if self._desk.scenario.outputs.is_watched:
+            self.feed(ev.OutputReadersChanged(is_watched=True))
+
+    def stop(self) -> None:
+        """It leads no more: its streams end. What it has proposed may or may not come."""
+        self.is_over = True
+        for stream in list(self._sessions.values()):
+            stream.close()
+
+    def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
+        """Call it now, unless this leader is over."""
+        if self.is_over:
+            return
+        function, argument = call
+        self._desk.points.acting = self._node
+        try:
+            function(argument)
+        except SimulatedCrash:
+            self._crash()
+        except Exception as error:
+            self._desk.core_failed(self._node, error)
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand an event to the core and carry out what it says."""
+        if self.is_over:
+            return
+        for command in self._core.handle(self._kernel.now_ns, event):
+            self._carry_out(command)
+        if self._core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._wakeup_ns = self._core.wakeup_ns
+        self._kernel.at(self._wakeup_ns, self.fire, (self._timer_fired, self._wakeup_ns))
+
+    def _timer_fired(self, wakeup_ns: int) -> None:
+        if wakeup_ns != self._wakeup_ns:
+            return
+        if self._core.wakeup_ns > self._kernel.now_ns:
+            self._set_timer()
+            return
+        self._wakeup_ns = 0
+        self.feed(ev.TimerFired())
+
+    def has_released(self, epoch: int) -> bool:
+        """Whether it has released all that is complete up to this epoch."""
+        return not self._core.parts.releases.is_owed_up_to(epoch)
+
+    def ask(self, number: int) -> None:
+        """Somebody wants a snapshot."""
+        self.fire((self.feed, ev.SnapshotRequested(number)))
+
+    def tell(self, wanted: ev.Event | MovesRequested) -> None:
+        """An operator wants the fleet to go back, or agents elsewhere."""
+        self.fire((self.feed, wanted))
+
+    # ---- streams --------------------------------------------------------------------------------------------------
+
+    def attend(
+        self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+    ) -> Stream:
+        """A host has connected."""
+        self._numbers += 1
+        number = self._numbers
+
+        def deliver(node: str, item: object) -> None:
+            if node == host.name:
+                host.fire((received, item))
+            else:
+                self.fire((self._hear, (number, item)))
+
+        def ended(node: str) -> None:
+            if node == host.name:
+                host.later(self._kernel.now_ns, closed)
+            else:
+                self._kernel.at(self._kernel.now_ns, self.fire, (self._closed, number))
+
+        stream = self._desk.network.open((host.name, self._node), ("session", key), deliver, ended)
+        self._sessions[number], self._hosts[number] = stream, host.name
+        return stream
+
+    def _hear(self, said: tuple[int, object]) -> None:
+        number, item = said
+        if number in self._sessions:
+            assert isinstance(item, bytes)
+            self._desk.figures.count("control_messages")
+            message = decode_host_message(item)
+            if isinstance(message, AgentsFrozen):
+                self.freezes.on_answered(number, message, self._kernel.now_ns)
+            self.feed(ev.MessageReceived(number, message))
+
+    def _closed(self, number: int) -> None:
+        self.freezes.on_closed(number)
+        if self._sessions.pop(number, None) is not None:
+            self.feed(ev.StreamClosed(number))
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: ev.Command) -> None:
+        kind = type(command)
+        if kind in self._calls:
+            self._kernel.at(self._kernel.now_ns + self._cost_ns(), self.fire, (self._work, command))
+        elif kind in self._chores:
+            begin_ns = max(self._kernel.now_ns, self._cleaning_until_ns)
+            self._cleaning_until_ns = begin_ns + self._cost_ns()
+            self._kernel.at(self._cleaning_until_ns, self.fire, (self._chore, command))
+        else:
+            self._say(command)
+
+    def _cost_ns(self) -> int:
+        self._works += 1
+        return self._desk.stores.cost_ns(self._node, (self._node, self._term, self._works))
+
+    def _work(self, command: ev.Command) -> None:
+        answer = self._calls[type(command)](command)
+        self._notes.store.on_damaged(getattr(answer, "damaged_path", ""))
+        if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
+            self._notes.store.on_published(command.epoch, command.root)
+        if isinstance(command, ev.ReleaseEpoch) and isinstance(answer, ev.EpochReleased) and not answer.error:
+            self._notes.store.on_released(command.epoch)
+        self.feed(answer)
+
+    def _chore(self, command: ev.Command) -> None:
+        logs = self._notes.host_logs.files() if isinstance(command, ev.SweepLogs) else {}
+        self._chores[type(command)](command)
+        self._notes.host_logs.on_swept(logs)
+        self._notes.store.on_deleted(command, self._node)
+
+    def _say(self, command: ev.Command) -> None:
+        match command:
+            case ev.SendDirective():
+                streams = [self._sessions[number] for number in command.sessions if number in self._sessions]
+                if isinstance(command.directive, FreezeAgents):
+                    self._note_freeze(command.directive, command.sessions)
+                if streams:
+                    message = encode_directive(command.directive)
+                    for stream in streams:
+                        stream.send(self._node, message)
+                        self._desk.points.passed(WHEN_TELLING)
+            case ev.Propose():
+                self._propose(command)
+            case ev.CloseStream():
+                ending = self._sessions.get(command.session)
+                if ending is not None:
+                    self._kernel.at(ending.pipes[self._node].last_ns + 1, ending.close)
+            case ev.Note():
+                pass
+            case ev.EndRun():
+                self._notes.log.is_ended = True
+            case ev.AnswerSnapshot():
+                self._notes.questions.on_answered(command)
+            case ev.AnswerRestore():
+                self._notes.on_restore_answered(command)
+            case AnswerMoves():
+                self._notes.on_moves_answered(command)
+            case _:
+                raise AssertionError(f"no way to carry out {command!r}")
+
+    def _note_freeze(self, freeze: FreezeAgents, sessions: Iterable[int]) -> None:
+        for number in sessions:
+            if number in self._sessions:
+                self.freezes.on_asked(number, self._hosts[number], freeze, self._kernel.now_ns)
+
+    def _propose(self, command: ev.Propose) -> None:
+        if isinstance(command.kind, CommitPlan):
+            self.freezes.on_plan_proposed((command.client, command.sequence), self._kernel.now_ns)
+        operation = Operation(self._desk.clocks.wall_ns(self._node), command.client, command.sequence, command.kind)
+        entry = encode_operation(operation)
+        proposal = self._notes.log.on_proposed(self._node, entry)
+        answered: list[bool] = []
+
+        def end(outcome: ProposalOutcome) -> None:
+            if not answered:
+                answered.append(True)
+                self._notes.log.on_outcome(proposal, outcome)
+                self.fire((self._decided, ev.ProposalEnded(command.token, outcome)))
+
+        self._log.propose(self._node, entry, end)
+        late_ns = self._kernel.now_ns + PROPOSAL_TIMEOUT_NS
+        self._kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
+
+    def _decided(self, event: ev.ProposalEnded) -> None:
+        self._desk.points.passed(WHEN_DECIDING)
+        self.feed(event)
+
+
+class Seat:
+    """One replica's process.
+
+    Attributes:
+        leader: its leader, while it leads.
+        known_leader: who leads, as far as it knows; empty if nobody does.
+    """
+
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, notes: WorldNotes, node: str) -> None:
+        self._desk = desk
+        self._log = log
+        self._notes = notes
+        self._node = node
+        self.is_up = True
+        self.leader: SimLeader | None = None
+        self.known_leader = ""
+
+    @property
+    def leads(self) -> bool:
+        return self.leader is not None
+
+    def attend(
+        self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+    ) -> Stream:
+        """A host connects to the leader here."""
+        assert self.leader is not None
+        return self.leader.attend(host, key, received, closed)
+
+    def hear_busy(self, host: HostRun, busy_ns: int) -> None:
+        """A thread of a host tells the leader here that a handler blocks it."""
+        assert self.leader is not None
+        self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
+
+    def on_standing(self, standing: Standing) -> None:
+        """Who leads has changed, as this replica sees it."""
+        self.known_leader = standing.leader
+        if standing.is_leader and self.leader is None and self.is_up:
+            self.leader = SimLeader(self._desk, self._log, self._notes, self._node, standing.term, self.crash)
+            self.leader.fire((self.leader.start, None))
+        elif not standing.is_leader and self.leader is not None:
+            self._stop_leading()
+
+    def start(self) -> None:
+        """The process is there again; nothing if it never went."""
+        if not self.is_up:
+            self.is_up = True
+            self._log.start(self._node)
+            self._desk.journal.add((self._desk.kernel.now_ns, self._node, "", "start", 0, 0))
+
+    def crash(self) -> None:
+        """The process is gone; nothing if it was before."""
+        if not self.is_up:
+            return
+        self.is_up = False
+        self._stop_leading()
+        self.known_leader = ""
+        self._desk.network.close_all(self._node)
+        self._log.crash(self._node)
+        self._desk.stores.disk.crash(self._node)
+        self._desk.journal.add((self._desk.kernel.now_ns, self._node, "", "crash", 0, 0))
+
+    def _stop_leading(self) -> None:
+        leader, self.leader = self.leader, None
+        if leader is not None:
+            leader.stop()

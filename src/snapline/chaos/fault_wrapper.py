@@ -1,0 +1,176 @@
+"""A host or a coordinator that can be made to fail: `python -m snapline.chaos.fault_wrapper FOLDER NODE host run …`.
+
+It is snapline's own command line; beforehand a hook is put into its failpoints, and its moments become points as they are in the simulated
+world. Nothing in the product knows of it.
+"""
+
+import errno
+import functools
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from snapline import failpoints
+from snapline.chaos.control import Wrongs
+from snapline.chaos.failpoints import PassedPoints
+from snapline.errors import EncodingError
+from snapline.sim.faults import executor as moments
+
+POINTS, CONTROLS, LIMITS_FILE = "points", "controls", "limits.json"
+LOOK_S = 0.02
+
+Handler = Callable[..., Any]  # of the product, whatever it takes
+
+
+class Victim:
+    """What is done to this process, and by it to itself."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self._points = PassedPoints(folder / POINTS, node)
+        self._control = Wrongs(folder / CONTROLS / node)
+
+    def passed(self, name: str) -> None:
+        """A point was passed: suffer what is armed there."""
+        match self._points.due(name):
+            case "crash" | "power-cut":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "pause":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "error":
+                raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+            case "refuse":
+                raise EncodingError(f"the state cannot be saved, says chaos at {name}")
+            case _:
+                pass  # streams are broken from outside
+
+    def before(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
+        """Pass the point before this method runs."""
+        inner: Handler = getattr(owner, method)
+
+        @functools.wraps(inner)
+        def wrapped(instance: object, *arguments: object, **named: object) -> object:
+            if if_(instance, *arguments):
+                self.passed(point)
+            return inner(instance, *arguments, **named)
+
+        setattr(owner, method, wrapped)
+
+    def after(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
+        """Pass the point when this method has run."""
+        inner: Handler = getattr(owner, method)
+
+        @functools.wraps(inner)
+        def wrapped(instance: object, *arguments: object, **named: object) -> object:
+            result = inner(instance, *arguments, **named)
+            if if_(instance, *arguments):
+                self.passed(point)
+            return result
+
+        setattr(owner, method, wrapped)
+
+    # ---- what hosts and coordinators pass ---------------------------------------------------------------------------
+
+    def watch_host(self) -> None:
+        from snapline.agent_runtime.host import driver as carrier
+        from snapline.agent_runtime.host import process
+        from snapline.agent_runtime.host import shutdown as stopping
+        from snapline.agent_runtime.host.turns import Turns
+
+        self.before(Turns, "run", moments.WHEN_WORKING)
+        self.before(carrier.HostCarrier, "_capture", moments.WHEN_RECORDING)
+        self.before(carrier.HostCarrier, "_take_checkpoint", moments.WHEN_RECORDING)
+        self.after(
+            carrier.HostCarrier,
+            "_load_agents",
+            moments.WHEN_RECOVERING,
+            if_=lambda _, command: bool(command.line_epoch),
+        )
+        self.after(carrier.HostCarrier, "directive_received", moments.WHEN_HEARING)
+        self.before(process.Host, "capturing", moments.WHEN_CAPTURING)
+        asked = stopping.ask_stop
+
+        def ask_stop(*arguments: Any, **options: Any) -> Any:
+            while self._control.get("hang_stop"):
+                time.sleep(LOOK_S)
+            return asked(*arguments, **options)
+
+        vars(carrier)["ask_stop"] = ask_stop
+        run_turns = carrier.HostCarrier.run_turns
+
+        @functools.wraps(run_turns)
+        def block(*arguments: Any) -> None:
+            while self._control.get("hang_loop"):
+                time.sleep(LOOK_S)
+            run_turns(*arguments)
+
+        setattr(carrier.HostCarrier, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
+
+    def watch_coordinator(self) -> None:
+        from snapline.coordinator.leader.events import ProposalEnded
+        from snapline.coordinator.service import adapter
+
+        self.before(
+            adapter.Driver,
+            "feed",
+            moments.WHEN_DECIDING,
+            if_=lambda _, event: isinstance(event, ProposalEnded),
+        )
+        self.before(adapter.Outbox, "get", moments.WHEN_TELLING, if_=_has_given)
+        inner = adapter.Driver.__init__
+
+        def init(driver: Any, core: Any, log: Any, *more: Any) -> None:
+            inner(driver, core, log, *more)
+            log.propose = self._forgetful(log.propose)
+
+        adapter.Driver.__init__ = init  # type: ignore[assignment]
+
+    def _forgetful(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
+        """Of a thousand outcomes of proposals some are not told."""
+        from snapline.coordinator.state.fleet_records import Unknown
+
+        async def proposed(entry: bytes) -> Any:
+            outcome = await propose(entry)
+            is_lost = random.random() * 1000 < self._control.get("unknown_per_mille")
+            return Unknown("chaos has lost the outcome") if is_lost else outcome
+
+        return proposed
+
+
+def _has_given(outbox: Any) -> bool:
+    """A directive was written, and perhaps not yet the one to the next host."""
+    has_given = getattr(outbox, "has_given", False)
+    outbox.has_given = True
+    return has_given
+
+
+def main() -> None:
+    """Become the process."""
+    from snapline.storage.capture import forked
+
+    folder, node = Path(sys.argv[1]), sys.argv[2]
+    sys.argv = ["snapline", *sys.argv[3:]]
+    forked.prepare()  # before anything imports gRPC
+    victim = Victim(folder, node)
+    failpoints.install(victim.passed)
+    victim.watch_host() if sys.argv[1] == "host" else victim.watch_coordinator()
+    with _limited(folder / LIMITS_FILE):
+        runpy.run_module("snapline", run_name="__main__")  # the command line is above this room
+
+
+def _limited(path: Path) -> Any:
+    """Under the scenario's limits of the product."""
+    import msgspec
+
+    from snapline.sim.world.limits import limited
+
+    return limited(msgspec.json.decode(path.read_bytes(), type=dict[str, int]))
+
+
+if __name__ == "__main__":
+    main()

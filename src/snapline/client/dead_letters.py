@@ -1,0 +1,198 @@
+"""What operators do with dead letters: which ones are meant, the words that say it, and what came of each.
+
+A word names a letter by its number and by what it is, so it never hits another one, and saying it again does no harm: a letter that was settled is gone. All words of a
+call go to the agent's owner in one request, which is repeated with the same keys until each has an outcome.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from snapline.client import events as ev
+from snapline.client.endings import Receipt, ReplyReader
+from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.queues import Place
+from snapline.client.views import FIND_S_MAX, WAIT_LEAST_S, WAIT_MOST_S, owner_of
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    InputUnknownError,
+    MisuseError,
+    NotFoundError,
+    UnknownOutcomeError,
+)
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.dead_letters import DROP, GONE, LetterWord, read_word, word_payload
+from snapline.messages.input_wire import SETTLE_PATH
+from snapline.messages.inputs import ACCEPTED, INPUTS_MAX, REFUSED, REPEATED, GivenInput, InputOutcome
+from snapline.messages.views import DESCRIPTION, NotHereError, Question
+
+HANDLED, FAILED, DROPPED, MISSING, NEVER = "handled", "failed", "dropped", "gone", "refused"
+
+
+Numbers = Iterable[int] | None
+"""Of letters; None: all that there are."""
+
+
+class SettledLetter(msgspec.Struct, frozen=True):
+    """What came of one dead letter.
+
+    Attributes:
+        number: of the letter, among those of its agent.
+        outcome: "handled": its turn has ended well; "failed": it failed again, and is a new dead letter; "dropped"; "gone": it was not there any more when its
+            turn came, since somebody else has settled it, or a recovery has undone it; "refused": `reason` says why.
+        message: what the turn of a letter that came from outside has answered: `{"type": …, "fields": …}`; None: nothing.
+    """
+
+    agent: str
+    number: int
+    outcome: str
+    message: object = None
+    reason: str = ""
+
+
+class _Told(msgspec.Struct):
+    """A letter, of all that a description tells."""
+
+    number: int
+    identity: str
+
+
+class _Description(msgspec.Struct):
+    dead_letters: list[_Told]
+
+
+def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_Told]:
+    """The letters that are meant; None: all that there are.
+
+    Raises:
+        NotFoundError: one is not there; says which are.
+        MisuseError: a number is none, or is given twice.
+    """
+    found = {each.number: each for each in msgspec.convert(description, _Description).dead_letters}
+    if numbers is None:
+        return list(found.values())
+    wanted = list(numbers)
+    if len(set(wanted)) < len(wanted):
+        raise MisuseError("a dead letter is named twice: name each once")
+    for number in wanted:
+        if number not in found:
+            known = ", ".join(map(str, found)) or "none"
+            raise NotFoundError(f"agent {agent!r} has no dead letter {number}; those that it has: {known}")
+    return [found[number] for number in wanted]
+
+
+def words_for(agent: str, verb: str, description: Mapping[str, object], numbers: Numbers) -> list[GivenInput]:
+    """One for each letter that is meant, under a key of its own; raises as `chosen`."""
+    stem = secrets.token_hex(12)
+    return [
+        GivenInput(
+            agent,
+            f"{verb}-{each.number}-{stem}",
+            word_payload(LetterWord(verb, each.number, bytes.fromhex(each.identity))),
+        )
+        for each in chosen(agent, description, numbers)
+    ]
+
+
+Hear = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
+"""Waits for what came of an input, until a deadline."""
+
+
+class Settling:
+    """Gives words to the agent's owner until each has an outcome. `late`: what is raised if that is not in time."""
+
+    def __init__(
+        self,
+        coordinator: Callable[[], CoordinatorClient],
+        hosts: HostCalls,
+        agent: str,
+        late: "Callable[[str, str], InputUnknownError] | None" = None,
+    ) -> None:
+        self._late = late or late_of_letters
+        self._coordinator = coordinator
+        self._hosts = hosts
+        self._agent = agent
+
+    async def settle(self, words: Sequence[GivenInput], deadline_s: float, hear: Hear) -> list[SettledLetter]:
+        """What came of each; raises as `give`, and InputUnknownError where one is not heard of in time."""
+        given = await self.give(words, deadline_s)
+
+        async def settled(word: GivenInput, outcome: InputOutcome) -> SettledLetter:
+            if outcome.status == REFUSED:
+                return settled_letter(word, refused=outcome.reason)
+            return settled_letter(word, await hear(Receipt(word.agent, outcome.number, word.key), deadline_s))
+
+        return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, given, strict=True)]))
+
+    async def give(self, words: Sequence[GivenInput], deadline_s: float) -> list[InputOutcome]:
+        """One outcome for each: accepted, repeated or refused.
+
+        Raises:
+            InputUnknownError: there was no word in time.
+            AgentMissingError, FleetEndedError: nobody takes them.
+            MisuseError: this client may not.
+        """
+        loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
+        decided: dict[str, InputOutcome] = {}
+        while (left_s := deadline_s - loop.time()) > 0:
+            open_words = [word for word in words if word.key not in decided][:INPUTS_MAX]
+            if not open_words:
+                return [decided[word.key] for word in words]
+            try:
+                place = await self._owner(min(FIND_S_MAX, left_s))
+                for word, outcome in zip(open_words, await self._offer(place, open_words, deadline_s), strict=True):
+                    reason = outcome.reason or reason
+                    if outcome.status in (ACCEPTED, REPEATED, REFUSED):
+                        decided[word.key] = outcome
+            except OfferFailed as failed:
+                if failed.is_final:
+                    raise MisuseError(failed.reason) from failed
+                reason = failed.reason
+            except (CoordinatorUnavailableError, UnknownOutcomeError, NotHereError) as error:
+                reason = str(error)
+            if len(decided) < len(words):
+                await asyncio.sleep(max(0.0, min(wait_s, deadline_s - loop.time())))
+                wait_s = min(2 * wait_s, WAIT_MOST_S)
+        raise self._late(self._agent, reason)
+
+    async def _owner(self, limit_s: float) -> Place:
+        reply = await self._coordinator().locate([self._agent], limit_s)
+        owner = owner_of(reply, Question(self._agent, DESCRIPTION))
+        assert owner is not None, "an owner, or an error"
+        return owner
+
+    async def _offer(self, place: Place, words: Sequence[GivenInput], deadline_s: float) -> tuple[InputOutcome, ...]:
+        limit_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
+        return await self._hosts.offer(*place, words, limit_s, SETTLE_PATH)
+
+
+def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> SettledLetter:
+    """What came of a word.
+
+    Raises:
+        InputUnknownError: nobody has said it in time.
+    """
+    about = read_word(word.payload)
+    if said is None:
+        return SettledLetter(word.agent, about.number, NEVER, None, refused)
+    if said.ending == ev.BURIED:
+        return SettledLetter(word.agent, about.number, FAILED)
+    answer = said.outcome
+    if said.ending != ev.ANSWERED or answer is None:
+        raise late_of_letters(word.agent, said.reason)
+    if (answer.type, answer.body) == ("", GONE[1:]):
+        return SettledLetter(word.agent, about.number, MISSING)
+    outcome = DROPPED if about.verb == DROP else HANDLED
+    return SettledLetter(word.agent, about.number, outcome, ReplyReader(None).read(answer))
+
+
+def late_of_letters(agent: str, reason: str) -> InputUnknownError:
+    """What is known when the time is over."""
+    error = InputUnknownError(
+        f"whether all of these dead letters of agent {agent!r} are settled, or will be, is not known ({reason}): "
+        f"`snapline agent describe {agent}` lists those that are left; doing it again does no harm"
+    )
+    error.agent = agent
+    return error

@@ -1,0 +1,405 @@
+"""A launcher's post on another machine: starts processes there, as its children, and watches them.
+
+    python -m snapline.deploy.launch_agent bridge FOLDER     joins the standard streams to the post of FOLDER, and starts it if need be
+    python -m snapline.deploy.launch_agent serve FOLDER      is the post, until it is closed or has had nothing to do for a while
+
+The launcher reaches a post through a program that runs something elsewhere, such as `ssh`. What that runs is the bridge; the post itself is
+of no connection. So a connection that breaks ends nothing, and the next one finds everything as it is, whoever makes it. The children are
+tied to the post (`deploy/parent_watch.py`): where its process ends, however that is, they end. A post without children and without
+a connection ends by itself.
+
+One launcher *holds* a post, the last one that has opened it: words of an earlier one are refused, so two never start and end processes
+against each other, and nothing that was said before a close can start something after it.
+
+The post's socket and the keys of its processes are in a folder in memory (`runtime_folder`), which only its user can read.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.local import LocalLauncher
+from snapline.deploy.plan import PRIVATE
+from snapline.deploy.post_wire import (
+    LINE_BYTES_MAX,
+    PostAnswer,
+    PostGreeting,
+    PostRequest,
+    encode_line,
+)
+from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, STOP_GRACE_S
+from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.folders import make_private
+from snapline.security.printable import printable
+
+IDLE_S = 60.0
+"""A post with nothing to do stays so long: a launcher opens it a moment before it starts something."""
+
+LOOK_S = 1.0
+"""Between two looks whether it has something to do."""
+
+START_LIMIT_S, START_LOOK_S = 60.0, 0.02
+"""For a post to listen after it was started: half a second, on a busy machine ten times as long."""
+
+FAREWELL_GRACE_S = 10.0
+"""For what is on its way when the post ends."""
+
+END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
+"""Between SIGTERM and SIGKILL when the place's time is up, or it ends this post: hosts take a last snapshot."""
+
+NOT_RUNNING = 69
+"""Exit code of a bridge that must not start a post, and found none (EX_UNAVAILABLE of sysexits.h)."""
+
+MEMORY = Path("/dev/shm")
+SOCKET, KEYS = "post.sock", "keys"
+
+
+def runtime_folder(key: str) -> Path:
+    """Where the post of this key has its socket and its processes' keys: in memory, where Linux has such a file system.
+
+    Raises:
+        MisuseError: somebody else has made the folder.
+    """
+    parent = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    root = parent / f"snapline-posts-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise MisuseError(f"{root} is not a folder of this user alone: remove it")
+    return root / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+class Post:
+    """The processes of one launcher on this machine."""
+
+    def __init__(self, runtime: Path, data_dir: Path) -> None:
+        """`data_dir`: logs go there."""
+        self._runtime = runtime
+        self._launcher = LocalLauncher(data_dir)
+        self._holder = ""
+        self._ports: dict[str, int] = {}  # of coordinators: they keep them
+        self._latest: dict[str, Handle] = {}  # by name
+        self._farewells: dict[str, tuple[str, ...]] = {}  # by name
+        self._evicted: set[Handle] = set()  # ended from here, because the place has ended
+        self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = asyncio.Event()
+
+    async def serve(self, idle_s: float) -> None:
+        """Listen until it is closed, or idle; then leave nothing."""
+        make_private(self._runtime)
+        shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # of a post that was killed
+        (self._runtime / SOCKET).unlink(missing_ok=True)
+        scratch = self._runtime / f"{SOCKET}.new"  # whoever finds the socket finds somebody listening
+        scratch.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._converse, scratch, limit=LINE_BYTES_MAX)
+        scratch.rename(self._runtime / SOCKET)
+        watch = asyncio.create_task(self._end_when_idle(idle_s))
+        try:
+            await self._is_over.wait()
+        finally:
+            watch.cancel()
+            (self._runtime / SOCKET).unlink(missing_ok=True)
+            server.close()
+            await asyncio.gather(*(self._launcher.stop(handle, END_GRACE_S) for handle in self._evicted))
+            await self._launcher.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=FAREWELL_GRACE_S)
+            for writer in self._conversations.values():
+                writer.close()
+            if self._conversations:
+                await asyncio.wait(self._conversations, timeout=FAREWELL_GRACE_S)
+            shutil.rmtree(self._runtime, ignore_errors=True)
+
+    def end(self) -> None:
+        """End everything here: not because the launcher said so."""
+        self._evicted |= set(self._latest.values())
+        self._is_over.set()
+
+    async def bid_farewell(self) -> bool:
+        """The place's time is up: have farewells said, all at the same time, and end the processes that have one; False: none has."""
+        await asyncio.gather(*(self._part(name, command) for name, command in self._farewells.items()))
+        return bool(self._farewells)
+
+    async def _part(self, name: str, command: tuple[str, ...]) -> None:
+        handle = self._latest[name]
+        if await self._launcher.status(handle) is None:
+            said = await asyncio.create_subprocess_exec(*self._filled(name, command), stdin=subprocess.DEVNULL)
+            await said.wait()
+            self._evicted.add(handle)
+            await self._launcher.stop(handle, END_GRACE_S)
+
+    async def _end_when_idle(self, idle_s: float) -> None:
+        since_s = time.monotonic()
+        while time.monotonic() - since_s < idle_s:
+            await asyncio.sleep(min(LOOK_S, idle_s))
+            running = [await self._launcher.status(handle) is None for handle in self._latest.values()]
+            if self._conversations or any(running):
+                since_s = time.monotonic()
+        self._is_over.set()
+
+    # -- words ----------------------------------------------------------------------------------------------------------
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._conversations[task] = writer
+        try:
+            while line := await reader.readline():
+                request = msgspec.json.decode(line, type=PostRequest)
+                reply = asyncio.create_task(self._reply(request, writer))
+                self._tasks.add(reply)
+                reply.add_done_callback(self._tasks.discard)
+        except (OSError, ValueError):  # it has gone in the middle of a line
+            pass
+        finally:
+            del self._conversations[task]
+            writer.close()
+
+    async def _reply(self, request: PostRequest, writer: asyncio.StreamWriter) -> None:
+        answer = await self.answer(request)
+        with contextlib.suppress(OSError):
+            writer.write(encode_line(answer))
+            await writer.drain()
+        if request.word == "close" and not answer.fault:
+            self._is_over.set()
+
+    async def answer(self, request: PostRequest) -> PostAnswer:
+        """Do what is asked, if its holder asks."""
+        if request.word == "hold":
+            self._holder = request.holder
+        if request.holder != self._holder:
+            return PostAnswer(request.id, fault="replaced" if self._holder else "unheld")
+        try:
+            return await self._carry_out(request)
+        except (SnaplineError, OSError) as error:
+            return PostAnswer(request.id, fault="failed", reason=str(error))
+
+    async def _carry_out(self, request: PostRequest) -> PostAnswer:
+        launcher, handle = self._launcher, request.handle
+        match request.word:
+            case "hold":
+                return PostAnswer(request.id)
+            case "port":
+                return PostAnswer(request.id, port=self._port(request.name, request.address))
+            case "start":
+                assert request.spec is not None
+                return PostAnswer(request.id, handle=await self._start(request.spec, request.files, request.farewell))
+            case "close":
+                await launcher.close()
+                return PostAnswer(request.id)
+        assert handle is not None
+        match request.word:
+            case "watch":
+                return PostAnswer(request.id, exit=self._told(handle, await launcher.watch(handle)))
+            case "status":
+                return PostAnswer(request.id, exit=self._told(handle, await launcher.status(handle)))
+            case "stop":
+                return PostAnswer(request.id, exit=self._told(handle, await launcher.stop(handle, request.grace_s)))
+            case "kill":
+                await launcher.kill(handle)
+            case "freeze":
+                await launcher.freeze(handle)
+            case "thaw":
+                await launcher.thaw(handle)
+        return PostAnswer(request.id)
+
+    def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
+        """A host that was asked to leave ends with 0, which would mean that its fleet is over."""
+        if found is None or handle not in self._evicted:
+            return found
+        return Exit(None, "ended by its place", found.last_words, found.log)
+
+    async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...]) -> Handle:
+        """A word that is said again, because its answer was lost, starts nothing again."""
+        latest = self._latest.get(spec.name)
+        if latest is not None and latest.instance == spec.instance:
+            return latest
+        if files:
+            self._write_keys(spec.name, files)
+        command = (sys.executable, *self._filled(spec.name, spec.command)[1:])
+        handle = await self._launcher.start(msgspec.structs.replace(spec, command=command))
+        self._latest[spec.name] = handle
+        if farewell:
+            self._farewells[spec.name] = (sys.executable, *farewell[1:])
+        return handle
+
+    def _filled(self, name: str, command: tuple[str, ...]) -> list[str]:
+        return [word.replace(PRIVATE, str(self._runtime / KEYS / name)) for word in command]
+
+    def _write_keys(self, name: str, files: Mapping[str, bytes]) -> None:
+        folder = self._runtime / KEYS / name
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+        for file, content in files.items():
+            (folder / file).touch(mode=0o600)
+            (folder / file).write_bytes(content)
+
+    def _port(self, name: str, address: str) -> int:
+        if name not in self._ports:
+            attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
+            taken = self._ports.values()
+            port = next((port for port in attempts if port not in taken and _is_free(address, port)), None)
+            if port is None:
+                raise WorldError(f"no free port on {address} between {PORTS.start} and {PORTS.stop}")
+            self._ports[name] = port
+        return self._ports[name]
+
+
+def _is_free(address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+# -- the two programs -----------------------------------------------------------------------------------------------------
+
+
+def serve(
+    key: str, data_dir: Path, *, idle_s: float, when_time_is_up: Callable[[], Awaitable[bool]] | None = None
+) -> None:
+    """Be the post. SIGTERM ends it in order; on SIGUSR1 farewells are said, then `when_time_is_up` is asked whether it may stay."""
+
+    async def run() -> None:
+        post = Post(runtime_folder(key), data_dir)
+        partings: list[asyncio.Task[None]] = []
+
+        async def part() -> None:
+            if await post.bid_farewell() and (when_time_is_up is None or not await when_time_is_up()):
+                post.end()
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, post.end)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: partings.append(asyncio.create_task(part())))
+        await post.serve(idle_s)
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    asyncio.run(run())
+
+
+def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
+    """Join the standard streams to the post, which is started if it does not run, unless it `must_run` already."""
+    import snapline
+
+    runtime = runtime_folder(key)
+    joined = _join(runtime) if must_run else _join_or_start(key, runtime, data_dir, code)
+    address = os.environ.get("SSH_CONNECTION", "").split(" ")
+    greeting = PostGreeting(snapline.__version__, address[2] if len(address) == 4 else "")
+    os.write(sys.stdout.fileno(), encode_line(greeting))
+    threading.Thread(target=_pump_in, args=(joined,), daemon=True).start()
+    with contextlib.suppress(OSError):
+        while received := joined.recv(65_536):
+            _write_all(received)
+    sys.stdout.flush()
+    os._exit(0)  # the other thread waits for input that need not come
+
+
+def _pump_in(joined: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while said := os.read(sys.stdin.fileno(), 65_536):
+            joined.sendall(said)
+    os._exit(0)  # whoever called has gone; what waits for answers waits in the post
+
+
+def _write_all(content: bytes) -> None:
+    while content:
+        content = content[os.write(sys.stdout.fileno(), content) :]
+
+
+def _join(runtime: Path) -> socket.socket:
+    joined = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        joined.connect(str(runtime / SOCKET))
+    except OSError:
+        joined.close()
+        raise
+    return joined
+
+
+def _join_or_start(key: str, runtime: Path, data_dir: Path, code: str) -> socket.socket:
+    with contextlib.suppress(OSError):
+        return _join(runtime)
+    lock = os.open(runtime.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two bridges start one post
+        with contextlib.suppress(OSError):
+            return _join(runtime)
+        logs = data_dir / LOGS_FOLDER
+        make_private(logs)
+        with (logs / "post.log").open("ab") as log:
+            started = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "snapline.deploy.launch_agent",
+                    "serve",
+                    key,
+                    "--data-dir",
+                    str(data_dir.absolute()),
+                ],
+                cwd=os.path.expanduser(code) or None,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return _await_post(started, runtime, logs)
+    finally:
+        os.close(lock)
+
+
+def _await_post(started: "subprocess.Popen[bytes]", runtime: Path, logs: Path) -> socket.socket:
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline_s and started.poll() is None:
+        with contextlib.suppress(OSError):
+            return _join(runtime)
+        time.sleep(START_LOOK_S)
+    raise WorldError(f"the post has not started: see {logs / 'post.log'}")
+
+
+def main() -> None:
+    """Either of the two."""
+    parser = argparse.ArgumentParser(prog="python -m snapline.deploy.launch_agent")
+    parser.add_argument("what", choices=("bridge", "serve"))
+    parser.add_argument("key")
+    parser.add_argument("--data-dir", type=Path, default=Path())
+    parser.add_argument("--code", default="")
+    parser.add_argument("--idle", type=float, default=IDLE_S)
+    parser.add_argument("--must-run", action="store_true")
+    given = parser.parse_args()
+    try:
+        if given.what == "serve":
+            serve(given.key, given.data_dir, idle_s=given.idle)
+        else:
+            bridge(given.key, given.data_dir.expanduser(), given.code, must_run=given.must_run)
+    except (SnaplineError, OSError) as error:
+        print(printable(f"snapline: {error}"), file=sys.stderr)
+        sys.exit(NOT_RUNNING if given.must_run else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""What to start, when to start it again, and when it is over: a core, the same for every launcher.
+
+Nothing is decided about the fleet here. Dead processes come back, with growing pauses and a bound on failures in a row:
+
+- a dead *coordinator* always comes back and continues from its log; with three or five of them the fleet goes on meanwhile, as
+  long as a majority is there, and also without one that fails again and again;
+- a *host* that has ended comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
+  (`on_failure="move"`), whatever its exit code. The coordinator is told first, and asked how the fleet is: hosts of a fleet that has
+  ended end too, and that is no reason to start them again.
+
+The caller's duties: (1) carry commands out in their order; (2) answer every `StartProcess` by `ProcessStarted`, then `ProcessEnded` when
+it has ended, or by `ProcessEnded` alone; (3) answer every `ReportExit` by `ExitReported`, whether or not anybody could be told;
+(4) bring every `PauseEnded` back, late ones too: those of another number are no longer meant.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, assert_never
+
+from snapline.deploy.launching import Exit
+from snapline.deploy.supervision import (
+    CoordinatorMissed,
+    Ending,
+    EndKeeping,
+    ExitReported,
+    FleetSeen,
+    GiveUp,
+    HostsWanted,
+    KeeperCommand,
+    KeeperEvent,
+    KeepingBegan,
+    KillAsked,
+    KillProcess,
+    PauseEnded,
+    ProcessEnded,
+    ProcessStarted,
+    ReportExit,
+    RestartAsked,
+    Say,
+    SetPause,
+    StartProcess,
+    StopProcess,
+)
+from snapline.errors import DamagedDataError, MisuseError, WorldError
+from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
+
+RESTARTS_MAX = 10
+"""Failures in a row after which a process is given up: with the pauses below, about half a minute of trying."""
+
+RESTART_PAUSE_S, RESTART_PAUSE_S_MAX = 0.1, 5.0
+"""Pause before the first restart, doubled for each further one, up to the second number."""
+
+HEALTHY_S = 30.0
+"""A process that has lived this long has started well: its failures are counted from zero again."""
+
+SILENCE_S = 5.0
+"""A coordinator that has not answered for so long is worth a sentence: an election, or its restart, takes a second or two."""
+
+FINAL_CODES = (MisuseError.exit_code, DamagedDataError.exit_code)
+"""The child was called wrongly, or the store's identity is damaged. Starting it again would not help."""
+
+OnFailure = Literal["restart", "move"]
+
+Stage = Literal["down", "starting", "up", "reporting"]
+"""`reporting`: a host that has ended, and the coordinator is being told."""
+
+
+class Keeper:
+    """Keeps the processes of one fleet.
+
+    Attributes:
+        is_over: the fleet has ended or was given up; nothing is started any more unless somebody asks for it.
+    """
+
+    def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
+        self.is_over = False
+        self._on_failure = on_failure
+        self._hosts = {name: _Place(name, is_host=True) for name in hosts}
+        self._coordinators = {name: _Place(name, is_host=False) for name in coordinators}
+        self._last_epoch = 0
+        self._silent_ns: int | None = None  # since when the coordinator has not answered
+        self._is_silence_told = False
+        self._commands: list[KeeperCommand] = []
+
+    def handle(self, now_ns: int, event: KeeperEvent) -> list[KeeperCommand]:
+        """Take one event; returns what is to be done, in order."""
+        match event:
+            case KeepingBegan():
+                for place in self._places():
+                    self._start(place)
+            case ProcessStarted():
+                self._on_process_started(now_ns, self._place(event.name))
+            case ProcessEnded():
+                self._on_process_ended(now_ns, self._place(event.name), event)
+            case ExitReported():
+                self._on_exit_reported(self._place(event.name))
+            case PauseEnded():
+                self._on_pause_ended(self._place(event.name), event.number)
+            case FleetSeen():
+                self._on_fleet_seen(event)
+            case CoordinatorMissed():
+                self._on_coordinator_missed(now_ns)
+            case KillAsked():
+                self._on_kill_asked(self._place(event.name), is_kept_down=event.is_kept_down)
+            case RestartAsked():
+                if not self._place(event.name).is_unwanted:
+                    self._on_restart_asked(self._place(event.name))
+            case HostsWanted():
+                self._on_hosts_wanted(event.names)
+            case _:
+                assert_never(event)
+        commands, self._commands = self._commands, []
+        return commands
+
+    def validate(self) -> None:
+        """Cross-check what is known of every process."""
+        for place in self._places():
+            assert place.stage != "reporting" or place.is_host, f"{place.name}: only hosts' ends are reported"
+            assert not (place.is_kept_down and place.is_told), f"{place.name} is told to start and kept down"
+            assert place.is_doomed <= (place.stage == "starting"), f"{place.name}: who runs is killed at once"
+            assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
+
+    def mistake(self) -> GiveUp | None:
+        """Of the first host that has ended with a final code: such as one of another fleet than that which had ended here."""
+        found = (self._final(place) for place in self._hosts.values())
+        return next((word for word in found if word is not None), None)
+
+    # -- processes ------------------------------------------------------------------------------------------------------
+
+    def _start(self, place: "_Place") -> None:
+        place.stage, place.is_told, place.started_ns = "starting", False, None
+        self._commands.append(StartProcess(place.name))
+
+    def _on_process_started(self, now_ns: int, place: "_Place") -> None:
+        assert place.stage == "starting", f"{place.name} was {place.stage}"
+        place.stage, place.started_ns = "up", now_ns
+        if place.is_doomed:
+            place.is_doomed = False
+            self._commands.append(KillProcess(place.name))
+
+    def _on_process_ended(self, now_ns: int, place: "_Place", event: ProcessEnded) -> None:
+        assert place.stage in ("starting", "up"), f"{place.name} was {place.stage}"
+        lived_s = 0.0 if place.started_ns is None else (now_ns - place.started_ns) / 1e9
+        if lived_s >= HEALTHY_S:
+            place.failures = place.excused = 0
+        place.failures += 1
+        place.excused += is_of_a_message(event.exit)
+        place.exit, place.is_doomed = event.exit, False
+        if not place.is_host:
+            place.stage = "down"
+            self._rest(place, None if self.is_over else self._coordinator_pause(place))
+        else:
+            place.stage = "reporting"
+            self._commands.append(ReportExit(place.name, event.instance, event.exit.text, event.exit.died_in))
+
+    def _on_exit_reported(self, place: "_Place") -> None:
+        assert place.stage == "reporting", f"{place.name} was {place.stage}"
+        place.stage = "down"
+        if self.is_over:
+            self._rest(place, None)
+            return
+        pause_s = self._restart_pause(place, must_return=self._on_failure == "restart")
+        if isinstance(pause_s, GiveUp):
+            self._give_up(pause_s)
+            return
+        self._check_anyone_left()
+        self._rest(place, pause_s)
+
+    def _rest(self, place: "_Place", pause_s: float | None) -> None:
+        """Down until `RestartAsked`, or for so many seconds if given."""
+        place.pauses += 1
+        if place.is_told:
+            self._start(place)
+        elif pause_s is not None:
+            self._commands.append(SetPause(place.name, place.pauses, pause_s))
+
+    def _on_pause_ended(self, place: "_Place", number: int) -> None:
+        if number == place.pauses and place.stage == "down" and not (place.is_kept_down or self.is_over):
+            self._start(place)
+
+    def _on_kill_asked(self, place: "_Place", *, is_kept_down: bool) -> None:
+        place.is_kept_down = is_kept_down or place.is_unwanted or (place.is_kept_down and not place.is_running)
+        place.is_told = False
+        if place.stage == "up":
+            self._commands.append(KillProcess(place.name))
+        place.is_doomed = place.stage == "starting"
+
+    def _on_restart_asked(self, place: "_Place") -> None:
+        place.is_kept_down = place.is_given_up = place.is_doomed = False
+        place.failures = place.excused = 0
+        if place.stage == "down":
+            self._start(place)
+        place.is_told = place.stage == "reporting"
+
+    def _on_hosts_wanted(self, names: Sequence[str]) -> None:
+        """Who is wanted no more ends in its own time, and stays down until it is wanted again."""
+        if self.is_over:
+            return
+        for name in names:
+            known = self._hosts.setdefault(name, _Place(name, is_host=True))
+            if known.is_unwanted or (known.exit is None and known.stage == "down"):
+                known.is_unwanted = False
+                self._on_restart_asked(known)
+        for name, place in self._hosts.items():
+            if name not in names and not place.is_unwanted:
+                place.is_unwanted = place.is_kept_down = True
+                place.is_told, place.is_doomed = False, place.stage == "starting"
+                if place.stage == "up":
+                    self._commands.append(StopProcess(name))
+
+    # -- what an end means ----------------------------------------------------------------------------------------------
+
+    def _coordinator_pause(self, place: "_Place") -> float | None:
+        """A replica that is given up ends the fleet only if those that are left are no majority."""
+        pause_s = self._restart_pause(place, must_return=True)
+        if not isinstance(pause_s, GiveUp):
+            return pause_s
+        place.is_given_up = True
+        left = sum(not other.is_given_up for other in self._coordinators.values())
+        if 2 * left <= len(self._coordinators):
+            self._give_up(pause_s)
+        else:
+            self._say(f"{place.name} is given up, the other replicas go on: {pause_s.sentence}")
+        return None
+
+    def _restart_pause(self, place: "_Place", *, must_return: bool) -> float | GiveUp | None:
+        """Seconds until a dead process is started again; None: only when told to."""
+        assert place.exit is not None
+        final = self._final(place)
+        if final is not None:
+            return final
+        if place.is_kept_down or not must_return:
+            self._say(f"{place.name} ended ({place.exit.text})")
+            return None
+        if place.failures - place.excused > RESTARTS_MAX:
+            words = describe_end(place.exit)
+            sentence = f"{place.name} ended {place.failures} times in a row, the last time with {words}"
+            return GiveUp(WorldError.exit_code, sentence)
+        pause_s = restart_pause_s(place.failures)
+        self._say(f"{place.name} ended ({place.exit.text}), starting it again in {pause_s:g} s")
+        return pause_s
+
+    @staticmethod
+    def _final(place: "_Place") -> GiveUp | None:
+        """What the process said last, if its exit code means that starting it again would not help."""
+        code = None if place.exit is None or place.stage not in ("down", "reporting") else place.exit.code
+        if place.exit is None or code is None or code not in FINAL_CODES:
+            return None
+        return GiveUp(code, describe_end(place.exit))
+
+    def _check_anyone_left(self) -> None:
+        """With `move`, the fleet has failed when its last host has died: no one is there to take the agents."""
+        hosts = self._hosts.values()
+        if self._on_failure != "move" or any(host.is_running or host.is_kept_down for host in hosts):
+            return
+        self._end(Ending(outcome="failed", reason="every host has died", epoch=self._last_epoch))
+
+    # -- the fleet ------------------------------------------------------------------------------------------------------
+
+    def _on_fleet_seen(self, seen: FleetSeen) -> None:
+        if self._is_silence_told:
+            self._say("the coordinator answers again")
+        self._silent_ns, self._is_silence_told = None, False
+        self._last_epoch = seen.epoch
+        if seen.phase in ("finished", "failed"):
+            outcome: Literal["stopped", "failed"] = "stopped" if seen.phase == "finished" else "failed"
+            self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
+
+    def _on_coordinator_missed(self, now_ns: int) -> None:
+        """Say once that nobody decides."""
+        if self._silent_ns is None:
+            self._silent_ns = now_ns
+        elif not self._is_silence_told and now_ns - self._silent_ns >= SILENCE_S * 1e9:
+            self._is_silence_told = True
+            self._say(self._describe_silence())
+
+    def _describe_silence(self) -> str:
+        down = [name for name, place in self._coordinators.items() if not place.is_running]
+        count = len(self._coordinators)
+        if count == 1 or not down:
+            return "the coordinator does not answer: nothing is decided, and no checkpoint completes, until it does"
+        return (
+            f"the coordinator does not answer: {len(down)} of its {count} replicas are down "
+            f"({', '.join(down)}), and it takes {count // 2 + 1} to decide"
+        )
+
+    def _end(self, ending: Ending) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._commands.append(EndKeeping(ending))
+
+    def _give_up(self, word: GiveUp) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._commands.append(word)
+
+    def _say(self, sentence: str) -> None:
+        self._commands.append(Say(sentence))
+
+    def _place(self, name: str) -> "_Place":
+        return self._hosts[name] if name in self._hosts else self._coordinators[name]
+
+    def _places(self) -> Iterable["_Place"]:
+        return (*self._coordinators.values(), *self._hosts.values())
+
+
+def is_of_a_message(end: Exit) -> bool:
+    """Whether the process died in the turn of a message: that is set aside when it has killed a few, and may be one of many."""
+    return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
+
+
+def restart_pause_s(failures: int) -> float:
+    """Seconds to wait after the given number of failures in a row, from 1."""
+    return min(RESTART_PAUSE_S * 2.0 ** (failures - 1), RESTART_PAUSE_S_MAX)
+
+
+def describe_end(ended: Exit) -> str:
+    """The sentence that a process ended with, or how it ended."""
+    if ended.code in FINAL_CODES and ended.last_words:
+        return ended.last_words.removeprefix("snapline: ")
+    return f"{ended.text}: {ended.last_words}" if ended.last_words else f"{ended.text}; see {ended.log}"
+
+
+class _Place:
+    """What is known of one process.
+
+    Attributes:
+        exit: how it ended the last time.
+        started_ns: since when it runs; None before it does.
+        failures: ends in a row; `excused`: how many of them count for the pauses only.
+        pauses: how often it has rested; only the end of the last pause is meant.
+        is_kept_down: started again by `RestartAsked` only.
+        is_given_up: failed too often; a replica that the others go on without.
+        is_told: to be started as soon as its end is reported.
+        is_doomed: to be killed as soon as it runs.
+        is_unwanted: a host that the fleet goes on without, until it is wanted again.
+    """
+
+    def __init__(self, name: str, *, is_host: bool) -> None:
+        self.name = name
+        self.is_host = is_host
+        self.stage: Stage = "down"
+        self.exit: Exit | None = None
+        self.started_ns: int | None = None
+        self.failures = self.excused = 0
+        self.pauses = 0
+        self.is_kept_down = False
+        self.is_given_up = False
+        self.is_told = False
+        self.is_doomed = False
+        self.is_unwanted = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.stage in ("starting", "up")

@@ -1,0 +1,399 @@
+"""What happened in a fleet, for its space-time diagram: rows, windows, words, and which event happened before which.
+
+An event's *position* is its place in the order of all (`recovery/gathered.py`), which respects causality. A *row* is an agent's or, where there
+are too many agents, a host's. Markers go from host to host, so hosts have rows of their own above their agents. Of a picture with rows for
+hosts alone, messages that stay on their host are no part, and the records that a host's agents make for one epoch are one mark, at the last.
+
+A row is a process in the sense of vector clocks. A recovery makes another one of each that it sets back: `a#3` goes on from the checkpoint of `a`
+that the line of plan 3 names, so what was undone is not in its past.
+"""
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Literal, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from snapline.diagrams.history import PastEvents
+from snapline.diagrams.shiviz import Clock, ClockStep, known_to_last, shiviz_log
+from snapline.ids import HOST_PREFIX
+from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent
+from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
+
+Rows = Literal["agents", "hosts"]
+
+ROWS_MAX = 24
+"""Rows of agents, or of hosts, that nobody has chosen: the busiest. They fit on a screen, and arrows can be followed."""
+
+CHOSEN_MAX = 60
+"""Rows that somebody has chosen."""
+
+KEPT_MAX = 8
+"""Choices of rows whose events are known: those that a few people look at."""
+
+_NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
+_DIGITS = re.compile(r"(\d+)")
+
+
+class Window(msgspec.Struct, frozen=True):
+    """What is shown: rows from top to bottom, events from position `first` up to, but without, `end`."""
+
+    rows: Rows
+    lanes: tuple[str, ...]
+    first: int
+    end: int
+
+
+class ChosenEvent(msgspec.Struct, frozen=True):
+    """One event: its clock, by rows, and which of the events before it are in its past."""
+
+    position: int
+    clock: Clock
+    past: frozenset[int]
+
+
+class Happened:
+    """All that is known. Reads only; for several threads.
+
+    Attributes:
+        events: in their order. is_whole: they begin with the fleet.
+        homes: agent → its last host, as far as known. hosts: all of them.
+        busy: agent → how many events it has.
+        past: what recoveries undid and what cuts hold.
+    """
+
+    def __init__(self, events: Sequence[TracedEvent], *, is_whole: bool) -> None:
+        self.events = events
+        self.is_whole = is_whole
+        self.homes: dict[str, str] = {}
+        self.busy: Counter[str] = Counter()
+        self._partner = partners(events)
+        self._kept: dict[tuple[Rows, tuple[str, ...]], list[int]] = {}
+        hosts = dict.fromkeys(each.host for each in events if each.host)
+        self.hosts = sorted(hosts, key=natural)
+        for each in events:
+            if isinstance(each.event, CheckpointTaken | MessageSent | MessageReceived):
+                self.busy[each.event.agent] += 1
+                if each.host:
+                    self.homes[each.event.agent] = each.host
+
+    @cached_property
+    def past(self) -> PastEvents:
+        """Made when a picture is drawn."""
+        return _past_of(self)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    # ---- rows and windows -------------------------------------------------------------------------------------------
+
+    def rows_of(self, rows: Rows, wanted: Sequence[str] = ()) -> tuple[str, ...]:
+        """The rows. `wanted`: names of agents, or parts of names; of none the busiest agents.
+
+        Agents stand below their host.
+        """
+        if rows == "hosts":
+            counts = Counter(self.homes.values())
+            chosen = sorted(sorted(self.hosts, key=lambda host: -counts[host])[:CHOSEN_MAX], key=natural)
+            return tuple([HOST_PREFIX + host for host in chosen])
+        agents = self.found(wanted)[:CHOSEN_MAX] if wanted else [agent for agent, _ in self.busy.most_common(ROWS_MAX)]
+        agents.sort(key=lambda agent: (natural(self.homes.get(agent, "")), natural(agent)))
+        lanes: dict[str, None] = {}
+        for agent in agents:
+            if agent in self.homes:
+                lanes[HOST_PREFIX + self.homes[agent]] = None
+            lanes[agent] = None
+        return tuple(lanes)
+
+    def found(self, wanted: Sequence[str]) -> list[str]:
+        """The agents of these names; of what is no name, those that have it in theirs. The busiest first."""
+        exact = {name for name in wanted if name in self.busy}
+        parts = [name.casefold() for name in wanted if name not in exact]
+        return [
+            agent
+            for agent, _ in self.busy.most_common()
+            if agent in exact or any(part in agent.casefold() for part in parts)
+        ]
+
+    def window(self, rows: Rows, lanes: tuple[str, ...], *, count: int) -> Window:
+        """The last `count` events of these rows."""
+        found: dict[Hashable, None] = {}
+        for position in reversed(self._positions(rows, lanes)):
+            if len(found) == count:
+                return Window(rows, lanes, position + 1, len(self.events))
+            found[(self._record(position) if rows == "hosts" else None) or position] = None
+        return Window(rows, lanes, 0, len(self.events))
+
+    def moved(self, window: Window, *, first: int, end: int) -> Window:
+        """The window with its edges moved by so many events of its rows, within what is known; it keeps one event at least."""
+        positions = self._positions(window.rows, window.lanes)
+
+        def walked(edge: int, count: int) -> int:
+            index = bisect_left(positions, edge) + count
+            if count < 0:
+                return positions[index] if index >= 0 else 0
+            if count > 0:
+                return positions[index - 1] + 1 if index <= len(positions) else len(self.events)
+            return edge
+
+        begun, ended = walked(window.first, first), walked(window.end, end)
+        return replace(window, first=begun, end=ended) if begun < ended else window
+
+    def shown(self, window: Window) -> list[int]:
+        """Positions of the events that the picture has."""
+        all_positions = self._positions(window.rows, window.lanes)
+        positions = all_positions[bisect_left(all_positions, window.first) : bisect_left(all_positions, window.end)]
+        if window.rows == "agents":
+            return positions
+        records: dict[Hashable, int] = {}
+        for position in positions:
+            if (record := self._record(position)) is not None:
+                records[record] = position
+        last = frozenset(records.values())
+        return [each for each in positions if self._record(each) is None or each in last]
+
+    def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
+        """Of all events that these rows have; a page asks for them often, and there may be 10,000 other agents."""
+        found = self._kept.get((rows, lanes))
+        if found is None:
+            shows = self._shows(rows, frozenset(lanes))
+            found = [position for position in range(len(self.events)) if shows(position)]
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            self._kept[rows, lanes] = found
+        return found
+
+    def _record(self, position: int) -> Hashable:
+        """What a host has in one mark."""
+        each = self.events[position]
+        return (each.host, each.epochs) if each.epochs and isinstance(each.event, CheckpointTaken) else None
+
+    def _shows(self, rows: Rows, lanes: frozenset[str]) -> Callable[[int], bool]:
+        def shows(position: int) -> bool:
+            event = self.events[position].event
+            if isinstance(event, Recovery):
+                return True
+            if isinstance(event, MarkerLeft | MarkerCame) or rows == "agents":
+                return self.row_at(position, rows) in lanes
+            if isinstance(event, MessageSent | MessageReceived) and not self.leaves_host(position):
+                return False
+            return self.row_at(position, rows) in lanes
+
+        return shows
+
+    def row_at(self, position: int, rows: Rows) -> str:
+        """Of an event that is no recovery."""
+        each = self.events[position]
+        event = each.event
+        if isinstance(event, MarkerLeft | MarkerCame):
+            return HOST_PREFIX + event.host
+        return HOST_PREFIX + each.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
+
+    def leaves_host(self, position: int) -> bool:
+        """Whether the other end of a message is on another host; not if nobody knows."""
+        here, other = self.events[position].host, self.host_of_other(position)
+        return bool(here) and bool(other) and here != other
+
+    def host_of_other(self, position: int) -> str:
+        """Where the other end of a message is; "" if nobody knows."""
+        partner = self._partner[position]
+        if partner >= 0:
+            return self.events[partner].host
+        event = self.events[position].event
+        return (
+            self.homes.get(event.to, "")
+            if isinstance(event, MessageSent)
+            else self.homes.get(self.sender_of(event), "")
+        )
+
+    def partner(self, position: int) -> int | None:
+        """The event at the other end of a message or a marker."""
+        found = self._partner[position]
+        return found if found >= 0 else None
+
+    @staticmethod
+    def sender_of(event: object) -> str:
+        """Of a message that was received: as its name says, where hosts have named it."""
+        message = getattr(event, "message", "")
+        return message.partition(">")[0].partition("/")[0] if _NUMBERED.fullmatch(message) else ""
+
+    # ---- clocks -----------------------------------------------------------------------------------------------------
+
+    def chosen(self, window: Window, position: int) -> ChosenEvent:
+        """An event with its clock, which counts all events of the rows of `window` from the first that is known."""
+        lanes = frozenset(window.lanes)
+        steps: list[ClockStep] = []
+        for step in self._steps(window.rows, lambda each: self.row_at(each, window.rows) in lanes):
+            steps.append(step)
+            if step.words == str(position):
+                break
+        known = [steps[index] for index in known_to_last(steps) if steps[index].is_counted]
+        past = frozenset([int(step.words) for step in known]) - {position}
+        return ChosenEvent(position, dict(Counter([step.lane for step in known])), past)
+
+    def shiviz(self, window: Window) -> str:
+        """The events of the picture as a log of ShiViz."""
+        shown = frozenset(each for each in self.shown(window))
+        steps = self._steps(window.rows, lambda position: position in shown)
+        return shiviz_log(
+            replace(step, words=self.told(int(step.words))) if step.is_counted else step for step in steps
+        )
+
+    def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[ClockStep]:
+        """All that happened, as steps whose words are their positions."""
+        lives: dict[str, str] = {}
+        recoveries = 1
+        for position, each in enumerate(self.events):
+            event = each.event
+            if isinstance(event, Recovery):
+                recoveries = each.plan or recoveries + 1
+                yield from self._begun_again(event.line, rows, lives, recoveries)
+                continue
+            row = self.row_at(position, rows)
+            lane = lives.get(row, row)
+            leaves: Hashable = None
+            takes: tuple[Hashable, ...] = ()
+            match event:
+                case MessageSent() | MarkerLeft():
+                    leaves = event.message
+                case MessageReceived() | MarkerCame():
+                    takes = (event.message,)
+                case CheckpointTaken():
+                    leaves = (event.agent, event.number)
+            yield ClockStep(lane, str(position), leaves, takes, counts(position))
+
+    def _begun_again(
+        self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
+    ) -> Iterator[ClockStep]:
+        """Who went back is another process, which knows what its checkpoint knew; a host that did knows what all of the line did."""
+        back = {agent: (agent, number) for agent, number in line.items() if number is not None}
+        begun: dict[str, tuple[Hashable, ...]] = {agent: (checkpoint,) for agent, checkpoint in back.items()}
+        if rows == "hosts":
+            begun = dict.fromkeys(self._rows_back(back), tuple(back.values()))
+        for row, takes in begun.items():
+            lives[row] = f"{row}#{life}"
+            yield ClockStep(lives[row], "", None, takes, is_counted=False)
+
+    def _rows_back(self, back: Container[str]) -> list[str]:
+        """Hosts of which all agents go back. One of which some go on has not forgotten anything."""
+        goes_on = {home for agent, home in self.homes.items() if agent not in back}
+        return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
+
+    # ---- words ------------------------------------------------------------------------------------------------------
+
+    def told(self, position: int) -> str:
+        """An event in words."""
+        each = self.events[position]
+        event = each.event
+        match event:
+            case CheckpointTaken():
+                epochs = ", ".join([f"epoch {epoch}" for epoch in each.epochs])
+                return f"{event.agent} takes checkpoint {event.number} ({epochs or event.kind})"
+            case MessageSent():
+                return f"{event.agent} sends {message_name(event.message)} to {event.to}"
+            case MessageReceived():
+                sender = self.sender_of(event) or self._sent_by(position)
+                return f"{event.agent} receives {message_name(event.message)}{f' of {sender}' if sender else ''}"
+            case MarkerLeft():
+                return f"host {event.host} sends the marker of epoch {event.epoch} to host {event.to}"
+            case MarkerCame():
+                return f"host {event.host} receives the marker of epoch {event.epoch} from host {event.sender}"
+            case Recovery():
+                back = sum(number is not None for number in event.line.values())
+                return f"recovery{f', plan {each.plan}' if each.plan else ''}: {back:,} agents go back"
+        assert_never(event)
+
+    def _sent_by(self, position: int) -> str:
+        partner = self._partner[position]
+        event = self.events[partner].event if partner >= 0 else None
+        return event.agent if isinstance(event, MessageSent) else ""
+
+    def when(self, position: int) -> str:
+        """The time of day, UTC, or the place in the order."""
+        time_ns = self.events[position].time_ns
+        return time_of_day(time_ns) if time_ns else f"event {position:,}"
+
+
+def time_of_day(time_ns: int, digits: int = 6) -> str:
+    """`12:00:01.234567`."""
+    return (
+        datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%H:%M:%S")
+        + f".{time_ns % 1_000_000_000:09d}"[: digits + 1]
+    )
+
+
+def message_name(message: str) -> str:
+    """`message 17` for the name that hosts give; others as they are."""
+    found = _NUMBERED.fullmatch(message)
+    return f"message {found[1]}" if found is not None else message
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """For sorting as people count: `a-2` before `a-10`."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
+
+
+def partners(events: Sequence[TracedEvent]) -> list[int]:
+    """By position, that of the other end of a message or a marker; -1: there is none. A name that is used again means its last send."""
+    found = [-1] * len(events)
+    sent: dict[str, int] = {}
+    for position, each in enumerate(events):
+        event = each.event
+        if isinstance(event, MessageSent | MarkerLeft):
+            sent[event.message] = position
+        elif isinstance(event, MessageReceived | MarkerCame) and event.message in sent:
+            found[position] = sent[event.message]
+            found[sent[event.message]] = position
+    return found
+
+
+# -- cuts ---------------------------------------------------------------------------------------------------------------
+
+Records = dict[int, dict[str, tuple[int, int]]]
+"""Epoch → agent → number and position of its record."""
+
+
+def _past_of(happened: Happened) -> PastEvents:
+    past = PastEvents(happened.when)
+    records: Records = {}
+    seen: dict[str, tuple[int, int]] = {}
+    taken: set[str] = set()
+    for position, each in enumerate(happened.events):
+        event = each.event
+        if isinstance(event, Recovery):
+            _add_cuts(past, records, seen)
+            past.add(event if happened.is_whole else _back(event, taken))
+        elif isinstance(event, MarkerLeft | MarkerCame):
+            past.pass_by()
+        else:
+            past.add(event)
+            seen[event.agent] = (seen.get(event.agent, (position, 0))[0], position)
+            if isinstance(event, CheckpointTaken):
+                taken.add(event.agent)
+                for epoch in each.epochs:
+                    records.setdefault(epoch, {})[event.agent] = (event.number, position)
+    _add_cuts(past, records, seen)
+    return past
+
+
+def _back(recovery: Recovery, taken: Container[str]) -> Recovery:
+    """Where a trace begins in the middle, who has no checkpoint in it goes back to before its first event."""
+    return Recovery({a: 0 if number is not None and a not in taken else number for a, number in recovery.line.items()})
+
+
+def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, int]]) -> None:
+    """A cut for each epoch that all have recorded. `seen`: agent → its first and its last event.
+
+    Who has done nothing after an epoch's last record may have left before it; but of the newest epoch all records may not be there yet.
+    """
+    for epoch, found in sorted(records.items()):
+        end = max(position for _, position in found.values())
+        is_newest = epoch == max(records)
+        if all(agent in found for agent, (first, last) in seen.items() if first < end and (last > end or is_newest)):
+            past.add_cut(f"epoch {epoch}", {agent: number for agent, (number, _) in found.items()})
+    records.clear()

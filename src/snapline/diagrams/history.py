@@ -1,0 +1,208 @@
+"""What happened, by position, and what recoveries and cuts make of it.
+
+Theory of operation
+-------------------
+An event's *position* is its place in an order that respects each agent's own and causality. Events are added one by one, and
+with them is found:
+
+- what a recovery undid: everything of an agent after the checkpoint that the recovery's line names;
+- the cuts: a cut names checkpoints by number; numbers are used again after a recovery, so a number means the last
+  checkpoint of that number when the cut is added;
+- messages: one arrow for each send. After a recovery a message may be received again: the arrow then has two ends.
+
+An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. So beside some
+cuts a message is an *orphan* if one of them holds its receive but not its send (G1), *in transit* if one holds its send but
+not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. What the maker names an orphan is one
+too. A message from or to an agent that a cut does not hold says nothing about that cut.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from snapline.diagrams.scene import Arrow, Band, Front, Mark, State
+from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
+
+INITIAL = -1
+"""The position of every initial checkpoint."""
+
+
+class PastEvents:
+    """All that happened: what stands in a scene's parts here are positions.
+
+    Attributes:
+        undone: stretches of agents.
+        fronts: cuts and recovery lines, in their order.
+        known: agents in the order in which events name them.
+        _told: when a position was, in words.
+        _events: by position.
+        _undone_at: by position, that of the recovery which undid the event; 0 if none did. No recovery that undoes
+            anything stands at 0.
+        _histories: agent → positions of its events that survive so far.
+        _starts: agent → (number, how many of these come until it, itself included) of each checkpoint, ascending. What was before the first
+            one that is known is number 0, whatever it was: a trace may begin in the middle.
+        _latest: (agent, number) → position of the last checkpoint so numbered.
+        _sent: message → its last send. _messages: all of them, in send order.
+    """
+
+    def __init__(self, told: Callable[[int], str]) -> None:
+        self.undone: list[Band] = []
+        self.fronts: list[Front] = []
+        self.known: dict[str, None] = {}
+        self._told = told
+        self._events: list[Event | Recovery | None] = []
+        self._undone_at = array("q")
+        self._histories: dict[str, list[int]] = {}
+        self._starts: dict[str, list[tuple[int, int]]] = {}
+        self._latest: dict[tuple[str, int], int] = {}
+        self._sent: dict[str, _Message] = {}
+        self._messages: list[_Message] = []
+
+    def add(self, event: Event | Recovery) -> None:
+        """What comes next."""
+        position = len(self._events)
+        self._events.append(event)
+        self._undone_at.append(0)
+        if isinstance(event, Recovery):
+            self._recover(position, event.line)
+            return
+        self._history(event.agent).append(position)
+        if isinstance(event, CheckpointTaken):
+            self._starts[event.agent].append((event.number, len(self._histories[event.agent])))
+            self._latest[event.agent, event.number] = position
+        elif isinstance(event, MessageSent):
+            self._history(event.to)
+            sent = self._sent[event.message] = _Message(event.message, event.agent, event.to, position)
+            self._messages.append(sent)
+        else:
+            self._receive(position, event)
+
+    def pass_by(self) -> None:
+        """What comes next is no agent's: it has a position, and changes nothing."""
+        self._events.append(None)
+        self._undone_at.append(0)
+
+    def is_undone(self, position: int) -> bool:
+        """Has a recovery undone what stands there?"""
+        return self._undone_at[position] > 0
+
+    def _history(self, agent: str) -> list[int]:
+        history = self._histories.get(agent)
+        if history is None:
+            history = self._histories[agent] = []
+            self._starts[agent] = [(0, 0)]
+            self.known[agent] = None
+        return history
+
+    def _receive(self, position: int, event: MessageReceived) -> None:
+        sent = self._sent.get(event.message)
+        if sent is None or sent.receiver != event.agent:
+            # Received by somebody, and never sent to it: an arrow from nowhere.
+            sent = _Message(event.message, "", event.agent, None)
+            self._sent.setdefault(event.message, sent)
+            self._messages.append(sent)
+        sent.received.append(position)
+
+    def add_cut(self, name: str, numbers: Mapping[str, int]) -> None:
+        """A cut through the checkpoints that have these numbers now."""
+        found = {agent: self._latest.get((agent, number), INITIAL) for agent, number in numbers.items()}
+        positions = {agent: at for agent, at in found.items() if at != INITIAL or numbers[agent] == 0}
+        if positions:
+            self.fronts.append(Front("cut", f"cut of {name}", positions, name))
+
+    def _recover(self, position: int, line: Mapping[str, int | None]) -> None:
+        positions = {}
+        for agent, number in line.items():
+            history, starts = self._history(agent), self._starts[agent]
+            if number is None or not 0 <= number <= starts[-1][0]:
+                positions[agent] = position
+                continue
+            index = bisect_right(starts, number, key=_number_of) - 1
+            start = starts[index][1]
+            positions[agent] = history[start - 1] if start else INITIAL
+            if start < len(history):
+                self.undone.append(Band(positions[agent], position, "undone", agent, "undone by a recovery"))
+            for undone in history[start:]:
+                self._undone_at[undone] = position
+            del history[start:], starts[index + 1 :]
+        if positions:
+            back = sum(number is not None for number in line.values())
+            words = f"of {back:,} agent{'s' * (back != 1)}" if back else "in which no agent goes back"
+            self.fronts.append(Front("line", f"recovery {words}", positions))
+
+    def marks(self, first: int, last: int, cuts: Sequence[Front] = ()) -> Iterator[Mark]:
+        """The checkpoints from position `first` to `last`."""
+        held: dict[float, list[str]] = {}
+        for cut in cuts:
+            for place in cut.places.values():
+                held.setdefault(place, []).append(cut.name)
+        for position in range(first, last + 1):
+            event = self._events[position]
+            if isinstance(event, CheckpointTaken):
+                cut_words = f"in the cut of {', '.join(held[position])}" if position in held else ""
+                yield Mark(
+                    agent=event.agent,
+                    place=position,
+                    kind=event.kind,
+                    number=event.number,
+                    is_undone=self._undone_at[position] > 0,
+                    words=(cut_words, self._told(position)),
+                )
+
+    def arrows(self, first: int, last: int, cuts: Sequence[Front], orphans: Mapping[str, str]) -> Iterator[Arrow]:
+        """The messages of which some part lies from `first` to `last`, each once. `orphans`: message → why it is one."""
+        for message in self._messages:
+            ends = message.received if message.position is None else (message.position, *message.received)
+            if ends[0] <= last and ends[-1] >= first:
+                state, words = self._state(message, cuts, orphans)
+                sent = "never sent" if message.position is None else f"sent {self._told(message.position)}"
+                times = ", again ".join(map(self._told, message.received))
+                said = (words, sent, f"received {times}" if times else "never received")
+                received = tuple(message.received)
+                yield Arrow(message.id, message.sender, message.receiver, message.position, received, state, said)
+
+    def _state(self, sent: "_Message", cuts: Sequence[Front], orphans: Mapping[str, str]) -> tuple[State, str]:
+        """What a message is, and why."""
+        beside: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
+        for cut in cuts:
+            beside[self._beside(sent, cut)].append(cut.label)
+        if sent.id in orphans:
+            return "orphan", f"orphan: {orphans[sent.id]}"
+        if beside["orphan"]:
+            return "orphan", f"orphan of the {', '.join(beside['orphan'])}"
+        if sent.position is None:
+            return "orphan", "received, but never sent"
+        if beside["in-transit"]:
+            return "in-transit", f"in transit in the {', '.join(beside['in-transit'])}"
+        if self._undone_at[sent.position]:
+            return "undone", "undone"
+        return "ordinary", ""
+
+    def _beside(self, sent: "_Message", cut: Front) -> State:
+        of, to = cut.places.get(sent.sender), cut.places.get(sent.receiver)
+        if to is None or of is None or sent.position is None:
+            return "ordinary"
+        is_sent_inside = self._is_inside(sent.position, of)
+        is_received_inside = any(self._is_inside(position, to) for position in sent.received)
+        if is_sent_inside == is_received_inside:
+            return "ordinary"
+        return "in-transit" if is_sent_inside else "orphan"
+
+    def _is_inside(self, position: int, checkpoint: float) -> bool:
+        return position < checkpoint and not 0 < self._undone_at[position] <= checkpoint
+
+
+def _number_of(checkpoint: tuple[int, int]) -> int:
+    return checkpoint[0]
+
+
+class _Message(msgspec.Struct, gc=False):
+    """One send and its receives, ascending; `position` is None if it was never sent."""
+
+    id: str
+    sender: str
+    receiver: str
+    position: int | None
+    received: list[int] = []

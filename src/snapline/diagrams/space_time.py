@@ -1,0 +1,245 @@
+"""The space-time diagram of what happened: a window of events in columns.
+
+Every event has a column of its own, whatever time passed between two: a burst can be read, and a pause takes no room. The axis has the times.
+An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between rows. A message whose other end has no row here has
+its dot alone. Where a trace begins in the middle, a message that was sent before comes from nowhere.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from msgspec.structs import replace
+
+from snapline.diagrams.event_window import ChosenEvent, Happened, Window, time_of_day
+from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Spot, Ticks, round_step
+from snapline.diagrams.svg import draw
+from snapline.ids import HOST_PREFIX
+from snapline.recovery.gathered import MarkerCame, MarkerLeft
+from snapline.recovery.trace import CheckpointTaken, Recovery
+
+STEP_MIN = 9
+"""Pixels between two events: their dots can be told apart, and hit."""
+
+MILLISECONDS_FROM_NS = 50_000_000
+"""A window that lasts so long has its axis in milliseconds: of a shorter one several ticks would say the same."""
+
+Href = Callable[[int], str]
+"""Where a click on the event at a position leads."""
+
+
+def draw_window(
+    happened: Happened, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
+) -> str:
+    """The picture as the text of an SVG file; with `href` as a part of a page, whose events are links and whose script keeps names in sight."""
+    scene = scene_of(happened, window, chosen, href=href)
+    is_part = href is not None
+    return draw(scene, step_min=STEP_MIN, is_part=is_part, is_live=is_part)
+
+
+def scene_of(
+    happened: Happened, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
+) -> Scene:
+    """What to draw of this window; `chosen`: its past is marked."""
+    return _Maker(happened, window, chosen, href or _nowhere).scene()
+
+
+def _nowhere(_position: int) -> str:
+    return ""
+
+
+class _Maker:
+    """Of one picture. Places are columns; `shown`: their positions."""
+
+    def __init__(self, happened: Happened, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
+        self._happened = happened
+        self._window = window
+        self._chosen = chosen
+        self._href = href
+        self._lanes = frozenset(window.lanes)
+        self._shown = happened.shown(window)
+
+    def scene(self) -> Scene:
+        window, count = self._window, len(self._shown)
+        cuts = [front for front in self._happened.past.fronts if front.kind == "cut"]
+        arrows, marks = [*self._markers(), *self._messages(cuts)], list(self._marks(cuts))
+        return Scene(
+            heading=self._heading(),
+            agents=window.lanes,
+            hosts=frozenset(lane for lane in window.lanes if lane.startswith(HOST_PREFIX)),
+            first=-1,
+            last=count,
+            ticks=self._ticks(),
+            words=self._words(arrows, marks),
+            axis="UTC" if self._is_timed else "event",
+            marks=marks,
+            arrows=arrows,
+            spots=list(self._spots()),
+            fronts=[found for front in self._happened.past.fronts if (found := self._front(front)) is not None],
+            bands=list(self._bands()),
+            meanings={"cut": "cut of an epoch", "band undone": "undone by a recovery", "line": "recovery"},
+            values={"first": window.first, "end": window.end, "events": len(self._happened)},
+        )
+
+    # ---- where ------------------------------------------------------------------------------------------------------
+
+    def _column(self, position: float) -> Place:
+        """Of what is not shown, between those that are; outside of the window beyond the edges."""
+        if position < self._window.first:
+            return -2.0
+        if position >= self._window.end:
+            return len(self._shown) + 1.0
+        index = bisect_left(self._shown, position)
+        is_shown = index < len(self._shown) and self._shown[index] == position
+        return float(index) if is_shown else index - 0.5
+
+    def _row(self, position: int) -> str:
+        return self._happened.row_at(position, self._window.rows)
+
+    def _lane_of(self, agent: str) -> str:
+        """The row of an agent, if it has one."""
+        if self._window.rows == "hosts":
+            agent = HOST_PREFIX + self._happened.homes.get(agent, "")
+        return agent if agent in self._lanes else ""
+
+    # ---- parts ------------------------------------------------------------------------------------------------------
+
+    def _spots(self) -> Iterator[Spot]:
+        for column, position in enumerate(self._shown):
+            event = self._happened.events[position].event
+            is_chosen = self._chosen is not None and self._chosen.position == position
+            if isinstance(event, Recovery) or (isinstance(event, CheckpointTaken) and not is_chosen):
+                continue
+            words = f"{self._happened.told(position)}, {self._happened.when(position)}"
+            is_past = self._chosen is not None and position in self._chosen.past
+            yield Spot(self._row(position), column, str(position), words, is_chosen, is_past, self._href(position))
+
+    def _marks(self, cuts: Sequence[Front]) -> Iterator[Mark]:
+        window = self._window
+        shown = frozenset(self._shown)
+        for mark in self._happened.past.marks(window.first, window.end - 1, cuts):
+            position = int(mark.place)
+            if position in shown:
+                each = self._happened.events[position]
+                kind = "coordinated" if each.epochs else mark.kind
+                words = self._mark_words(mark, position)
+                lane, href = self._row(position), self._href(position)
+                number = mark.number if window.rows == "agents" else None
+                yield replace(
+                    mark, agent=lane, place=self._column(position), kind=kind, number=number, words=words, href=href
+                )
+
+    def _mark_words(self, mark: Mark, position: int) -> tuple[str, ...]:
+        if self._window.rows == "agents":
+            return mark.words
+        return (self._happened.told(position), "the last of this host's agents", *mark.words[1:])
+
+    def _messages(self, cuts: Sequence[Front]) -> Iterator[Arrow]:
+        window = self._window
+        for arrow in self._happened.past.arrows(window.first, window.end - 1, cuts, {}):
+            at = arrow.received[0] if arrow.sent is None else arrow.sent
+            sender = self._row(int(at)) if arrow.sent is not None else ""
+            receiver = self._row(int(arrow.received[-1])) if arrow.received else self._lane_of(arrow.receiver)
+            if receiver not in self._lanes or (sender and sender not in self._lanes):
+                continue
+            if window.rows == "hosts" and not self._happened.leaves_host(int(at)):
+                continue
+            ends = [end for end in (arrow.sent, *arrow.received) if end is not None]
+            if not any(window.first <= end < window.end for end in ends):
+                continue
+            # Of a message that was received again only what lies here: the rest would be a stroke along the edge.
+            is_from_before = arrow.sent is None or arrow.sent < window.first
+            received = [end for end in arrow.received if end >= window.first or not is_from_before]
+            bare = replace(
+                arrow,
+                sender=sender,
+                receiver=receiver,
+                sent=None if arrow.sent is None else self._column(arrow.sent),
+                received=tuple(map(self._column, received)),
+            )
+            yield bare if arrow.sent is not None or self._happened.is_whole else self._from_before(bare)
+
+    @staticmethod
+    def _from_before(arrow: Arrow) -> Arrow:
+        words = ("sent before all that is known", *arrow.words[2:])
+        return replace(arrow, state="ordinary", words=words)
+
+    def _markers(self) -> Iterator[Arrow]:
+        """Each once: from the end that is in the window."""
+        for position in self._shown:
+            event = self._happened.events[position].event
+            partner = self._happened.partner(position)
+            if isinstance(event, MarkerLeft):
+                came = () if partner is None else (self._column(partner),)
+                yield from self._marker(event.message, event.host, event.to, self._column(position), came, event.epoch)
+            elif isinstance(event, MarkerCame) and (partner is None or partner < self._window.first):
+                sent = None if partner is None else self._column(partner)
+                ends = (self._column(position),)
+                yield from self._marker(event.message, event.sender, event.host, sent, ends, event.epoch)
+
+    def _marker(
+        self, message: str, sender: str, receiver: str, sent: Place | None, came: tuple[Place, ...], epoch: int
+    ) -> Iterator[Arrow]:
+        start, end = HOST_PREFIX + sender if sent is not None else "", HOST_PREFIX + receiver
+        if end in self._lanes and (not start or start in self._lanes):
+            yield Arrow(message, start, end, sent, came, "marker", (f"the marker of epoch {epoch}",))
+
+    def _front(self, front: Front) -> Front | None:
+        """Of rows for hosts, through their last records."""
+        places: dict[str, float] = {}
+        for agent, position in front.places.items():
+            lane = self._lane_of(agent)
+            if lane:
+                places[lane] = max(position, places.get(lane, position))
+        window = self._window
+        if not any(window.first <= place < window.end for place in places.values()):
+            return None
+        columns = {lane: self._column(place) for lane, place in places.items()}
+        return replace(front, places=columns, label=front.label, name=front.name or "recovery")
+
+    def _bands(self) -> Iterator[Band]:
+        for band in self._happened.past.undone if self._window.rows == "agents" else ():
+            if band.agent in self._lanes and self._window.first <= band.end and band.start < self._window.end:
+                yield replace(band, start=self._column(band.start), end=self._column(band.end))
+        for position in self._shown:
+            if isinstance(self._happened.events[position].event, Recovery):
+                column, words = self._column(position), self._happened.told(position)
+                yield Band(column - 0.4, column + 0.4, "recovery", label=words)
+
+    # ---- words ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_timed(self) -> bool:
+        return bool(self._shown) and self._happened.events[self._shown[0]].time_ns > 0
+
+    def _heading(self) -> str:
+        if not self._shown:
+            return "Nothing happened here"
+        events = self._happened.events
+        times = [events[position].time_ns for position in self._shown if events[position].time_ns]
+        if not times:
+            return f"Events {self._window.first:,} to {self._window.end - 1:,} of {len(events):,}"
+        day = datetime.fromtimestamp(times[0] / 1e9, UTC).strftime("%Y-%m-%d")
+        return f"{day} {time_of_day(min(times), 3)} to {time_of_day(max(times), 3)} UTC"
+
+    def _words(self, arrows: Iterable[Arrow], marks: Sequence[Mark]) -> str:
+        states = [arrow.state for arrow in arrows]
+        agents = sum(not lane.startswith(HOST_PREFIX) for lane in self._window.lanes)
+        who = (agents, "agent") if self._window.rows == "agents" else (len(self._window.lanes), "host")
+        markers = states.count("marker")
+        parts = [who, (len(self._shown), "event"), (len(states) - markers, "message"), (markers, "marker")]
+        told = [f"{number:,} {one}{'s' * (number != 1)}" for number, one in (*parts, (len(marks), "checkpoint"))]
+        return ", ".join(told)
+
+    def _ticks(self) -> Ticks:
+        events, shown = self._happened.events, self._shown
+        lasts_ns = events[shown[-1]].time_ns - events[shown[0]].time_ns if shown else 0
+        digits = 3 if lasts_ns > MILLISECONDS_FROM_NS else 6
+
+        def ticks(least: float) -> Iterator[tuple[Place, str]]:
+            step = round_step(least)
+            for column in range(0, len(shown), step):
+                time_ns = events[shown[column]].time_ns
+                yield column, time_of_day(time_ns, digits) if time_ns else f"{shown[column]:,}"
+
+        return ticks

@@ -1,0 +1,351 @@
+"""Draw a scene as the text of an SVG file.
+
+One lane per agent, places from left to right, tracks above the lanes. Nothing is told by colour alone: what lies past the
+line is shaded and its lane broken; messages in transit are thick, orphans thick and broken, undone ones dotted; an initial
+checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through; cuts are full
+lines, recovery lines broken ones. What stands for a part of the scene bears `data-*` attributes, and nearly all of it a
+`<title>` that browsers show as a tooltip. There is no script. The same scene gives the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from snapline.diagrams.chart import MARGIN, TOP, Plot
+from snapline.diagrams.legend import entries_of, legend
+from snapline.diagrams.scene import STATES, Arrow, Band, Front, Mark, Place, Scene, Spot, State
+from snapline.diagrams.strip import ROW_HEIGHT, draw_tracks
+from snapline.diagrams.style import (
+    EVENT_RULES,
+    Point,
+    alive,
+    arrow,
+    cross,
+    data,
+    head,
+    link,
+    px,
+    shape,
+    shortened,
+    strike,
+    text,
+    title,
+)
+
+SCREEN = 1120
+"""Pixels of a legend. In a wide picture names are repeated in about this distance: the first are far away."""
+
+ARROWS_MAX = 10_000
+"""More arrows than this are a grey wall and a file of megabytes; the most telling ones are drawn."""
+
+NUMBERED_MAX = 150
+"""Up to so many events checkpoints bear their numbers, and up to `LABELLED_MAX` messages their ids."""
+
+LABELLED_MAX = 60
+
+LABEL_MAX = 8
+"""Characters of a message id beside its arrow; longer ones only have a tooltip."""
+
+TICK_MIN = 96
+"""Pixels between ticks: room for `1.234567 s`."""
+
+BEND = 0.6
+"""How far a message to oneself is bent upwards, in lanes."""
+
+NAMES_GAP = 12
+"""Pixels between the names' paper and the first place."""
+
+SPOT, SPOT_HIT = 2.5, 9
+"""Pixels from the middle of an event's dot to its rim, and to where a click still counts."""
+
+
+def draw(
+    scene: Scene,
+    plot: Plot | None = None,
+    *,
+    step_min: float = 0,
+    is_read_from_end: bool = False,
+    is_live: bool = False,
+    is_part: bool = False,
+) -> str:
+    """The picture of `scene` as the text of an SVG file.
+
+    Args:
+        scene: what to draw.
+        plot: of this scene; made if None.
+        step_min: pixels of a unit of places, at least.
+        is_read_from_end: a wide picture is first seen at its right end, so the legend stands there.
+        is_live: a script keeps names and legend in sight.
+        is_part: of a page that has the rules (`look.style`): it has neither a style nor a namespace of its own, and its parts may be links.
+    """
+    plot = plot or Plot.of(scene, step_min=step_min)
+    found = telling(scene)
+    arrows = found[-ARROWS_MAX:]
+    notes = [*scene.notes, *plot.notes]
+    if len(arrows) < len(found):
+        notes.append(f"{len(arrows):,} of {len(found):,} messages drawn.")
+    left = max(plot.left, round(plot.right) - SCREEN) if is_read_from_end else plot.left
+    right = min(left + SCREEN, round(plot.right))
+    samples, height = legend(entries_of(scene, arrows), left=left, right=right, top=plot.bottom + 48, notes=notes)
+    opening = head(
+        heading=scene.heading,
+        description=" ".join([f"{scene.words}." if scene.words else "", *notes]).strip(),
+        width=round(plot.right) + MARGIN,
+        height=height,
+        states=_heads(scene),
+        values=scene.values,
+        rules=EVENT_RULES if scene.spots or scene.hosts else "",
+        is_part=is_part,
+    )
+    x_edges = {"left": plot.left, "right": plot.right}
+    parts = [
+        *opening,
+        f'<text class="faint words" x="16" y="48">{text(scene.words)}</text>',
+        *_group("bands", _bands(scene, plot)),
+        *draw_tracks(plot.tracks, plot.x, **x_edges, top=TOP, bottom=plot.bottom),
+        *_group("axis", _axis(scene, plot)),
+        *_group("lanes", _lanes(scene, plot)),
+        *_group("arrows", (_arrow(one, plot) for one in arrows)),
+        *_group("labels", _labels(scene, arrows, plot)),
+        *_group("fronts", (line for front in scene.fronts for line in _front(front, plot))),
+        *(_group("spots", _spots(scene, plot)) if scene.spots else ()),
+        *_group("marks", _marks(scene, plot)),
+        *_group("signs", _signs(scene, plot)),
+        *_group("names", _names(scene, plot, is_live=is_live)),
+        *([] if is_live else _names_again(plot)),
+        *samples,
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _heads(scene: Scene) -> Sequence[State]:
+    """Of arrows that may be there."""
+    has_markers = any(one.state == "marker" for one in scene.arrows)
+    return [state for state in STATES if state != "marker" or has_markers] if scene.agents else ()
+
+
+def telling(scene: Scene) -> list[Arrow]:
+    """The arrows between the edges, from the least to the most telling; the last `ARROWS_MAX` are drawn."""
+    found = [one for one in scene.arrows if scene.shows(*_reach(one))]
+    return sorted(found, key=lambda one: STATES.index(one.state))
+
+
+def _reach(one: Arrow) -> tuple[Place, Place]:
+    """The first and the last place of a message."""
+    ends = one.received if one.sent is None else (one.sent, *one.received)
+    return ends[0], ends[-1]
+
+
+def _events(scene: Scene) -> int:
+    """How many events are shown: they decide whether there is room for words."""
+    ends = [end for one in scene.arrows for end in (*_reach(one)[:1], *one.received)]
+    return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
+
+
+def _group(name: str, rows: Iterator[str]) -> Iterator[str]:
+    yield f'<g class="{name}">'
+    yield from filter(None, rows)
+    yield "</g>"
+
+
+# -- behind the lanes ---------------------------------------------------------------------------------------------------
+
+
+def _bands(scene: Scene, plot: Plot) -> Iterator[str]:
+    for band in scene.bands:
+        if band.kind == "down":
+            continue
+        left, right = plot.x(band.start), plot.x(band.end)
+        if left == right:
+            continue
+        top, height = plot.top, plot.bottom - plot.top
+        if band.agent is not None:
+            top, height = round(plot.y(band.agent) - plot.spacing / 2), plot.spacing
+        box = f'x="{px(left)}" y="{top}" width="{px(max(right - left, 1))}" height="{height}"'
+        tooltip = title(band.agent or "", band.label or band.kind)
+        yield f'<rect class="band {band.kind}" {box}{data(kind=band.kind, agent=band.agent)}>{tooltip}</rect>'
+        if band.label and band.agent is None:
+            yield f'<text x="{px(left + 4)}" y="{plot.top - 4}">{text(band.label)}</text>'
+
+
+def _axis(scene: Scene, plot: Plot) -> Iterator[str]:
+    for place, words in scene.ticks(TICK_MIN / plot.step):
+        if scene.first <= place <= scene.last:
+            x = plot.x(place)
+            yield f'<path class="tick" d="M{px(x)} {plot.top}V{plot.bottom + 4}"/>'
+            # Clear of the names, also at the left edge.
+            middle = max(x, plot.left - 2 * NAMES_GAP + 4 * len(words))
+            yield f'<text class="faint" x="{px(middle)}" y="{plot.bottom + 18}" text-anchor="middle">{words}</text>'
+
+
+def _lanes(scene: Scene, plot: Plot) -> Iterator[str]:
+    broken: dict[str | None, list[Band]] = {}
+    for band in scene.bands:
+        if band.kind != "recovery":
+            broken.setdefault(band.agent, []).append(band)
+    for agent in scene.agents:
+        reached = float(plot.left)
+        for band in sorted(broken.get(agent, ()), key=lambda band: band.start):
+            start, end = max(plot.x(band.start), reached), max(plot.x(band.end), reached)
+            yield _stretch("line", agent, reached, start, plot)
+            yield _stretch("down" if band.kind == "down" else "past", agent, start, end, plot, band.label)
+            reached = end
+        yield _stretch("line", agent, reached, plot.right, plot)
+
+
+def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words: str = "") -> str:
+    if start == end:
+        return ""
+    tooltip = title(agent, words) if words else ""
+    return f'<path class="{kind}" d="M{px(start)} {px(plot.y(agent))}H{px(end)}"{data(agent=agent)}>{tooltip}</path>'
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------
+
+
+def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
+    """Where the arrow starts, inside the edges or not, and where its ends are."""
+    y = plot.y(one.receiver)
+    ends = [(plot.beyond(place), y) for place in one.received]
+    if one.sent is None:
+        return (ends[0][0] - 18, y - plot.spacing / 2), ends
+    start = (plot.beyond(one.sent), plot.y(one.sender))
+    if ends:
+        return start, ends
+    # It never came: short, so that it does not look like a message to somebody in between.
+    down = y - start[1] or -plot.spacing / 2
+    reach = min(abs(down) / 2, plot.spacing * 0.6)
+    return start, [(start[0] + 14, start[1] + (reach if down > 0 else -reach))]
+
+
+def _arrow(one: Arrow, plot: Plot) -> str:
+    """All ends of a message as one path; its head is at the last one, if that lies inside the edges."""
+    start, ends = _route(one, plot)
+    bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
+    paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
+    tip = f' marker-end="url(#snapline-head-{one.state})"' if paths[-1][1] else ""
+    received = one.received[-1] if one.received else None
+    values = data(
+        message=one.message, sender=one.sender, receiver=one.receiver, sent=one.sent, received=received, state=one.state
+    )
+    tooltip = title(f"{one.message}: {one.sender or 'nobody'} → {one.receiver}", *one.words)
+    return f'<path class="message {one.state}" d="{"".join(path for path, _ in paths)}"{tip}{values}>{tooltip}</path>'
+
+
+def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
+    """Ids beside the arrows, if there is room."""
+    if _events(scene) > LABELLED_MAX:
+        return
+    for one in arrows:
+        (x1, y1), ((x2, y2), *_) = _route(one, plot)
+        if len(one.message) <= LABEL_MAX and x1 >= plot.left:
+            share = min(0.5, 20 / max(abs(y2 - y1), 1)) if one.received else 0.5
+            x, y = x1 + (x2 - x1) * share + 4, y1 + (y2 - y1) * share + (4 if y2 < y1 else 2)
+            if y1 == y2:
+                y -= plot.spacing * BEND / 2
+            yield f'<text class="label" x="{px(x)}" y="{px(y)}">{text(one.message)}</text>'
+
+
+# -- checkpoints, cuts and ends -----------------------------------------------------------------------------------------
+
+
+def _front(front: Front, plot: Plot) -> Iterator[str]:
+    """Down through every agent's record, in the order of the lanes."""
+    points = [(plot.x(front.places[agent]), plot.y(agent)) for agent in plot.row if agent in front.places]
+    if not points:
+        return
+    points = [(points[0][0], float(plot.top)), *points, (points[-1][0], float(plot.bottom))]
+    path = "L".join(f"{px(x)} {px(y)}" for x, y in points)
+    name = {"cut": "cut", "line": "recoveryline"}[front.kind]
+    values = data(kind=front.kind, label=front.label)
+    yield f'<path class="{name}" d="M{path}"{values}>{title(front.label)}</path>'
+    if front.name:
+        yield f'<text class="cutname" x="{px(points[0][0] + 3)}" y="{plot.top - 3}">{text(front.name)}</text>'
+
+
+def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
+    has_room = plot.spacing >= 28 and _events(scene) <= NUMBERED_MAX
+    last_numbered: dict[str, float] = {}
+    for mark in scene.marks:
+        if not scene.shows(mark.place, mark.place):
+            continue
+        x, y = plot.x(mark.place), plot.y(mark.agent)
+        yield _mark(mark, x, y, plot.size)
+        if mark.is_useless:
+            yield f'<path class="strike" d="{strike(x, y, plot.size)}"/>'
+        if has_room and mark.number is not None and x - last_numbered.get(mark.agent, -99) >= 14:
+            last_numbered[mark.agent] = x
+            place = f'x="{px(x)}" y="{px(y - plot.size - 5)}" text-anchor="middle"'
+            yield f'<text class="number" {place}>{mark.number}</text>'
+
+
+def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
+    """Dots, each with a ground that is large enough for a finger."""
+    for spot in scene.spots:
+        if scene.shows(spot.place, spot.place):
+            yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
+
+
+def _spot(spot: Spot, x: str, y: str) -> str:
+    kind = "spot chosen" if spot.is_chosen else "spot past" if spot.is_past else "spot"
+    ground = f'<circle class="hit" cx="{x}" cy="{y}" r="{SPOT_HIT}"/>' if spot.href else ""
+    ring = f'<circle class="ring" cx="{x}" cy="{y}" r="8"/>' if spot.is_chosen else ""
+    values = data(event=spot.event, agent=spot.agent)
+    dot = f'<circle class="{kind}" cx="{x}" cy="{y}" r="{SPOT}"{values}>{title(spot.words)}</circle>'
+    return link(f"{ground}{ring}{dot}", spot.href, spot.words)
+
+
+def _mark(mark: Mark, x: float, y: float, size: float) -> str:
+    flags = {
+        "line": mark.is_on_line,
+        "undone": mark.is_undone,
+        "useless": mark.is_useless,
+        "obsolete": mark.is_obsolete,
+    }
+    meanings = ("on the line", "undone", "useless: on a Z-cycle", "obsolete: no later line contains it")
+    values = data(kind=mark.kind, agent=mark.agent, number=mark.number, position=mark.place)
+    values += data(**{name: "true" for name, holds in flags.items() if holds})
+    number = "" if mark.number is None else f" {mark.number}"
+    said = [words for words, holds in zip(meanings, flags.values(), strict=True) if holds]
+    tooltip = title(f"{mark.agent}{number}: {mark.kind} checkpoint", *said, *mark.words)
+    kind = f"{mark.kind} undone" if mark.is_undone else mark.kind
+    drawn = f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
+    return link(drawn, mark.href, f"{mark.agent}{number}: {mark.kind} checkpoint")
+
+
+def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
+    for sign in scene.signs:
+        if scene.shows(sign.place, sign.place):
+            path = {"kill": cross, "alive": alive}[sign.kind](plot.x(sign.place), plot.y(sign.agent))
+            values = data(agent=sign.agent, end=sign.kind)
+            yield f'<path class="{sign.kind}" d="{path}"{values}>{title(f"{sign.agent} {sign.words}")}</path>'
+    for alarm in scene.alarms:
+        if scene.shows(alarm.place, alarm.place):
+            x = px(plot.x(alarm.place))
+            values = data(kind="violation")
+            yield f'<path class="violation" d="M{x} {TOP - 8}V{plot.bottom}"{values}>{title(alarm.words)}</path>'
+            yield f'<text class="alarm" x="{x}" y="{TOP - 12}" text-anchor="end">{text(alarm.label)}</text>'
+
+
+def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
+    """On paper of their own where they stand still while the picture scrolls under them."""
+    if is_live:
+        size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
+        yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
+    for agent in scene.agents:
+        place = f'x="16" y="{px(plot.y(agent) + 4)}"'
+        kind = "agent host" if agent in scene.hosts else "agent"
+        yield f'<text class="{kind}" {place}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'
+    yield f'<text class="faint" x="16" y="{plot.bottom + 18}">{text(scene.axis)}</text>'
+
+
+def _names_again(plot: Plot) -> Iterator[str]:
+    """Where the picture is wide: one screen before its right end, and so on."""
+    heights = [(row.label, TOP + ROW_HEIGHT * (index + 0.5) - 2) for index, row in enumerate(plot.tracks)]
+    heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
+    x = plot.right - SCREEN
+    while x > plot.left + SCREEN / 4:
+        for words, height in heights:
+            if words:
+                place = f'x="{px(x)}" y="{px(height)}" aria-hidden="true"'
+                yield f'<text class="again" {place}>{text(shortened(words, 20))}</text>'
+        x -= SCREEN

@@ -1,0 +1,277 @@
+"""Draw an analysed trace with plain characters, for a terminal.
+
+    a [0]-[1]|..2>..............X
+    b [0]-----------[1]--!>2....X
+
+One row per agent, logical time to the right: a receive stands right of its send, and no event stands left of an earlier
+one; events that share a column do not depend on each other. `|` is the line, what is undone is dotted. The same input
+gives the same text.
+"""
+
+import textwrap
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from snapline.diagrams.scene import Arrow, Mark, State
+from snapline.diagrams.style import clean
+from snapline.diagrams.traced import Traced, Window
+from snapline.recovery.analysis import Analysis
+from snapline.recovery.trace import Trace
+
+WIDTH_MIN = 40
+"""With less there would be room for a few events only."""
+
+NAME_MAX = 16
+
+LABEL_MAX = 3
+"""Longer message ids are replaced by numbers."""
+
+LISTED_MAX = 12
+"""Messages named under the picture, of each kind."""
+
+NO_BREAK = "\u00a0"
+
+SHAFTS: dict[State, str] = {"in-transit": "~", "orphan": "!", "ordinary": "", "undone": ""}
+
+
+class _Step(msgspec.Struct, frozen=True, gc=False):
+    """An event: a checkpoint, or one end of a message."""
+
+    agent: str
+    position: int
+    mark: Mark | None = None
+    arrow: Arrow | None = None
+
+
+class _Cell(msgspec.Struct, frozen=True, gc=False):
+    """An event's characters and the column of the first one."""
+
+    step: _Step
+    column: int
+    text: str
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """Where the events of a window stand.
+
+    Attributes:
+        cells: by agent, from left to right.
+        width: columns in all.
+        labels: message → what stands for it.
+        has_start: the initial checkpoints are shown.
+    """
+
+    cells: dict[str, list[_Cell]]
+    width: int
+    labels: dict[str, str]
+    has_start: bool
+
+
+def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_max: int = 50) -> str:
+    """The space-time diagram of an analysed trace, with a legend under it.
+
+    If it does not fit, it shows the last events; if the line lies before all of them, the events around the line.
+
+    Args:
+        trace: what happened.
+        analysis: of this very trace.
+        width: characters in a row, at least `WIDTH_MIN`.
+        agents_max: rows; agents that go back come first.
+    """
+    traced = Traced(trace, analysis)
+    agents = _choose(traced, agents_max)
+    names = {agent: _name(agent) for agent in agents}
+    margin = max((_width_of(name) for name in names.values()), default=0) + 1
+    width = max(width, WIDTH_MIN)
+    layout, window = _fit(traced, agents, width - margin - 2)
+    rows = [*_wrapped([f"Recovery line when {traced.failure()}: {traced.words()}."], width), ""]
+    for agent in agents:
+        row = _row(traced, agent, layout, window)
+        rows.append(f"{names[agent]}{' ' * (margin - _width_of(names[agent]))}{row}")
+    notes = _notes(traced, agents, layout, window)
+    return "\n".join([*rows, "", *_wrapped(notes, width)]) + "\n"
+
+
+def _choose(traced: Traced, agents_max: int) -> list[str]:
+    """Agents with a row, in their order."""
+    if len(traced.agents) <= agents_max:
+        return traced.agents
+    back = set(traced.rolled_back)
+    chosen = set(sorted(traced.agents, key=lambda agent: agent not in back)[:agents_max])
+    return [agent for agent in traced.agents if agent in chosen]
+
+
+def _name(agent: str) -> str:
+    name = clean(agent)
+    return name if len(name) <= NAME_MAX else name[: NAME_MAX - 1] + "~"
+
+
+def _width_of(name: str) -> int:
+    """Columns of a terminal: some characters take two, accents none."""
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in name
+    )
+
+
+# -- which events ------------------------------------------------------------------------------------------------------
+
+
+def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
+    """The layout of as many events as fit into `columns`, and the window they make."""
+    positions = traced.positions(agents)
+    # A row has room for an event in every third column at most.
+    reach = max(1, len(agents)) * columns // 3
+    steps = _steps(traced, positions[-reach:])
+    if len(steps) == len(positions) and (whole := _arrange(agents, steps, has_start=True)).width <= columns:
+        return whole, (0, traced.events - 1)
+    count = _most(len(steps), lambda count: _arrange(agents, steps[-count:]).width <= columns)
+    first = steps[-count].position
+    latest = max((traced.line_position[agent] for agent in agents if traced.line[agent] is not None), default=first)
+    if latest >= first:
+        return _arrange(agents, steps[-count:]), (first, traced.events - 1)
+    start = max(0, bisect_left(positions, latest) - count // 3)
+    steps = _steps(traced, positions[start : start + reach])
+    has_start = start == 0
+    count = _most(len(steps), lambda count: _arrange(agents, steps[:count], has_start=has_start).width <= columns)
+    window = (0 if has_start else steps[0].position, steps[count - 1].position)
+    return _arrange(agents, steps[:count], has_start=has_start), window
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The greatest number from 1 to `limit` that fits, if fitting only gets harder; 1 always does."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _steps(traced: Traced, positions: Sequence[int]) -> list[_Step]:
+    """The events at these positions."""
+    if not positions:
+        return []
+    window = (positions[0], positions[-1])
+    found = {int(mark.place): _Step(mark.agent, int(mark.place), mark=mark) for mark in traced.marks(window)}
+    for arrow in traced.arrows(window):
+        for agent, position in ((arrow.sender, arrow.sent), *((arrow.receiver, one) for one in arrow.received)):
+            if position is not None:
+                found[int(position)] = _Step(agent, int(position), arrow=arrow)
+    return [found[position] for position in positions]
+
+
+# -- where they stand --------------------------------------------------------------------------------------------------
+
+
+def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool = False) -> _Layout:
+    """Each event as far left as the module's rules allow, after the initial checkpoints with `has_start`."""
+    labels = _labels(steps)
+    # Room for the initial checkpoint, or for a line that lies further left.
+    free = dict.fromkeys(agents, 4 if has_start else 1)
+    sent: dict[str, int] = {}
+    cells: dict[str, list[_Cell]] = {agent: [] for agent in agents}
+    column = 0
+    for step in steps:
+        column = max(column, free[step.agent])
+        if step.arrow is not None and step.position in step.arrow.received:
+            column = max(column, sent.get(step.arrow.message, -1) + 1)
+        words = _words(step, labels)
+        cells[step.agent].append(_Cell(step, column, words))
+        # One character between two events, in which the line has room.
+        free[step.agent] = column + len(words) + 1
+        if step.arrow is not None and step.position == step.arrow.sent:
+            sent[step.arrow.message] = column + len(words) - 1
+    return _Layout(cells=cells, width=max(free.values(), default=0), labels=labels, has_start=has_start)
+
+
+def _labels(steps: Sequence[_Step]) -> dict[str, str]:
+    """The messages' ids if all are short and plain, else numbers in the order of their first event."""
+    messages = list(dict.fromkeys(step.arrow.message for step in steps if step.arrow is not None))
+    if all(len(message) <= LABEL_MAX and message.isascii() and message.isalnum() for message in messages):
+        return {message: message for message in messages}
+    return {message: str(number) for number, message in enumerate(messages, 1)}
+
+
+def _words(step: _Step, labels: dict[str, str]) -> str:
+    if step.mark is not None:
+        inside = f"{step.mark.number}{'x' * step.mark.is_useless}"
+        return f"({inside})" if step.mark.kind == "forced" else f"[{inside}]"
+    assert step.arrow is not None
+    label, shaft = labels[step.arrow.message], SHAFTS[step.arrow.state]
+    return f"{label}{shaft}>" if step.position == step.arrow.sent else f"{shaft}>{label}"
+
+
+def _row(traced: Traced, agent: str, layout: _Layout, window: Window) -> str:
+    """An agent's events, with the line, and dots from there on."""
+    turn = traced.line_position[agent]
+    row = "[0]" if layout.has_start else ""
+    is_undone = turn < window[0]
+    if is_undone:
+        row += "|"
+    for cell in layout.cells[agent]:
+        row = row.ljust(cell.column, "." if is_undone else "-") + cell.text
+        if cell.step.position == turn:
+            row, is_undone = row + "|", True
+    row = row.ljust(layout.width, "." if is_undone else "-")
+    if window[1] < traced.events - 1:
+        return row
+    return row + ("X" if agent in traced.failed else "|" if turn == traced.events else "")
+
+
+# -- what is said about it ---------------------------------------------------------------------------------------------
+
+
+def _notes(traced: Traced, agents: Sequence[str], layout: _Layout, window: Window) -> list[str]:
+    steps = [cell.step for cells in layout.cells.values() for cell in cells]
+    arrows = {step.arrow.message: step.arrow for step in steps if step.arrow is not None}
+    by_send = sorted(arrows.values(), key=lambda arrow: arrow.sent or 0)
+    notes = ["   ".join(entry.replace(" ", NO_BREAK) for entry in _legend(traced, steps, by_send))]
+    for state, words in (("in-transit", "in transit"), ("orphan", "orphans that forced rollbacks")):
+        listed = [_listed(arrow, layout) for arrow in by_send if arrow.state == state]
+        if listed:
+            more = f" and {len(listed) - LISTED_MAX} more" if len(listed) > LISTED_MAX else ""
+            notes.append(f"{words}: {', '.join(listed[:LISTED_MAX])}{more}")
+    if window != (0, traced.events - 1):
+        notes.append(f"events {window[0]:,} to {window[1]:,} of {traced.events:,}, counted from 0")
+        notes.append(traced.line_outside(window))
+    if len(agents) < len(traced.agents):
+        notes.append(f"{len(agents):,} of {len(traced.agents):,} agents shown")
+    return [_capital(note) for note in notes if note]
+
+
+def _legend(traced: Traced, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
+    """What occurs in the picture."""
+    marks = [step.mark for step in steps if step.mark is not None]
+    states = {arrow.state for arrow in arrows}
+    entries = [
+        ("[n] checkpoint n", True),
+        ("(n) forced", any(mark.kind == "forced" for mark in marks)),
+        ("[nx] useless", any(mark.is_useless for mark in marks)),
+        ("m> sends m", bool(states)),
+        (">m receives m", any(step.arrow is not None and step.position in step.arrow.received for step in steps)),
+        ("~> in transit", "in-transit" in states),
+        ("!> orphan", "orphan" in states),
+        ("| recovery line", True),
+        ("... undone", bool(traced.rolled_back)),
+        ("X fails", bool(traced.failed)),
+    ]
+    return [words for words, does_occur in entries if does_occur]
+
+
+def _listed(arrow: Arrow, layout: _Layout) -> str:
+    label, message = layout.labels[arrow.message], clean(arrow.message)
+    return message if label == message else f"{label} ({message})"
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _wrapped(notes: Iterable[str], width: int) -> list[str]:
+    lines = [line for note in notes for line in textwrap.wrap(note, width, subsequent_indent="  ")]
+    return [line.replace(NO_BREAK, " ") for line in lines]

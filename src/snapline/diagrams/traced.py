@@ -1,0 +1,196 @@
+"""An analysed trace as a scene: where every event stands, and what the line makes of it.
+
+Time is logical: an event stands at its *position* in `trace.events`, counted from 0. That order respects causality, so
+every arrow goes to the right. Initial checkpoints stand at -1, before all events, and live states at the number of
+events, after all of them. Beside the line a message is what `scene` says, but an *orphan* is one whose send, in some round of
+the domino, was undone when its receive was not yet: it forced its receiver back.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from snapline.diagrams.history import INITIAL, PastEvents
+from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
+from snapline.diagrams.svg import draw
+from snapline.errors import MisuseError
+from snapline.recovery.analysis import Analysis
+from snapline.recovery.lines import domino_rounds
+from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
+
+EVENTS_MAX = 400
+"""Columns without a window: more than this are too narrow to tell apart on a screen."""
+
+Window = tuple[int, int]
+"""The first and the last position shown, both inside; (0, -1) of a trace without events."""
+
+
+def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:
+    """The space-time diagram of an analysed trace as the text of an SVG file.
+
+    Args:
+        trace: what happened.
+        analysis: of this very trace.
+        window: the first position in `trace.events` to show and the one it ends before, cut to the trace; the last
+            `EVENTS_MAX` events if None.
+
+    Raises:
+        MisuseError: the window holds no event of the trace.
+    """
+    traced = Traced(trace, analysis)
+    return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
+
+
+class Traced:
+    """A trace and its analysis; made in one pass over the events.
+
+    Attributes:
+        agents: from top to bottom.
+        failed: those the analysis fails, in the order of `agents`.
+        events: how many there are.
+        depth: rounds of the domino after the failed were set back.
+        checkpoints: agent → position of each, by number.
+        line: agent → number of its checkpoint on the line; None for its live state.
+    """
+
+    def __init__(self, trace: Trace, analysis: Analysis) -> None:
+        self._trace = trace
+        self._useless = {agent: set(numbers) for agent, numbers in analysis.useless.items()}
+        self._obsolete = {agent: set(numbers) for agent, numbers in analysis.obsolete.items()}
+        failed = set(analysis.failed)
+        self.agents = list(trace.agents)
+        self.failed = [agent for agent in self.agents if agent in failed]
+        self.events = len(trace.events)
+        self.line = {agent: analysis.recovery_line[agent] for agent in self.agents}
+        rounds = domino_rounds(trace, self.failed)
+        self.depth = max(len(rounds) - 1, 0)
+        self._orphans = {message: "it forced a rollback" for one in rounds for message in one.orphans}
+        self._past = PastEvents("at event {}".format)
+        for event in (*trace.events, Recovery(self.line)):
+            self._past.add(event)
+        self._front = Front("line", "recovery line", self._past.fronts[0].places if self.agents else {})
+        self.checkpoints: dict[str, list[int]] = {agent: [INITIAL] for agent in self.agents}
+        for position, event in enumerate(trace.events):
+            if isinstance(event, CheckpointTaken):
+                self.checkpoints[event.agent].append(position)
+
+    @property
+    def rolled_back(self) -> list[str]:
+        """The agents that do not keep their live state."""
+        return [agent for agent, number in self.line.items() if number is not None]
+
+    def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
+        """What to show: from `wanted[0]` up to, but without, `wanted[1]`; or the last `events_max` events.
+
+        Raises:
+            MisuseError: `wanted` holds no event of the trace.
+        """
+        if wanted is None:
+            return max(0, self.events - events_max), self.events - 1
+        first, end = max(0, wanted[0]), min(self.events, wanted[1])
+        if first >= end:
+            raise MisuseError(
+                f"the window from {wanted[0]} to {wanted[1]} is empty: the trace has {self.events} events, from 0 on"
+            )
+        return first, end - 1
+
+    def positions(self, agents: Collection[str]) -> list[int]:
+        """Where the events of these agents stand."""
+        chosen = frozenset(agents)
+        return [position for position, event in enumerate(self._trace.events) if event.agent in chosen]
+
+    @property
+    def line_position(self) -> Mapping[str, Place]:
+        """Agent → position of its checkpoint or live state on the line."""
+        return self._front.places
+
+    def marks(self, window: Window) -> Iterator[Mark]:
+        """The checkpoints in the window by position; the initial ones too if it starts at 0."""
+        initial = (Mark(agent, INITIAL, "initial", 0) for agent in (self.agents if window[0] == 0 else ()))
+        for mark in (*initial, *self._past.marks(*window)):
+            on_line, number = self.line[mark.agent], mark.number
+            yield replace(
+                mark,
+                is_on_line=number == on_line,
+                is_useless=number in self._useless.get(mark.agent, ()),
+                is_obsolete=number in self._obsolete.get(mark.agent, ()),
+            )
+
+    def arrows(self, window: Window) -> list[Arrow]:
+        """The messages of which some part lies in the window, in send order."""
+        return list(self._past.arrows(*window, [self._front], self._orphans))
+
+    def scene(self, window: Window) -> Scene:
+        """What to draw of this window."""
+        first, last = window
+        notes = [self._window_words(window), self.line_outside(window)]
+        return Scene(
+            heading=f"Recovery line when {self.failure()}",
+            words=self.words(),
+            agents=self.agents,
+            # A column to the left for initial checkpoints, one to the right for live states.
+            first=first - 1,
+            last=last + 1,
+            ticks=counted(first, last),
+            axis="event",
+            marks=list(self.marks(window)),
+            arrows=self.arrows(window),
+            fronts=[self._front] if self.agents else [],
+            bands=[Band(self.line_position[agent], self.events, "undone", agent) for agent in self.rolled_back],
+            signs=list(self._signs()),
+            notes=[note for note in notes if note],
+            values={"first": first, "last": last, "events": self.events},
+        )
+
+    def _signs(self) -> Iterator[Sign]:
+        """At the ends: who failed, and who keeps its live state."""
+        for agent in self.agents:
+            if agent in self.failed:
+                yield Sign(agent, self.events, "kill", "fails")
+            elif self.line[agent] is None:
+                yield Sign(agent, self.events, "alive", "keeps its live state")
+
+    def words(self) -> str:
+        """The result in one line, for headings and for readers who do not see the picture."""
+        back = len(self.rolled_back)
+        initial = sum(number == 0 for number in self.line.values())
+        goes = "goes" if back == 1 else "go"
+        parts = [f"{back:,} of {_agents(len(self.agents))} {goes} back" if back else "no agent goes back"]
+        if initial:
+            parts.append(f"{initial:,} to the initial state")
+        parts.append(f"domino of {self.depth:,} round{'s' * (self.depth != 1)}" if self.depth else "no domino")
+        return ", ".join(parts)
+
+    def failure(self) -> str:
+        """Who fails, in words."""
+        if not self.failed:
+            return "nobody fails"
+        if len(self.failed) == len(self.agents):
+            return "all agents fail"
+        if len(self.failed) > 4:
+            return f"{len(self.failed)} of {_agents(len(self.agents))} fail"
+        return f"{', '.join(self.failed)} fail{'s' * (len(self.failed) == 1)}"
+
+    def _window_words(self, window: Window) -> str:
+        """Says that there is more than the window shows."""
+        if window == (0, self.events - 1):
+            return ""
+        return f"Window: events {window[0]:,} to {window[1]:,}; the trace has {self.events:,}, counted from 0."
+
+    def line_outside(self, window: Window) -> str:
+        """Says whose part of the line a window does not show; empty if it shows all of it."""
+        first, last = window
+        before = [agent for agent in self.agents if self.line_position[agent] < (first if first else INITIAL)]
+        after = [agent for agent in self.agents if last < self.line_position[agent] < self.events]
+        parts = []
+        if before:
+            earliest = max(0, min(self.line_position[agent] for agent in before))
+            parts.append(f"before this window for {_agents(len(before))} (from event {earliest:,} on)")
+        if after:
+            latest = max(self.line_position[agent] for agent in after)
+            parts.append(f"after this window for {_agents(len(after))} (up to event {latest:,})")
+        return f"The line lies {' and '.join(parts)}." if parts else ""
+
+
+def _agents(count: int) -> str:
+    return f"{count:,} agent{'s' * (count != 1)}"

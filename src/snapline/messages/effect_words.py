@@ -1,0 +1,109 @@
+"""What people say to an agent about its effects. One input each, which only its payload tells from others: it is logged, numbered and found again by recoveries
+as every input is.
+
+Of an effect at which the agent stands they say what came of it, or that it was not done: the turn itself takes that word. Of one that has ended they wish that it is
+tried again, or undone: that has a turn of its own, as a word about a dead letter has.
+"""
+
+import msgspec
+
+from snapline.errors import ProtocolError
+from snapline.messages.dead_letters import RETRY, WORD
+
+EFFECT_WORD = WORD + b"effect"
+"""How the payload of such a word begins. A word about a dead letter goes on with an array."""
+
+
+EFFECT_WISH = WORD + b"wish"
+
+UNDO = "undo"
+
+
+class EffectWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What came of an effect.
+
+    Attributes:
+        key, generation: of the effect, within its agent.
+        number: of the agent's output that let it be called. Each word that lets it be called again emits another one: so a word is about one doubt, and
+            never about a later one.
+        is_done: with `result`, encoded; else it was not done, and is to be called.
+    """
+
+    key: str
+    generation: int
+    number: int
+    is_done: bool
+    result: bytes = b""
+
+
+class EffectWish(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What is to become of an effect that has ended.
+
+    Attributes:
+        verb: "retry" or "undo".
+        key, generation: of the effect, within its agent.
+    """
+
+    verb: str
+    key: str
+    generation: int
+
+
+_read = msgspec.msgpack.Decoder(EffectWord)
+_read_wish = msgspec.msgpack.Decoder(EffectWish)
+
+
+def is_effect_word(payload: bytes) -> bool:
+    """Is it about an effect?"""
+    return payload.startswith(EFFECT_WORD)
+
+
+def effect_word_payload(word: EffectWord) -> bytes:
+    """The payload of the input."""
+    return EFFECT_WORD + msgspec.msgpack.encode(word)
+
+
+def read_effect_word(payload: bytes) -> EffectWord:
+    """What is said.
+
+    Raises:
+        ProtocolError: it is no word about an effect.
+    """
+    try:
+        word = _read.decode(payload[len(EFFECT_WORD) :]) if is_effect_word(payload) else None
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a word about an effect that cannot be read: {error}") from error
+    if word is None:
+        raise ProtocolError("a word about an effect names the effect and says what came of it")
+    return word
+
+
+def is_effect_wish(payload: bytes) -> bool:
+    """Is it about one that has ended?"""
+    return payload.startswith(EFFECT_WISH)
+
+
+def effect_wish_payload(wish: EffectWish) -> bytes:
+    """The payload of the input."""
+    return EFFECT_WISH + msgspec.msgpack.encode(wish)
+
+
+def read_effect_wish(payload: bytes) -> EffectWish:
+    """What is wished.
+
+    Raises:
+        ProtocolError: it is no wish about an effect.
+    """
+    try:
+        wish = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_wish(payload) else None
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a wish about an effect that cannot be read: {error}") from error
+    if wish is None or wish.verb not in (RETRY, UNDO):
+        raise ProtocolError(f"a wish about an effect says {RETRY} or {UNDO}, and names the effect")
+    return wish
+
+
+def key_of(shown: str) -> tuple[str, int]:
+    """Key and generation of an effect as `snapline effect list` shows them: `refund-17`, or `refund-17#2`."""
+    key, mark, generation = shown.rpartition("#")
+    return (key, int(generation)) if mark and generation.isdecimal() else (shown, 1)

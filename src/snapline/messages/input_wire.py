@@ -1,0 +1,202 @@
+"""What clients say to a host, as bytes: one request is one stream of messages of about a MiB, and an input above that goes in parts.
+
+Whoever reads a request counts before it builds, and knows what it may cost at most: `INPUTS_MAX` inputs whose payloads together are no
+larger than one message between agents.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.channels.counts import check_counts
+from snapline.errors import ProtocolError
+from snapline.messages.codec import parsed, reader_of, writer_of
+from snapline.messages.inputs import INPUTS_MAX, PART_BYTES, AskOutcome, GivenInput, InputOutcome
+from snapline.protos.v1 import inputs_pb2
+
+_SERVICE = inputs_pb2.DESCRIPTOR.services_by_name["Inputs"]
+SERVICE: str = _SERVICE.full_name
+OFFER = "Offer"
+OFFER_PATH = f"/{SERVICE}/{OFFER}"
+SETTLE = "Settle"
+SETTLE_PATH = f"/{SERVICE}/{SETTLE}"
+ASK = "Ask"
+ASK_PATH = f"/{SERVICE}/{ASK}"
+
+STREAM_MESSAGES_MAX = 64
+"""Of one request: the parts of 16 MiB, and some that are not full."""
+
+UNCOUNTED_BYTES_MAX = 64 * 1024
+"""A message up to this is parsed uncounted: its shortest entries become a few MiB."""
+
+_ENTRIES_MAX = 2 + INPUTS_MAX * (1 + len(inputs_pb2.GivenInput.DESCRIPTOR.fields))
+
+_write_outcome = writer_of(InputOutcome, inputs_pb2.InputOutcome)
+_read_outcome = reader_of(InputOutcome)
+
+
+def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]:
+    """The messages of one request."""
+    entries: list[inputs_pb2.GivenInput] = []
+    size = 0
+    sayer = client
+    for given in inputs:
+        for entry in _entries_of(given):
+            if size and size + len(entry.payload) > PART_BYTES:
+                yield inputs_pb2.OfferRequest(client=sayer, inputs=entries, more=True).SerializeToString()
+                entries, size, sayer = [], 0, ""
+            entries.append(entry)
+            size += len(entry.payload)
+    yield inputs_pb2.OfferRequest(client=sayer, inputs=entries).SerializeToString()
+
+
+def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
+    """One entry, or a part each."""
+    size = len(given.payload)
+    yield inputs_pb2.GivenInput(
+        agent=given.agent,
+        key=given.key,
+        type=given.type,
+        payload=given.payload[:PART_BYTES],
+        more=size > PART_BYTES,
+        public_only=given.public_only,
+    )
+    for start in range(PART_BYTES, size, PART_BYTES):
+        end = start + PART_BYTES
+        yield inputs_pb2.GivenInput(payload=given.payload[start:end], more=size > end)
+
+
+class OfferReading:
+    """One request, put together from the messages of its stream.
+
+    Attributes:
+        client: who says it is its own, by its own word.
+        inputs: those that are there as a whole.
+        size_bytes: of all payloads so far.
+    """
+
+    def __init__(self) -> None:
+        self.client = ""
+        self.inputs: list[GivenInput] = []
+        self.size_bytes = 0
+        self._messages = 0
+        self._begun: inputs_pb2.GivenInput | None = None
+        self._parts: list[bytes] = []
+
+    def take(self, data: bytes) -> bool:
+        """Take a message; returns whether more are to come.
+
+        Raises:
+            ProtocolError: it is none, or the request has more than any may have.
+        """
+        if len(data) > UNCOUNTED_BYTES_MAX:
+            check_counts(data, inputs_pb2.OfferRequest.DESCRIPTOR, entries_max=_ENTRIES_MAX, numbers_max=0)
+        message = parsed(inputs_pb2.OfferRequest, data)
+        assert isinstance(message, inputs_pb2.OfferRequest)
+        self._messages += 1
+        self.client = self.client or message.client
+        for entry in message.inputs:
+            self._take_entry(entry)
+        if self._messages > STREAM_MESSAGES_MAX or len(self.inputs) > INPUTS_MAX or self.size_bytes > MESSAGE_BYTES_MAX:
+            raise ProtocolError(
+                f"a request with more than {INPUTS_MAX} inputs, {MESSAGE_BYTES_MAX} bytes or {STREAM_MESSAGES_MAX} messages"
+            )
+        if not message.more and self._begun is not None:
+            raise ProtocolError("a request that ends within an input")
+        return message.more
+
+    def _take_entry(self, entry: inputs_pb2.GivenInput) -> None:
+        self.size_bytes += len(entry.payload)
+        if self._begun is None and not entry.more:
+            self.inputs.append(_given(entry, entry.payload))
+            return
+        begun = self._begun or entry
+        self._begun = begun
+        self._parts.append(entry.payload)
+        if not entry.more:
+            self.inputs.append(_given(begun, b"".join(self._parts)))
+            self._begun, self._parts = None, []
+
+
+def _given(first: inputs_pb2.GivenInput, payload: bytes) -> GivenInput:
+    """The input whose first, or only, entry this is."""
+    return GivenInput(first.agent, first.key, payload, first.type, first.public_only)
+
+
+def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:
+    """The answer to a request."""
+    return inputs_pb2.OfferReply(outcomes=[_write_outcome(each) for each in outcomes]).SerializeToString()  # type: ignore[misc]  # each is one
+
+
+def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
+    """What has been answered.
+
+    Raises:
+        ProtocolError: it is no answer.
+    """
+    reply = parsed(inputs_pb2.OfferReply, data)
+    assert isinstance(reply, inputs_pb2.OfferReply)
+    return tuple([_read_outcome(each) for each in reply.outcomes])
+
+
+# ---- answers ----------------------------------------------------------------------------------------------------------
+
+
+def encode_ask(agent: str, key: str, *, is_early: bool) -> bytes:
+    """A question for the answer to one input."""
+    return inputs_pb2.AskRequest(agent=agent, key=key, early=is_early).SerializeToString()
+
+
+def decode_ask(data: bytes) -> tuple[str, str, bool]:
+    """Agent, key, and whether an early answer will do.
+
+    Raises:
+        ProtocolError: it is no question.
+    """
+    request = parsed(inputs_pb2.AskRequest, data)
+    assert isinstance(request, inputs_pb2.AskRequest)
+    return request.agent, request.key, request.early
+
+
+def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
+    """The messages of one answer."""
+    size = len(answer.body)
+    yield inputs_pb2.AskReply(
+        status=answer.status,
+        number=answer.number,
+        type=answer.type,
+        body=answer.body[:PART_BYTES],
+        reason=answer.reason,
+        host=answer.host,
+        address=answer.address,
+        more=size > PART_BYTES,
+    ).SerializeToString()
+    for start in range(PART_BYTES, size, PART_BYTES):
+        end = start + PART_BYTES
+        yield inputs_pb2.AskReply(body=answer.body[start:end], more=size > end).SerializeToString()
+
+
+class AnswerReading:
+    """One answer, put together from the messages of its stream."""
+
+    def __init__(self) -> None:
+        self._first: inputs_pb2.AskReply | None = None
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def take(self, data: bytes) -> AskOutcome | None:
+        """Take a message; returns the answer with the last one.
+
+        Raises:
+            ProtocolError: it is none, or the answer is larger than a message may be.
+        """
+        message = parsed(inputs_pb2.AskReply, data)
+        assert isinstance(message, inputs_pb2.AskReply)
+        self._first = first = self._first or message
+        self._parts.append(message.body)
+        self._size_bytes += len(message.body)
+        if self._size_bytes > MESSAGE_BYTES_MAX or len(self._parts) > STREAM_MESSAGES_MAX:
+            raise ProtocolError(f"an answer of more than {MESSAGE_BYTES_MAX} bytes or {STREAM_MESSAGES_MAX} messages")
+        if message.more:
+            return None
+        body = b"".join(self._parts)
+        return AskOutcome(first.status, first.number, first.type, body, first.reason, first.host, first.address)

@@ -1,0 +1,267 @@
+"""Writing host logs: appending batches, sealing, and deleting what is not needed any more.
+
+The problem. A host acknowledges an input when it is durable, and a later owner of the agent must find it. The host may be slow
+and not know that it was replaced: what it writes then must be found by the new owner, or not be acknowledged.
+
+The model. Of all that would create one name, one succeeds (`disk.py`: `link`; `object_disk.py`: a PUT that may create only). A log has
+one appender, which takes numbers in ascending order, the next one after the outcome of the last is known. Sealers may be many, at
+any time, each as slow as it likes, and may die anywhere. A listing of a directory is not taken in one instant: it has what was
+there from its beginning to its end, and may miss or have what came or went meanwhile.
+
+**Appending** creates the next number. A name that is taken by the same bytes is success: an earlier try of ours came that far, and
+only its last sync is missing. Taken by anything else, the batch was not taken, and never will be: the log is being sealed.
+
+**Sealing.** 1. The mark `sealing` is made. 2. The log is listed. 3. A seal is created above the highest number (unless one stands there): the
+next one first, and while batches are faster, 2, 4, 8 … above the one that failed, so that no appender outruns it. 4. From there
+downwards each number is sealed, until one is a batch. Now all numbers between are seals, and all below that batch have been
+used; so the appender's next number is a seal: it will acknowledge nothing more. 5. The mark `sealed` spares others the work. Numbers
+are never probed upwards: deleted batches leave gaps.
+
+A seal met on the way down is no reason to stop: who made it may have died before it had sealed what is below. Neither is a file that
+is damaged: more seals do no harm.
+
+**Deleting** leaves seals and the highest number; and in a log that is marked `sealing` it waits for the mark `sealed`. Without
+that a listing could miss both the highest number, deleted after a higher one was appended, and that higher one: the seal would
+take a number in the middle, and the appender go on above it. With it: what is deleted was below a number that was listed before the mark
+was looked for, hence before the mark was there, hence before the sealer listed. So the highest number at the moment when the
+sealer began to list is there until it ended, and stops it on its way down.
+
+What is deleted is written down before, where the store is signed or encrypted (`deletions.py`).
+
+Once a log is sealed, a sealer that is late may still make seals in the place of deleted batches. They do no harm. So a reader reads *all*
+numbers and passes over seals.
+
+Carries R1 of inputs as far as storage goes: what was acknowledged is found after the log was sealed, and nothing is acknowledged
+after that.
+"""
+
+from collections.abc import Callable, Iterable
+
+from snapline.errors import MisuseError, NotFoundError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.keys.signing import log_message
+from snapline.storage.log.deletions import note_deletions
+from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
+from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, why_none
+from snapline.storage.log.record import LogBatch, PreparedBatch, encode_batch, encode_seal, is_certificate
+from snapline.storage.store import files
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.guard import Guard, authenticates
+from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
+
+JUMPS_MAX = 40
+"""Step 3: each doubles the distance. The appender would have to append 2⁴⁰ batches meanwhile."""
+
+FILLED_MAX = 100_000
+"""Step 4: as many as the last jump, about twice what the appender has done since the listing. More is no log."""
+
+_ID_BYTES = 16
+
+
+class LogWriter:
+    """Writes the host logs of one store. Threads may share it."""
+
+    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._random_bytes = random_bytes
+        self._known_directories: set[LogName] = set()
+        """Whose directories this object has synced in their parents."""
+        self._certified: tuple[LogName, bytes, bytes] | None = None
+        """The log that was written last, what was given for it, and its certificate, which was checked."""
+
+    def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
+        """Return the batch's file; see `Store.prepare_batch`."""
+        check_log(log)
+        nonce = self._random_bytes(_ID_BYTES).hex()
+        return encode_batch(
+            log,
+            check_number(number),
+            batch,
+            store_id=self._store_id,
+            nonce=nonce,
+            guard=self._guard,
+            certificate=self._certificate(log, certificate),
+        )
+
+    def certify(self, log: LogName, public: bytes) -> bytes:
+        """Return the certificate of a log; see `Store.certify_log`."""
+        if self._guard is None or not self._guard.signs:
+            return b""
+        return self._guard.sign(log_message(self._store_id, log.plan, log.host, log.start, public))
+
+    def append(self, prepared: PreparedBatch) -> bool:
+        """Create the batch, durable when this returns True; see `Store.append_batch`."""
+        log, path = prepared.log, prepared.path
+        with files.writing(self._disk, f"entry {prepared.number} of {log}"):
+            self._prepare_directory(log)
+            failpoint("store.log.batch.directory")
+            try:
+                files.create_or_compare(
+                    self._disk, path, prepared.data, temporary_name=self._temporary_name(log), point="store.log.batch"
+                )
+            except FileExistsError:
+                self._check_other(path)
+                self._disk.sync_directory(log.directory)
+                return False
+            except OSError:  # Whatever failed, the next call does not rely on the directory.
+                self._known_directories.discard(log)
+                raise
+        return True
+
+    def seal(self, log: LogName) -> None:
+        """End a log, durably when this returns; see `Store.seal_log`."""
+        check_log(log)
+        with files.writing(self._disk, f"the seal of {log}"):
+            if self._is_marked(log, SEALED):
+                return
+            self._prepare_directory(log)
+            failpoint("store.log.seal.directory")
+            try:
+                self._mark(log, SEALING)
+                top = max(list_numbers(self._disk, log), default=0)
+                failpoint("store.log.seal.listed")
+                if not top or not self._is_seal(log, top):
+                    top = self._seal_above(log, top)
+                self._seal_below(log, top)
+                failpoint("store.log.seal.closed")
+                self._disk.sync_directory(log.directory)  # What was found, too: whoever sees the mark believes it.
+                self._mark(log, SEALED)
+            except OSError:
+                self._known_directories.discard(log)
+                raise
+
+    def delete(self, places: Iterable[tuple[LogName, int]], *, plans_below: int) -> list[str]:
+        """Delete batches; see `Store.delete_batches`."""
+        wanted: dict[LogName, set[int]] = {}
+        for log, number in places:
+            wanted.setdefault(check_log(log), set()).add(number)
+        removed = []
+        with files.writing(self._disk, "the deletion of batches"):
+            listed = {log: self._find_deletable(log, wanted[log]) for log in sorted(wanted)}
+            found = {log: numbers for log, numbers in listed.items() if numbers}
+            self._note(found)
+            for log, numbers in found.items():
+                removed += files.unlink(self._disk, [entry_path(log, number) for number in numbers])
+                failpoint("store.log.batch.deleted")
+            removed += self._sweep_temporary(plans_below)
+        return removed
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _certificate(self, log: LogName, given: bytes) -> bytes:
+        """A batch that nobody will believe must not be acknowledged. Who has the private key needs nobody's word."""
+        guard = self._guard
+        if guard is None or not guard.verifies:
+            return b""
+        if self._certified is not None and self._certified[:2] == (log, given):
+            return self._certified[2]
+        certificate = given or self.certify(log, guard.log_key())
+        if not is_certificate(guard, self._store_id, log, guard.log_key(), certificate):
+            raise StoreError(
+                f"{log} cannot be signed: the coordinator has not certified this host's key; give it the private key of the store in "
+                "SNAPLINE_SIGNING_KEY"
+            )
+        self._certified = log, given, certificate
+        return certificate
+
+    def _mark(self, log: LogName, mark: str) -> None:
+        """That it is there is all it says: what another process has put there is not read."""
+        path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
+        try:
+            write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
+        except FileExistsError:
+            self._disk.sync_directory(log.directory)
+
+    def _is_marked(self, log: LogName, mark: str) -> bool:
+        try:
+            self._disk.size(entry_path(log, mark))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _seal_above(self, log: LogName, number: int) -> int:
+        """Step 3: return the number of a seal above all batches."""
+        for jump in range(JUMPS_MAX):
+            number += 2**jump
+            if self._create_seal(log, number):
+                return number
+        raise StoreError(f"{log} grows faster than it can be sealed: stop that host, and try again")
+
+    def _seal_below(self, log: LogName, top: int) -> None:
+        """Step 4."""
+        for number in range(top - 1, max(0, top - 1 - FILLED_MAX), -1):
+            path = entry_path(log, number)
+            if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
+                return
+        if top - 1 > FILLED_MAX:
+            raise StoreError(f"{log} has {FILLED_MAX} seals and no batch below: look at {log.directory} in the store")
+
+    def _create_seal(self, log: LogName, number: int) -> bool:
+        """Does a seal stand there, durably, now or since earlier?"""
+        path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
+        name = self._temporary_name(log)
+        try:
+            files.create_or_compare(self._disk, path, data, temporary_name=name, point="store.log.seal")
+        except FileExistsError:
+            return False
+        return True
+
+    def _is_seal(self, log: LogName, number: int) -> bool:
+        """Byte by byte: what is damaged is none."""
+        path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
+        with files.reading(self._disk, path):
+            return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
+
+    def _check_other(self, path: str) -> None:
+        """Is what stands in a batch's place a whole file? Damaged, it might be that batch, and its outcome is unknown."""
+        try:
+            read_entry(self._disk, path, store_id=self._store_id)
+        except NotFoundError as error:
+            raise StoreError(f"{path} was deleted just now: try again") from error
+
+    def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
+        """The order counts: the listing, then the look for the mark; see the module's text."""
+        listed = list_numbers(self._disk, log)
+        highest = max(listed, default=0)
+        wanted = [number for number in listed if number in numbers and number < highest]
+        if not wanted or (self._is_marked(log, SEALING) and not self._is_marked(log, SEALED)):
+            return []
+        self._disk.sync_directory(log.directory)  # So that a mark that we rely on does not vanish.
+        return [number for number in wanted if holds_batch(self._disk, entry_path(log, number))]
+
+    def _note(self, found: dict[LogName, list[int]]) -> None:
+        """Before they go."""
+        if self._guard is None or not authenticates(self._guard) or not found:
+            return
+        note_deletions(
+            self._disk,
+            found,
+            store_id=self._store_id,
+            guard=self._guard,
+            random=self._random_bytes(_ID_BYTES).hex(),
+            temporary_name=self._temporary_name(max(found)),
+        )
+
+    def _sweep_temporary(self, plans_below: int) -> list[str]:
+        try:
+            entries = self._disk.list_directory(TEMPORARY)
+        except FileNotFoundError:
+            return []
+        paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
+        found = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
+        return files.unlink(self._disk, [path for path, folder, plan in found if folder == LOG and plan < plans_below])
+
+    def _prepare_directory(self, log: LogName) -> None:
+        """Make the log's directory durable, once."""
+        if log in self._known_directories:
+            return
+        if why_none(self._disk):
+            raise MisuseError(f"{why_none(self._disk)}: a fleet with inputs needs another one")
+        for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
+            make_durable_directory(self._disk, directory)
+        self._known_directories.add(log)
+
+    def _temporary_name(self, log: LogName) -> str:
+        return f"log-{log.plan}-{self._random_bytes(_ID_BYTES).hex()}"

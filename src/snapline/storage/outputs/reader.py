@@ -1,0 +1,238 @@
+"""Reading output files: from any place on, each output once, and told what was taken back.
+
+The model. Files are released in ascending order of their epochs, and never change. Each says which epoch is before it *in its
+history* (`after`), and which file was the newest when it was written (`previous`). A reader goes through the files in ascending order. When
+it meets a file whose `after` is below the file that it read last, the fleet has gone back: everything that the reader has from epochs above
+`after` is taken back, and it is told so (`UndoneEpochs`) before it gets what is in the file.
+
+What a reader has then is always what stands in the files of one history: the newest file's, its `after`'s, and so on. For the newest file ≤
+`after` is in the history of `after`: a history that passes over a file has a file of its own at the place where it does
+(`OutputWriter`).
+
+A reader that comes back with a cursor knows the file that it read last by it; so it is told the same as one that stayed. Files that retention
+has deleted leave a gap, which `previous` shows: if the file before is above the cursor, or has more outputs than it says were
+taken, something was missed, and the reader is told so rather than go on.
+
+What is found counts as durable only after a sync of the directory by whoever found it, as with host logs.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.failpoints import failpoint
+from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor, parse_part_path
+from snapline.storage.outputs.record import (
+    FILE_BYTES_MAX,
+    EmittedOutput,
+    OutputBody,
+    Release,
+    decode_part,
+    open_outputs,
+)
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.layout import OUTPUTS
+
+
+class UndoneEpochs(msgspec.Struct, frozen=True, gc=False):
+    """The fleet went back to an earlier epoch: every output that the reader has from epochs above `after` is taken back.
+
+    Attributes:
+        after: the epoch that the fleet went back to, or a later one of the same history.
+        epochs: those whose outputs are taken back, ascending, as far as their files are left.
+    """
+
+    after: int
+    epochs: tuple[int, ...]
+
+
+class OutputBatch(msgspec.Struct, frozen=True):
+    """What a reader gets at once: all of one part of a release, or what it had not taken of it.
+
+    Attributes:
+        epoch: of the release.
+        first: how many outputs of the release come before.
+        outputs: sorted by agent and number.
+        undone: what is taken back before the outputs are given; None: nothing.
+        created_ns: wall-clock time since 1970 when the release was written.
+    """
+
+    epoch: int
+    first: int
+    outputs: list[EmittedOutput]
+    undone: UndoneEpochs | None = None
+    created_ns: int = 0
+
+    @property
+    def end(self) -> Cursor:
+        """Where a reader is who has taken the batch."""
+        return Cursor(self.epoch, self.first + len(self.outputs))
+
+    def cursor(self, index: int) -> Cursor:
+        """Where a reader is who has taken the first `index` outputs of the batch; 0: only what was undone."""
+        return Cursor(self.epoch, self.first + index)
+
+
+class OutputReader:
+    """Reads the outputs of one store. Threads may share it."""
+
+    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._durable = 0
+        """The newest epoch that a listing of ours has found before a sync of ours."""
+
+    def epochs(self) -> list[int]:
+        """Return the epochs that have a released file, ascending, durable; see `Store.output_epochs`."""
+        found = released_epochs(list_parts(self._disk))
+        if found and found[-1] > self._durable:
+            failpoint("store.outputs.read.found")
+            with files.reading(self._disk, OUTPUTS):
+                self._disk.sync_directory(OUTPUTS)
+            self._durable = found[-1]
+        return found
+
+    def head(self, epoch: int) -> OutputBody:
+        """Return part 0 of a release; errors as `read_part`."""
+        return read_part(self._disk, first_path(epoch), store_id=self._store_id)
+
+    def release(self, epoch: int) -> Release:
+        """Return a whole release; see `Store.read_release`."""
+        if not _is_there(self._disk, first_path(epoch)):
+            raise NotFoundError(f"epoch {epoch} has no outputs in the store {self._disk.location}")
+        head = self.head(epoch)
+        outputs = [each for part in range(len(head.counts)) for each in self._part(head, part)]
+        return Release(epoch, head.after, head.root, head.created_ns, outputs)
+
+    def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
+        """Yield what a reader at this cursor has not had, as far as it is released now; see `Store.read_outputs`."""
+        position = parse_cursor(after)
+        if epochs is None:
+            epochs = self.epochs()
+        if position != START and (not epochs or epochs[-1] < position.epoch):
+            raise MisuseError(f"the store {self._disk.location} has no outputs up to {after!r}: it is another's cursor")
+        damage: DamagedDataError | None = None
+        for epoch in epochs[bisect_left(epochs, position.epoch) :]:
+            try:
+                head = self.head(epoch)
+            except DamagedDataError as error:
+                if damage is not None or (epoch != position.epoch and _is_there(self._disk, first_path(epoch))):
+                    raise
+                damage = error if _is_there(self._disk, first_path(epoch)) else None
+                continue  # Deleted meanwhile, or perhaps read to its end: the next one shows whether something is missed.
+            if damage is not None and Cursor(*head.previous) > position:
+                raise damage
+            damage = None
+            yield from self._rest_of(head, position, epochs)
+            position = head.end
+        if damage is not None:
+            raise damage
+
+    def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
+        """Yield what a reader at `position`, in this release or the one before, has not had of it."""
+        undone = None
+        if head.epoch == position.epoch:
+            if position > head.end:
+                raise MisuseError(f"epoch {head.epoch} has {head.end.taken} outputs: {position} is another's cursor")
+            skipped = position.taken
+        else:
+            self._check_gap(head, position, epochs)
+            undone, skipped = self._undone(head, position, epochs), 0
+        for part, count in enumerate(head.counts):
+            first = sum(head.counts[:part])
+            if first + count > skipped or undone is not None:
+                outputs = self._part(head, part)[max(0, skipped - first) :]
+                yield OutputBatch(head.epoch, max(first, skipped), outputs, undone, head.created_ns)
+            undone = None
+
+    def _check_gap(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> None:
+        previous = Cursor(*head.previous)
+        if position == START or previous <= position:
+            return
+        raise NotFoundError(
+            f"outputs after {str(position)!r} were deleted from the store {self._disk.location}: the oldest that are left "
+            f"are of epoch {epochs[0]}; read from '' on to get them"
+        )
+
+    def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> UndoneEpochs | None:
+        """What the fleet has passed over, of what a reader at `position` has."""
+        if position.epoch <= head.after:
+            return None
+        undone, epoch = [position.epoch], position.epoch
+        while epoch in epochs:
+            try:
+                before = self.head(epoch).after
+            except DamagedDataError:
+                break
+            epoch = max([each for each in epochs if each <= before], default=0)
+            if epoch <= head.after:
+                break
+            undone.append(epoch)
+        return UndoneEpochs(head.after, tuple(reversed(undone)))
+
+    def _part(self, head: OutputBody, part: int) -> list[EmittedOutput]:
+        if part == 0:
+            return open_outputs(head, self._guard)
+        path = head.part_path(part)
+        try:
+            body = read_part(self._disk, path, store_id=self._store_id)
+        except DamagedDataError as error:
+            if _is_there(self._disk, first_path(head.epoch)):
+                raise
+            raise NotFoundError(f"the outputs of epoch {head.epoch} were deleted while they were read") from error
+        check_belongs(body, head)
+        return open_outputs(body, self._guard)
+
+
+def check_belongs(body: OutputBody, head: OutputBody) -> None:
+    """Is a part of the release that part 0 says it is of? Raises DamagedDataError."""
+    if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
+        raise damaged(body.path, f"it differs from {head.path} about the release that both belong to")
+
+
+def list_parts(disk: Disk) -> list[PartName]:
+    """Return all parts there are, by epoch and part. A store in which none was ever written has no folder for them."""
+    entries = files.listed(disk, OUTPUTS)
+    found = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
+    return sorted([name for name in found if name is not None], key=lambda name: (name.epoch, name.part, name.release))
+
+
+def released_epochs(parts: list[PartName]) -> list[int]:
+    """Return the epochs of which there is a part 0, ascending."""
+    return [name.epoch for name in parts if name.part == 0]
+
+
+def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
+    """Return what a part says, after every check that needs no key.
+
+    Raises:
+        DamagedDataError, StoreError: see `decode_part`; or it is missing, or cannot be read.
+    """
+    data = files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
+    return decode_part(data, path=path, store_id=store_id)
+
+
+def holds_outputs(disk: Disk) -> bool:
+    """Is there any part?"""
+    return bool(list_parts(disk))
+
+
+def keys_of_outputs(disk: Disk, store_id: str) -> set[str]:
+    """Return the ids of the keys under which outputs are encrypted; errors as `read_part`."""
+    keys = {read_part(disk, name.path, store_id=store_id).key for name in list_parts(disk)}
+    return keys - {""}
+
+
+def _is_there(disk: Disk, path: str) -> bool:
+    with files.reading(disk, path):
+        try:
+            disk.size(path)
+        except FileNotFoundError:
+            return False
+    return True

@@ -1,0 +1,290 @@
+"""Releasing outputs with an epoch, and deleting what everybody has had.
+
+The problem. What was released is never taken back, and stands in the store once, whoever releases, however often, and wherever he dies:
+a leader that is slow, or was replaced and does not know it, does the same as the next one.
+
+The model. Of all that would create one name, one succeeds, as for host logs. The *part 0* of an epoch's release is created last: it makes the
+release. Its other parts bear the random id of the try, so what others left behind is not touched, and part 0 names only its own. The
+outputs follow from the epoch; so it does not matter whose try is first.
+
+The caller's duties:
+
+1. Epochs are released in ascending order: when one is, no lower one with outputs ever will be for the first time.
+2. `after` is the epoch before this one in its history, and the newest file ≤ `after` is of that history too.
+3. Every first epoch after a fall-back is released, with or without outputs.
+
+**Releasing** a second time is success: part 0 is there with the same root and `after`; or a higher epoch's is, and by duty 1 this
+one's was released once, and may be deleted since. Damage to a part 0 is for its readers to find: it was whole when it was released.
+
+**Nothing is written** for an epoch without outputs; except where files between `after` and it are passed over: readers that have
+those must be told; and where the caller must be sure that nobody writes it later (an epoch whose bytes are damaged, and that a leader may
+be about to release). So the newest file ≤ `after` of any file is in that file's history, as `OutputReader` supposes.
+
+**Deleting** goes in ascending order and spares the newest file, which tells a later leader what was released (above), and readers what
+was deleted (`previous`). Parts that no part 0 names go when a higher epoch was released: nobody will complete them.
+A process that is slow beyond all measure may create a part 0 below the files that are left. Its outputs are right, and those who read on
+from there see the gap. Nobody else sees it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.ages import ages_ns
+from snapline.storage.outputs.consumers import ConsumerPlace, acknowledge, forget, lowest_cursor, read_consumers
+from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor
+from snapline.storage.outputs.reader import list_parts, read_part, released_epochs
+from snapline.storage.outputs.record import EmittedOutput, OutputBody, check_outputs, divide, encode_parts
+from snapline.storage.store import files
+from snapline.storage.store.disk import Disk, creates_only, make_durable_directory, write_once
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
+
+AGE_NS_MAX = 7 * 24 * 3600 * 10**9
+"""A week: a consumer that was away over a long weekend finds everything."""
+
+KEPT_NS_MIN = 3600 * 10**9
+"""An hour: readers without a name, which nothing waits for, come to no harm because those that have one are quick."""
+
+STEPS = 24
+"""From one release to the next no more than such a part of these times counts (`storage/ages.py`): after a jump of the clock the last ones stay."""
+
+LOOKED_AT = 256
+"""At about so many releases a deletion looks: of more, at some only, and what lies between goes with the next of them."""
+
+_ID_BYTES = 16
+
+
+class OutputWriter:
+    """Writes the outputs of one store. Threads may share it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        store_id: str,
+        *,
+        guard: Guard | None,
+        random_bytes: Callable[[int], bytes],
+        watchers: Sequence[Callable[[int], None]] = (),
+    ) -> None:
+        """`watchers` are called from whatever thread, with the epoch of each release, and 0 when some were deleted."""
+        self._watchers = watchers
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._random_bytes = random_bytes
+        self._newest: OutputBody | None = None
+        """The newest release, as far as this object knows; without its data."""
+        self._heads: dict[int, OutputBody] = {}
+        """Of releases that deletions have looked at."""
+        self._handled = 0
+        """The epoch that was last released here. Only the next one needs no look at the store: between others a leader elsewhere may have released."""
+        self._lock = threading.Lock()
+        """Held while temporary files are written, and while those of others are removed."""
+
+    def release(
+        self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
+    ) -> None:
+        """Release outputs with an epoch; see `Store.release_outputs`."""
+        path, ordered = first_path(epoch), check_outputs(outputs or [])
+        check_root(root)
+        if not 0 <= after < epoch:
+            raise MisuseError(f"epoch {after} cannot be before epoch {epoch}")
+        with self._lock, files.writing(self._disk, f"the outputs of epoch {epoch}"):
+            newest = self._newest if self._newest is not None and epoch == self._handled + 1 else self._find_newest()
+            if newest is not None and newest.epoch >= epoch:
+                self._check_same(path, root, after)
+            elif ordered or outputs is None or (newest is not None and newest.epoch > after):
+                head = self._make_head(epoch, root, after, newest, created_ns)
+                self._write(head, divide(ordered))
+            else:
+                self._handled = epoch
+                return
+            self._handled = epoch
+        self._tell(epoch)
+
+    def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:
+        """Move a consumer; see `Store.acknowledge_outputs`."""
+        self._require_create_only()
+        self._check_reached(parse_cursor(cursor))
+        with self._lock:
+            return acknowledge(
+                self._disk, self._store_id, consumer, cursor, now_ns=now_ns, random_bytes=self._random_bytes
+            )
+
+    def forget(self, consumer: str) -> bool:
+        """Remove a consumer; return whether there was one."""
+        return forget(self._disk, consumer)
+
+    def delete(self, *, now_ns: int, age_ns_max: int, kept_ns_min: int) -> list[str]:
+        """Delete what all have had, and what is old; see `Store.delete_outputs`."""
+        with files.writing(self._disk, "the deletion of outputs"):
+            parts = list_parts(self._disk)
+            epochs = released_epochs(parts)
+            if not epochs:
+                return []
+            due = self._due(epochs, now_ns, age_ns_max, kept_ns_min)
+            heads = [name.path for name in parts if name.epoch in due and not name.part]
+            others = [name.path for name in parts if name.epoch in due and name.part]
+            removed = self._unlink(heads, others + self._abandoned(parts, epochs, due))
+            failpoint("store.outputs.deleted")
+            removed += self._sweep_temporary(epochs[-1])
+        if removed:
+            self._tell(0)
+        return removed
+
+    def _tell(self, epoch: int) -> None:
+        for watcher in self._watchers:
+            watcher(epoch)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_reached(self, cursor: Cursor) -> None:
+        """A place beyond all releases would let everything go that is released until there."""
+        if self._newest is not None and self._newest.epoch >= cursor.epoch:
+            return
+        if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
+            raise MisuseError(f"the store {self._disk.location} has no outputs up to {cursor}: it is another's cursor")
+
+    def _find_newest(self) -> OutputBody | None:
+        epochs = released_epochs(list_parts(self._disk))
+        return self._head_of(epochs[-1]) if epochs else None
+
+    def _head_of(self, epoch: int) -> OutputBody:
+        """Return part 0 of a release without its data. Of a damaged one nothing is known but the epoch: readers find the damage."""
+        try:
+            return msgspec.structs.replace(self._read(epoch), data=b"")
+        except DamagedDataError:
+            return OutputBody(epoch - 1, [0], 0, b"", epoch, "", 0, (0, 0), "", "", self._store_id)
+
+    def _read(self, epoch: int) -> OutputBody:
+        return read_part(self._disk, first_path(epoch), store_id=self._store_id)
+
+    def _check_same(self, path: str, root: str, after: int) -> None:
+        """Was this epoch released as it is to be now? Then it is durable when this returns."""
+        try:
+            self._disk.size(path)
+            found = read_part(self._disk, path, store_id=self._store_id)
+        except (FileNotFoundError, DamagedDataError):
+            found = None
+        if found is not None and (found.root, found.after) != (root, after):
+            raise StoreError(
+                f"two fleets on one store: the outputs of epoch {found.epoch} of {self._disk.location} are of root "
+                f"{found.root[:12]}… after epoch {found.after}, not {root[:12]}… after {after}; give each fleet a store of its own"
+            )
+        self._prepare_directory()
+        self._disk.sync_directory(OUTPUTS)
+
+    def _make_head(self, epoch: int, root: str, after: int, newest: OutputBody | None, created_ns: int) -> OutputBody:
+        if newest is not None and newest.after < after < newest.epoch:
+            raise MisuseError(
+                f"epoch {after} is not before epoch {epoch}: the fleet went back from it to {newest.after}"
+            )
+        previous = _previous(newest)
+        return OutputBody(
+            after=after,
+            counts=[],
+            created_ns=created_ns,
+            data=b"",
+            epoch=epoch,
+            key="",
+            part=0,
+            previous=(previous.epoch, previous.taken),
+            release=self._random_bytes(_ID_BYTES).hex(),
+            root=root,
+            store=self._store_id,
+        )
+
+    def _write(self, head: OutputBody, parts: Sequence[Sequence[EmittedOutput]]) -> None:
+        head = msgspec.structs.replace(head, counts=[len(part) for part in parts])
+        encoded = encode_parts(head, parts, self._guard)
+        self._prepare_directory()
+        failpoint("store.outputs.directory")
+        for part in order_of_parts(len(encoded)):
+            name = f"output-{head.epoch}-{self._random_bytes(_ID_BYTES).hex()}"
+            write = partial(write_once, self._disk, head.part_path(part), (encoded[part],), temporary_name=name)
+            try:
+                write(point="store.outputs.part") if part else write(point="store.outputs.release")
+            except FileExistsError:
+                self._check_same(head.part_path(part), head.root, head.after)
+                self._newest = self._head_of(head.epoch)
+                return
+        self._newest = head
+
+    def _due(self, epochs: list[int], now_ns: int, age_ns_max: int, kept_ns_min: int) -> set[int]:
+        """The lowest of `epochs`, up to the last that may go; never the newest. Of a damaged one only its epoch is known."""
+        passed = lowest_cursor(read_consumers(self._disk, self._store_id))
+        heads = self._some_heads(epochs)
+        times = [head.created_ns for head in heads] + [now_ns]
+        olds, youngs = (ages_ns(times, max(1, limit // STEPS)) for limit in (age_ns_max, kept_ns_min))
+        last = 0
+        for head, old_ns, young_ns in zip(heads[:-1], olds, youngs, strict=False):
+            is_passed = passed is not None and passed >= head.end and young_ns >= kept_ns_min
+            if not is_passed and old_ns <= age_ns_max:
+                break
+            last = head.epoch
+        return {epoch for epoch in epochs[:-1] if epoch <= last}
+
+    def _some_heads(self, epochs: list[int]) -> list[OutputBody]:
+        """Of the newest release and of others, evenly; the same ones again at the next look. Not those that are damaged."""
+        apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
+        looked_at = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
+        heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in looked_at]
+        self._heads = {head.epoch: head for head in heads if head.release}
+        return list(self._heads.values())
+
+    def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
+        """A release goes before its other parts do, also if the power fails."""
+        removed = files.unlink(self._disk, heads)
+        if removed and others:
+            self._disk.sync_directory(OUTPUTS)
+        return removed + files.unlink(self._disk, others)
+
+    def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
+        """Parts below the newest release that belong to none."""
+        lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
+        releases: dict[int, str] = {}
+        for epoch in {name.epoch for name in lower} & set(epochs):
+            with contextlib.suppress(DamagedDataError):
+                releases[epoch] = self._read(epoch).release
+        unread = set(epochs) - set(releases)
+        return [x.path for x in lower if x.epoch not in unread and x.release != releases.get(x.epoch)]
+
+    def _sweep_temporary(self, epoch: int) -> list[str]:
+        """Remove temporary files up to that of the newest release; none of them is in use in this process."""
+        with self._lock:
+            try:
+                entries = self._disk.list_directory(TEMPORARY)
+            except FileNotFoundError:
+                return []
+            paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
+            found = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
+            return files.unlink(self._disk, [path for path, folder, n in found if folder == OUTPUTS and n <= epoch])
+
+    def _prepare_directory(self) -> None:
+        self._require_create_only()
+        make_durable_directory(self._disk, OUTPUTS)
+
+    def _require_create_only(self) -> None:
+        if not creates_only(self._disk):
+            raise MisuseError(
+                f"the store {self._disk.location} overwrites objects: a fleet with outputs needs another one"
+            )
+
+
+def order_of_parts(count: int) -> list[int]:
+    """Part 0 is last: it makes the release."""
+    return [*range(1, count), 0]
+
+
+def _previous(newest: OutputBody | None) -> Cursor:
+    """What a reader must have had before the next release. Who has missed one that holds nothing and takes nothing back has missed nothing."""
+    if newest is None:
+        return START
+    before = Cursor(*newest.previous)
+    return newest.end if newest.end.taken or before.epoch > newest.after or not newest.release else before

@@ -1,0 +1,276 @@
+"""What the manifests of a store say, in a few words for each snapshot; and a SQLite file that remembers it.
+
+The problem. To list the snapshots of a store every manifest must be read, and each has a line for each agent: slow where they
+are many or far away. Manifests never change, so once is enough.
+
+The model. `Catalog` is a cache and nothing else: one row for each published epoch, keyed by number and root. Every use
+compares it with the store's listing and its refs, which are small: a row of an epoch that is gone, or has another root, is
+dropped; an epoch without a row is read. Damaged snapshots are looked at each time, since a disk may come back. A catalog that is missing,
+broken, of another version of this page or of another store is made anew. **Nothing is decided from it**: what is deleted,
+restored or verified is read from the store. A manifest that is damaged after it was read is found by `verify`, not here.
+
+It is bounded by the store: rows go with their epochs, and the file is rewritten when half of it is empty.
+
+Whoever uses it says where it lies: on a local disk, one for each user. Several processes may share it (WAL); one that cannot
+have it within `BUSY_S`, or cannot write it, does without.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from snapline.errors import DamagedDataError, NotFoundError
+from snapline.folders import make_private
+from snapline.storage.retention.retention_policy import BY_HAND, SnapshotTime, parse_created
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from snapline.storage.store.store import Store
+
+SCHEMA_VERSION = 1
+"""Of the table below. Another one's file is thrown away: there is nothing in it that the store does not know."""
+
+BUSY_S = 2.0
+"""Others hold the file for milliseconds. Whoever waits longer reads the manifests itself."""
+
+VACUUM_PAGES_MIN = 32
+"""Of 4 KiB: a smaller file is not worth rewriting."""
+
+_SUFFIXES = ("", "-wal", "-shm")
+
+_SCHEMA = """
+CREATE TABLE catalog (store TEXT NOT NULL);
+CREATE TABLE snapshots (
+    epoch INTEGER PRIMARY KEY, root TEXT NOT NULL, created TEXT NOT NULL, "trigger" TEXT NOT NULL, fleet TEXT NOT NULL,
+    protocol TEXT NOT NULL, plan INTEGER NOT NULL, hosts TEXT NOT NULL, agent_count INTEGER NOT NULL,
+    state_bytes INTEGER NOT NULL, channel_state_messages INTEGER NOT NULL, channel_state_bytes INTEGER NOT NULL,
+    stored_bytes INTEGER NOT NULL, pack_count INTEGER NOT NULL, damage TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+class SnapshotSummary(msgspec.Struct, frozen=True):
+    """A published epoch in a few words; the fields are those of its manifest.
+
+    Attributes:
+        hosts: names, sorted.
+        stored_bytes: length of all packs that it names. Packs may be shared: sums over epochs count them again.
+        damage: why it cannot be read, in words; empty if it can. Then only `epoch` and perhaps `root` are known.
+    """
+
+    epoch: int
+    root: str = ""
+    created: str = ""
+    trigger: str = ""
+    fleet: str = ""
+    protocol: str = ""
+    plan: int = 0
+    hosts: tuple[str, ...] = ()
+    agent_count: int = 0
+    state_bytes: int = 0
+    channel_state_messages: int = 0
+    channel_state_bytes: int = 0
+    stored_bytes: int = 0
+    pack_count: int = 0
+    damage: str = ""
+
+
+_FIELDS = SnapshotSummary.__struct_fields__
+_INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * len(_FIELDS)))
+
+
+def time_of(summary: SnapshotSummary) -> SnapshotTime:
+    """Return what a retention policy must know of a snapshot."""
+    created_ns = parse_created(summary.created)
+    is_manual = summary.trigger == BY_HAND
+    return SnapshotTime(summary.epoch, created_ns, is_damaged=bool(summary.damage), is_manual=is_manual)
+
+
+def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
+    """Return what the manifest of `epoch` says (`root`: as its ref said just now); None if the epoch was deleted meanwhile.
+
+    Raises:
+        StoreError: the store cannot be read, which is not damage.
+    """
+    try:
+        root = root or store.read_ref(epoch)
+        manifest = store.read_manifest(root, epoch=epoch)
+    except NotFoundError:
+        return None
+    except DamagedDataError as error:
+        return SnapshotSummary(epoch, root, damage=str(error)) if epoch in store.epochs() else None
+    about = manifest.metadata
+    return SnapshotSummary(
+        epoch=about.epoch,
+        root=root,
+        created=about.created,
+        trigger=about.trigger,
+        fleet=about.fleet,
+        protocol=about.protocol,
+        plan=about.plan,
+        hosts=tuple(sorted(about.hosts)),
+        agent_count=len(manifest.agents),
+        state_bytes=about.state_bytes,
+        channel_state_messages=about.channel_state_messages,
+        channel_state_bytes=about.channel_state_bytes,
+        stored_bytes=sum(pack.size_bytes for pack in manifest.packs),
+        pack_count=len(manifest.packs),
+    )
+
+
+def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSummary]:
+    """Return a summary of each snapshot, oldest first, with the help of the catalog at `path` if there can be one.
+
+    Raises:
+        StoreError: the store cannot be read. A catalog that cannot be used is no error.
+    """
+    import sqlite3
+
+    for place in (path, path, None):  # as it is; made anew, if it was broken; without a file
+        try:
+            with Catalog(place, store.store_id) as catalog:
+                return catalog.refresh(store)
+        except (sqlite3.DatabaseError, UnicodeDecodeError, _BrokenError) as error:
+            if place is not None and _is_broken(error):
+                _discard(place)
+        except OSError:
+            continue
+    raise AssertionError("a catalog in memory can always be made")
+
+
+class Catalog:
+    """One catalog file, or one in memory (`path` None); a context manager. Its errors are those of `sqlite3`, and `_BrokenError`."""
+
+    def __init__(self, path: Path | None, store_id: str) -> None:
+        self._path = path
+        self._store_id = store_id
+        self._database: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+            if not self._is_ours():
+                self._make_anew()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; again is fine."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def refresh(self, store: "Store") -> list[SnapshotSummary]:
+        """Compare with the store, read what is new, drop what is gone; return all, oldest first."""
+        known = {summary.epoch: summary for summary in self.rows()}
+        found = [summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None]
+        there = {summary.epoch for summary in found}
+        gone = [epoch for epoch in known if epoch not in there]
+        changed = [summary for summary in found if known.get(summary.epoch) != summary]
+        if gone or changed:
+            with self._connection() as database:
+                database.executemany("DELETE FROM snapshots WHERE epoch = ?", [(epoch,) for epoch in gone])
+                database.executemany(_INSERT, map(_row, changed))
+            self._shrink()
+        return found
+
+    def rows(self) -> list[SnapshotSummary]:
+        """Return what is remembered, oldest first."""
+        rows = self._connection().execute("SELECT * FROM snapshots ORDER BY epoch").fetchall()
+        try:
+            return [_summary(row) for row in rows]
+        except (ValueError, TypeError) as error:  # What msgspec says of values that are no summary's is a ValueError.
+            raise _BrokenError(f"{self._path} holds something else than summaries") from error
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _connection(self) -> "sqlite3.Connection":
+        if self._database is None:
+            raise AssertionError("a catalog is used inside of `with`")
+        return self._database
+
+    def _open(self) -> None:
+        import sqlite3
+
+        if self._path is not None:
+            make_private(self._path.parent)
+        self._database = sqlite3.connect(self._path or ":memory:", timeout=BUSY_S)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = OFF")  # What a crash of the machine breaks is made anew.
+
+    def _is_ours(self) -> bool:
+        database = self._connection()
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            return False
+        return bool(database.execute("SELECT store FROM catalog").fetchall() == [(self._store_id,)])
+
+    def _make_anew(self) -> None:
+        self.close()
+        if self._path is not None:
+            _discard(self._path)
+        self._open()
+        with self._connection() as database:
+            database.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+            database.execute("INSERT INTO catalog VALUES (?)", (self._store_id,))
+
+    def _shrink(self) -> None:
+        database = self._connection()
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        (empty,) = database.execute("PRAGMA freelist_count").fetchone()
+        if pages >= VACUUM_PAGES_MIN and 2 * empty >= pages:
+            database.execute("VACUUM")
+
+
+def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
+    """Return the summary that is known, if the ref still says the same; otherwise read the manifest."""
+    try:
+        root = store.read_ref(epoch)
+    except NotFoundError:
+        return None
+    except DamagedDataError:
+        return summarise(store, epoch)
+    if known is not None and known.root == root and not known.damage:
+        return known
+    return summarise(store, epoch, root=root)
+
+
+def _row(summary: SnapshotSummary) -> tuple[Any, ...]:
+    """The values of a row: hosts are a JSON array."""
+    values = msgspec.structs.asdict(summary)
+    values["hosts"] = msgspec.json.encode(summary.hosts).decode()
+    return tuple([values[name] for name in _FIELDS])
+
+
+def _summary(row: Iterable[Any]) -> SnapshotSummary:
+    values = dict(zip(_FIELDS, row, strict=True))
+    values["hosts"] = msgspec.json.decode(values["hosts"], type=tuple[str, ...])
+    return msgspec.convert(values, SnapshotSummary)
+
+
+class _BrokenError(Exception):
+    """A catalog that SQLite can read and we cannot."""
+
+
+def _is_broken(error: Exception) -> bool:
+    """Is the file no catalog of ours? Not if it is only locked, full or forbidden: then it is somebody's."""
+    if isinstance(error, _BrokenError | UnicodeDecodeError):
+        return True
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_SCHEMA", "SQLITE_FORMAT"))
+
+
+def _discard(path: Path) -> None:
+    for suffix in _SUFFIXES:
+        with contextlib.suppress(OSError):
+            path.with_name(path.name + suffix).unlink()

@@ -1,0 +1,475 @@
+"""Pins and tags: a person's word that a snapshot stays; and the one way to delete a snapshot without breaking that word.
+
+    pins/<epoch>.<random>        this epoch is kept                          record PINS {created, epoch, root, store}
+    tags/<name>                  this epoch is kept, and has a name          record TAGS {created, epoch, maker, name, root, store}
+    deleting/<epoch>.<random>    somebody is about to delete this epoch      record DELE {begun_s, epoch, store}
+
+The problem. A pin is made by a command, a deletion by the coordinator or by another command, perhaps at the same moment and
+on different machines. A pin must either stop the deletion or be refused: one that was granted for a snapshot that is gone
+would be a lie.
+
+The model. All see one store, whose listings are current and whose files are created only if absent (a local directory, an
+object store). Anybody may die or be slow at any step. The two sides do as in Dekker's algorithm, each raises its flag before
+it looks for the other's:
+
+| who pins or tags | who deletes |
+| --- | --- |
+| 1. read the ref | 1. create `deleting/<epoch>.<random>` |
+| 2. create the pin or tag | 2. list pins |
+| 3. list `deleting`: another's intent → refused | 3. list tags: one names the epoch → not deleted |
+| 4. look for the ref: gone → refused | 4. delete: the ref first |
+| refused: remove what 2 created | 5. remove what 1 created |
+
+Why it works. If 3 comes before the deleter's 1, the pin was there before the deleter's 2 and 3, which see it. Otherwise 3 sees
+the intent; or the intent is gone again, and so is the ref, if anything was deleted: 4 sees that. **3 must come before 4.**
+
+Each file that makes a claim is its maker's own (hence the random names): who is refused removes its own pin and nobody
+else's, who deletes removes its own intent. So several may pin and several may delete one epoch at once. A tag's name
+is taken by one maker; the second is refused, even if it asks for the same.
+
+What the dead leave. An intent refuses new pins of its epoch until `clear_remains` removes it: when the ref is gone, when the
+intent is older than `INTENT_S_MAX`, or at once if the caller knows that nobody else deletes. A pin whose maker died between 2 and
+4 counts as any other; if its snapshot is gone altogether, `clear_remains` removes it. If the ref alone is gone the pin
+stays: then the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
+
+Supports G7.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.failpoints import failpoint
+from snapline.ids import check_id
+from snapline.storage.store import files, layout
+from snapline.storage.store.damage import check_store, damaged
+from snapline.storage.store.disk import Disk, make_durable_directory
+from snapline.storage.store.record import canonical, seal, unseal
+from snapline.storage.timestamps import instant
+
+PINS, TAGS, DELETING = "pins", "tags", "deleting"
+DIRECTORIES = (PINS, TAGS, DELETING)
+"""Made when the first file is written in them."""
+
+PIN_KIND, TAG_KIND, INTENT_KIND = b"PINS", b"TAGS", b"DELE"
+
+INTENT_S_MAX = 3600
+"""A deleter needs milliseconds from its look at the pins to the ref; minutes on a sick store. One that took an hour is dead."""
+
+HELD_MAX = 10_000
+"""Pins, and tags: each deletion reads all tags, and a person looks after them. Beyond that, no new ones."""
+
+DELETED_AT_ONCE = 64
+"""Epochs under one look at the pins: so the tags are not read again for each. A crash leaves at most so many intents."""
+
+PINNED = "pinned"
+
+_NUMBER = r"(0|[1-9][0-9]{0,18})"
+_CLAIM = re.compile(rf"(pins|deleting)/{_NUMBER}\.([0-9a-f]{{32}})")
+_TAG = re.compile(r"tags/([A-Za-z0-9_.-]{1,128})")
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of a pin. `root` is the snapshot's, `created` the pin's time (UTC, ISO 8601)."""
+
+    epoch: int
+    root: str
+    store: str
+    created: str
+
+
+class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of a tag, as that of a pin, with its own name. `maker` is random: no two makers write the same bytes."""
+
+    name: str
+    maker: str
+    epoch: int
+    root: str
+    store: str
+    created: str
+
+
+class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of an intent to delete. `begun_s`: seconds since 1970."""
+
+    epoch: int
+    store: str
+    begun_s: int
+
+
+Record = Pin | Tag | Intent
+_Record = TypeVar("_Record", bound=Record)
+_Result = TypeVar("_Result")
+_KINDS: dict[type, bytes] = {Pin: PIN_KIND, Tag: TAG_KIND, Intent: INTENT_KIND}
+_TYPES: dict[str, type[Record]] = {PINS: Pin, TAGS: Tag, DELETING: Intent}
+
+Steps = Generator[None, None, _Result]
+"""A procedure that yields wherever another process may come between: each part touches what is shared at most once."""
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def check_tag(name: str) -> str:
+    """Return `name` if a tag may be called so; MisuseError otherwise."""
+    check_id(name, "tag")
+    if name in (".", "..", "latest") or name.isdecimal():
+        raise MisuseError(f"a tag cannot be called {name!r}: as the name of a snapshot it means something else")
+    return name
+
+
+def parse_claim_path(path: str) -> int | None:
+    """Return the epoch of `pins/<epoch>.<random>` or `deleting/<epoch>.<random>`; None for other paths."""
+    match = _CLAIM.fullmatch(path)
+    return None if match is None or int(match[2]) > layout.EPOCH_MAX else int(match[2])
+
+
+def parse_tag_path(path: str) -> str | None:
+    """Return the name of the tag that has this path; None for other paths."""
+    match = _TAG.fullmatch(path)
+    with contextlib.suppress(MisuseError):
+        return None if match is None else check_tag(match[1])
+    return None
+
+
+# -- pins and tags ----------------------------------------------------------------------------------------------------
+
+
+def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Pin:
+    """Pin a snapshot, durable when this returns. One that is pinned may be pinned again.
+
+    `token`: 32 random hexadecimal digits, fresh for each call; so for all functions here.
+
+    Raises:
+        NotFoundError: there is no such snapshot.
+        StoreError: it is being deleted, or the disk failed.
+        MisuseError: too many pins.
+    """
+    return _run(pin_steps(disk, store_id, epoch, token=token, now_s=now_s))
+
+
+def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Tag:
+    """Tag a snapshot; errors as `pin`, and MisuseError if the tag exists: to move it, remove it first."""
+    return _run(tag_steps(disk, store_id, name, epoch, token=token, now_s=now_s))
+
+
+def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Steps[Pin]:
+    """The steps of `pin`."""
+    root = _root_of(disk, store_id, epoch)
+    made = Pin(epoch, root, store_id, instant(now_s))
+    yield from _claim(disk, f"{PINS}/{epoch}.{_check_token(token)}", made, token, what=f"a pin of epoch {epoch}")
+    return made
+
+
+def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Steps[Tag]:
+    """The steps of `tag`."""
+    root = _root_of(disk, store_id, epoch)
+    made = Tag(check_tag(name), _check_token(token), epoch, root, store_id, instant(now_s))
+    try:
+        yield from _claim(disk, f"{TAGS}/{name}", made, token, what=f"tag {name}")
+    except FileExistsError:
+        raise MisuseError(f"tag {name} exists already: remove it first, or choose another name") from None
+    return made
+
+
+def unpin(disk: Disk, epoch: int) -> bool:
+    """Remove all pins of an epoch; return whether there were any. Tags stay."""
+    paths = [path for path in _paths(disk, PINS) if parse_claim_path(path) == epoch]
+    return bool(_remove(disk, PINS, paths))
+
+
+def unpin_own(disk: Disk, epoch: int, token: str) -> None:
+    """Remove the one pin that was made with this token; one that is gone is no error."""
+    _remove(disk, PINS, [f"{PINS}/{epoch}.{_check_token(token)}"])
+
+
+def untag(disk: Disk, name: str) -> bool:
+    """Remove a tag, also a damaged one; return whether it was there."""
+    return bool(_remove(disk, TAGS, [f"{TAGS}/{check_tag(name)}"]))
+
+
+def list_pins(disk: Disk, store_id: str) -> list[Pin]:
+    """Return the pins, ascending by epoch, one for each epoch.
+
+    Raises:
+        DamagedDataError: one cannot be read.
+    """
+    found: dict[int, Pin] = {}
+    for path in _paths(disk, PINS):
+        epoch = parse_claim_path(path)
+        record = None if epoch is None else _read(disk, path, Pin, store_id)
+        if record is not None:
+            found.setdefault(record.epoch, record)
+    return [found[epoch] for epoch in sorted(found)]
+
+
+def pinned_epochs(disk: Disk) -> list[int]:
+    """Return the epochs that are pinned, ascending. The names of pins tell, so a damaged pin counts."""
+    return sorted({epoch for path in _paths(disk, PINS) if (epoch := parse_claim_path(path)) is not None})
+
+
+def list_tags(disk: Disk, store_id: str) -> list[Tag]:
+    """Return the tags, sorted by name.
+
+    Raises:
+        DamagedDataError: one cannot be read.
+    """
+    paths = [path for path in _paths(disk, TAGS) if parse_tag_path(path) is not None]
+    return [record for path in paths if (record := _read(disk, path, Tag, store_id)) is not None]
+
+
+def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
+    """Return the epoch that the tag `name` names; None if there is no such tag, or none can be called so.
+
+    Raises:
+        DamagedDataError: the tag cannot be read.
+    """
+    path = f"{TAGS}/{name}"
+    record = None if parse_tag_path(path) is None else _read(disk, path, Tag, store_id)
+    return None if record is None else record.epoch
+
+
+def held_epochs(disk: Disk, store_id: str) -> dict[int, str]:
+    """Return epoch → `"pinned"` or `"tag NAME"` of all that are held.
+
+    Raises:
+        DamagedDataError: a tag cannot be read. Nobody knows what it holds, so nothing can be deleted.
+    """
+    return _run(_held_steps(disk, store_id))
+
+
+# -- deleting ---------------------------------------------------------------------------------------------------------
+
+
+def guarded_delete(
+    disk: Disk,
+    store_id: str,
+    epochs: Sequence[int],
+    delete: Callable[[int], list[str]],
+    *,
+    tokens: Callable[[], str],
+    now_s: float,
+) -> dict[int, list[str] | None]:
+    """Delete epochs that nobody holds; return epoch → the paths removed, None for those that are held.
+
+    `delete` removes one epoch, its ref first (`Store.delete_epoch`). If it raises, the rest is not deleted, and no intent remains.
+    """
+    done: dict[int, list[str] | None] = {}
+    for first in range(0, len(epochs), DELETED_AT_ONCE):
+        some = epochs[first : first + DELETED_AT_ONCE]
+        done |= _run(delete_steps(disk, store_id, some, delete, token=tokens(), now_s=now_s))
+    return done
+
+
+def delete_steps(
+    disk: Disk,
+    store_id: str,
+    epochs: Sequence[int],
+    delete: Callable[[int], list[str]],
+    *,
+    token: str,
+    now_s: float,
+) -> Steps[dict[int, list[str] | None]]:
+    """The steps of `guarded_delete`, of at most `DELETED_AT_ONCE` epochs."""
+    own: list[str] = []
+    done: dict[int, list[str] | None] = {}
+    try:
+        for epoch in epochs:
+            path = f"{DELETING}/{layout.check_epoch(epoch)}.{_check_token(token)}"
+            own.append(path)
+            _create(disk, path, Intent(epoch, store_id, int(now_s)), token, what=f"the deletion of epoch {epoch}")
+            failpoint("store.intent.created")
+            yield
+        held = yield from _held_steps(disk, store_id)
+        for epoch in epochs:
+            if epoch not in held:
+                failpoint("store.intent.unheld")
+                yield
+            done[epoch] = None if epoch in held else delete(epoch)
+        yield
+    except Exception:  # Not of a crash: whoever dies leaves its intents.
+        with contextlib.suppress(StoreError):
+            _remove(disk, DELETING, own)
+        raise
+    _remove(disk, DELETING, own)
+    return done
+
+
+def clear_remains(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
+    """Remove what dead pinners and deleters left behind; return the paths.
+
+    `is_alone`: the caller knows that nobody else deletes; then every intent is a dead one's.
+    """
+    intents = [(path, epoch) for path in _paths(disk, DELETING) if (epoch := parse_claim_path(path)) is not None]
+    dead = [
+        path
+        for path, epoch in intents
+        if is_alone or not _is_there(disk, layout.ref_path(epoch)) or _is_old(disk, path, store_id, now_s)
+    ]
+    removed = _remove(disk, DELETING, dead)
+    being_deleted = frozenset([epoch for path, epoch in intents if path not in dead])
+    for directory in (PINS, TAGS):
+        stray = [path for path in _paths(disk, directory) if _is_stray(disk, path, store_id, being_deleted)]
+        removed += _remove(disk, directory, stray)
+    return removed
+
+
+def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
+    """Return what the file at `path` in one of `DIRECTORIES` holds; None if it has just been removed.
+
+    `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: it is damaged, or no file of a store has this name.
+    """
+    if not _is_claim(path):
+        raise damaged(path, "no file of a snapline store has this name")
+    return _read(disk, path, _TYPES[path.partition("/")[0]], store_id)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _run(steps: Steps[_Result]) -> _Result:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+
+def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -> Steps[None]:
+    """Steps 2 to 4 of who pins or tags; FileExistsError if the path is taken."""
+    directory = path.partition("/")[0]
+    if len(_paths(disk, directory)) >= HELD_MAX:
+        raise MisuseError(f"the store {disk.location} has {HELD_MAX} {directory}: remove some first")
+    yield
+    _create(disk, path, record, token, what=what)
+    failpoint("store.pin.created")
+    yield
+    is_being_deleted = any(parse_claim_path(other) == record.epoch for other in _paths(disk, DELETING))
+    yield
+    if not is_being_deleted and _is_there(disk, layout.ref_path(record.epoch)):
+        return
+    yield
+    _remove(disk, directory, [path])
+    if not is_being_deleted:
+        raise NotFoundError(f"epoch {record.epoch} has just been deleted: `snapshot list` shows what is there")
+    raise StoreError(
+        f"epoch {record.epoch} is being deleted: try again in a minute; if the fleet has ended, run `snapshot prune` first"
+    )
+
+
+def _held_steps(disk: Disk, store_id: str) -> Steps[dict[int, str]]:
+    pinned = pinned_epochs(disk)
+    yield
+    held = {tag.epoch: f"tag {tag.name}" for tag in reversed(list_tags(disk, store_id))}
+    return held | dict.fromkeys(pinned, PINNED)
+
+
+def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> None:
+    directory = path.partition("/")[0]
+    data = seal(_KINDS[type(record)], canonical.encode(record))
+    with files.writing(disk, what):
+        if not _is_there(disk, directory):
+            make_durable_directory(disk, directory)
+        try:
+            # Nobody else writes these bytes: if they are there, then from a try of ours whose answer was lost.
+            files.create_or_compare(disk, path, data, temporary_name=f"{record.epoch}-{token}", point="store.held")
+        except FileExistsError:
+            is_taken = True
+        else:
+            is_taken = False
+    if is_taken:
+        raise FileExistsError(path)
+
+
+def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _Record | None:
+    """Return the record, after every check; None if it has just been removed."""
+    try:
+        data = files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX)
+        body = unseal(_KINDS[kind], data, path=path, epoch=None)
+        with files.decoding(path):
+            record = msgspec.msgpack.decode(body, type=kind)
+        check_store(record.store, path, store_id)
+        reason = _contradiction(record, path)
+        if reason:
+            raise damaged(path, reason)
+    except DamagedDataError:
+        if _is_there(disk, path):
+            raise
+        return None
+    return record
+
+
+def _contradiction(record: Record, path: str) -> str:
+    if isinstance(record, Tag):
+        return "" if path == f"{TAGS}/{record.name}" else f"it is tag {record.name!r}"
+    return "" if parse_claim_path(path) == record.epoch else f"it is of epoch {record.epoch}"
+
+
+def _root_of(disk: Disk, store_id: str, epoch: int) -> str:
+    if not _is_there(disk, layout.ref_path(epoch)):
+        raise NotFoundError(f"epoch {epoch} is not in the store {disk.location}: `snapshot list` shows what is")
+    return files.read_ref(disk, epoch, store_id)
+
+
+def _is_claim(path: str) -> bool:
+    return parse_claim_path(path) is not None or parse_tag_path(path) is not None
+
+
+def _is_stray(disk: Disk, path: str, store_id: str, being_deleted: frozenset[int]) -> bool:
+    """Does a pin or tag name a snapshot that was deleted? If only its ref is gone, it was lost; then no."""
+    record = None
+    with contextlib.suppress(DamagedDataError):
+        record = _read(disk, path, _TYPES[path.partition("/")[0]], store_id) if _is_claim(path) else None
+    if not isinstance(record, Pin | Tag) or record.epoch in being_deleted:
+        return False
+    return not _is_there(disk, layout.ref_path(record.epoch)) and not _is_there(disk, layout.manifest_path(record.root))
+
+
+def _is_old(disk: Disk, path: str, store_id: str, now_s: float) -> bool:
+    try:
+        record = _read(disk, path, Intent, store_id)
+    except DamagedDataError:
+        return False
+    return record is not None and now_s - record.begun_s > INTENT_S_MAX
+
+
+def _paths(disk: Disk, directory: str) -> list[str]:
+    with files.reading(disk, directory):
+        try:
+            entries = disk.list_directory(directory)
+        except FileNotFoundError:
+            return []
+    return [f"{directory}/{entry.name}" for entry in entries if not entry.is_directory]
+
+
+def _remove(disk: Disk, directory: str, paths: list[str]) -> list[str]:
+    """Remove the names, durably; return those that were there."""
+    with files.writing(disk, f"the removal of {directory}"):
+        removed = files.unlink(disk, paths)
+        if removed:
+            disk.sync_directory(directory)
+    return removed
+
+
+def _is_there(disk: Disk, path: str) -> bool:
+    with files.reading(disk, path):
+        try:
+            disk.size(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def _check_token(token: str) -> str:
+    if _TOKEN.fullmatch(token) is None:
+        raise MisuseError(f"{token!r} is no token: give 32 random hexadecimal digits")
+    return token

@@ -1,0 +1,219 @@
+"""Snapshots in one file: a tar of a complete little store, which anybody can unpack and open.
+
+    snapline-store                         } directories first, then files, each sorted by path;
+    keys/… (if the store is encrypted)     } all as they lie in the store
+    manifests/<root>.<generation>
+    packs/<writer>/<epoch>.<random>
+    refs/epochs/<epoch>
+
+The problem. A snapshot shall be kept, sent and looked at without the store it came from; and what comes from elsewhere must not
+be believed.
+
+**Writing.** Files are copied byte by byte, packs as a whole: an archive may hold chunks of other epochs that share a pack. So keys
+and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a
+temporary name beside it, read back and verified, synced, and linked to its name, which must be free: a crash leaves
+`<name>.<random>.partial` at most. The same snapshots of the same store give the same bytes: no times, no owners.
+
+**Reading.** `archive_disk.py` shows the tar to the store as a disk that can be read only. The whole of it is verified before anything
+is copied out of it (`transfer.py`).
+
+Carries: G11.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.folders import open_private
+from snapline.storage.keys.key_files import Keys, keys_from_environment
+from snapline.storage.store import files, layout
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.store import Store
+from snapline.storage.transfer.archive_disk import (
+    BLOCK_BYTES,
+    DIRECTORY,
+    END_BYTES,
+    FILE,
+    MEMBER_BYTES_MAX,
+    ArchiveDisk,
+    directories_of,
+    header_of,
+    reading_archive,
+)
+from snapline.storage.transfer.transfer import Copied, copy_epoch
+
+COPY_BYTES = 8 * 2**20
+"""Read and written at once."""
+
+SUFFIX = ".partial"
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What file systems without hard links answer, such as FAT on a memory stick."""
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What an archive holds: epoch -> root; and its length."""
+
+    roots: dict[int, str]
+    size_bytes: int
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_archive(
+    store: Store, epochs: Sequence[int], path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> Exported:
+    """Write snapshots of `store`, which may be in use, to a new file; durable and verified when this returns.
+
+    Raises:
+        MisuseError: the file exists, no epoch was given, or a pack is too large.
+        NotFoundError: no such epoch, or it was deleted meanwhile.
+        DamagedDataError: something in the store is not what was written.
+        StoreError: the disk failed.
+    """
+    if not epochs:
+        raise MisuseError("an archive holds one snapshot at least: name one")
+    _check_free(path)
+    roots: dict[int, str] = {}
+    temporary = path.with_name(f"{path.name}.{random_bytes(8).hex()}{SUFFIX}")
+    try:
+        with _telling_deletion(store, epochs), _writing(path):
+            roots = {epoch: store.read_ref(epoch) for epoch in sorted(set(epochs))}
+            _write(store, _paths_of(store, roots), temporary)
+            _verify(store, temporary)
+            size_bytes = temporary.stat().st_size
+            _give_name(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return Exported(roots, size_bytes)
+
+
+def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
+    """Return the files that the archive holds, sorted."""
+    disk = store.disk
+    found = {layout.IDENTITY: None}
+    for epoch, root in roots.items():
+        manifest = store.read_manifest(root, epoch=epoch)
+        found[layout.ref_path(epoch)] = None
+        found[layout.manifest_path(root, files.find_generation(disk, root))] = None
+        found |= {pack.path: None for pack in manifest.packs}
+    with files.reading(disk, layout.KEYS), contextlib.suppress(FileNotFoundError):
+        found |= {f"{layout.KEYS}/{entry.name}": None for entry in disk.list_directory(layout.KEYS)}
+    return sorted(found)
+
+
+def _write(store: Store, paths: list[str], temporary: Path) -> None:
+    with open(temporary, "xb", opener=open_private) as file:
+        file.writelines(header_of(directory, 0, DIRECTORY) for directory in directories_of(paths))
+        for path in paths:
+            _write_member(store.disk, path, file)
+        file.write(bytes(END_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
+    with files.reading(disk, path):
+        size_bytes = disk.size(path)
+    if size_bytes > MEMBER_BYTES_MAX:
+        raise MisuseError(
+            f"{path} has {size_bytes} bytes, too many for an archive: use `snapshot copy` to a second store"
+        )
+    file.write(header_of(path, size_bytes, FILE))
+    for offset in range(0, size_bytes, COPY_BYTES):
+        length = min(COPY_BYTES, size_bytes - offset)
+        with files.reading(disk, path):
+            data = disk.read(path, offset, length)
+        if len(data) < length:
+            raise damaged(path, f"truncated: {offset + len(data)} of {size_bytes} bytes")
+        file.write(data)
+    file.write(bytes(-size_bytes % BLOCK_BYTES))
+
+
+def _verify(store: Store, path: Path) -> None:
+    """Read the archive back: what is given its name is whole."""
+    with reading_archive(path) as disk:
+        for finding in Store(disk, store.store_id, guard=store.guard).verify().findings:
+            raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
+
+
+def _check_free(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise MisuseError(f"{path} exists: choose another name, or remove it first")
+
+
+def _give_name(temporary: Path, path: Path) -> None:
+    """Name the file, durably; never in place of another."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # it is ours from here on
+        os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise MisuseError(f"{path} exists: choose another name, or remove it first") from error
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
+@contextlib.contextmanager
+def _telling_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
+    """What is missing because an epoch has been deleted meanwhile is no damage."""
+    try:
+        yield
+    except DamagedDataError as error:
+        for epoch in epochs:
+            if epoch not in store.epochs():
+                raise NotFoundError(
+                    f"epoch {epoch} of {store.location} was deleted while it was read: pin a snapshot before you export it"
+                ) from error
+        raise
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_home: bool = False) -> list[Copied]:
+    """Verify an archive from its first byte to its last, then copy its snapshots into `target`, in order of their numbers.
+
+    A copy that fails leaves those before it in `target`; again goes on where it failed. `keys` None: those that the environment
+    names. See `transfer.copy_epoch` for what it raises and for the caller's duties.
+
+    Raises:
+        NotFoundError: there is no such file.
+        DamagedDataError: something in it is not as it was written. Nothing was copied.
+    """
+    with reading_archive(path) as disk:
+        source = open_archive(disk, keys=keys)
+        for finding in source.verify().findings:
+            raise damaged(f"{path.name}/{finding.path}", finding.reason, blob=finding.agent)
+        epochs = source.epochs()
+        if not epochs:
+            raise damaged(path.name, "it holds no snapshot")
+        return [copy_epoch(source, target, epoch, is_home=is_home) for epoch in epochs]
+
+
+def open_archive(disk: ArchiveDisk, *, keys: Keys | None = None) -> Store:
+    """Return the store in an archive; it can be read only."""
+    return Store.open(disk.location, disk=disk, keys=keys if keys is not None else keys_from_environment())

@@ -1,0 +1,299 @@
+"""Forking: a new store for a new fleet, which begins with one snapshot of another fleet.
+
+The problem. The fork lives on: it has a store, and so a cluster, of its own, and shares nothing with its parent. It begins with the
+parent's snapshot under the same number (stamps of messages in transit name epochs), and with other bytes: the manifest names the new
+cluster, some states were changed, and in an encrypted store digests are others. So it has another root.
+
+The steps, each durable before the next:
+
+1. `fork`, what the store is to be (`store/fork_record.py`). While it is there without the identity, nobody takes the folder for a store.
+2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
+3. Inputs that are to be taken along, in a host log of the plan that the snapshot was made under; sealed.
+4. The ref. Who has the key signs it: a fork of a signed store is another fleet's, whose keys are those given for it.
+5. The identity, which makes it a store.
+
+So a crash leaves no fork: either nothing of the name, or what step 1 says. `begin_again` removes all of that, the record last, and begins
+anew. The coordinator of the new fleet makes its state of record and manifest when it starts (`coordinator/service/fork_founding.py`).
+
+The callers' duties: the snapshot is pinned meanwhile; nobody else makes a fork there (what `begin_again` removes could be his).
+
+Carries: G4 (the ref comes after all that it names), G11 (every byte is compared with its digest on the way).
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.failpoints import failpoint
+from snapline.storage.keys.key_files import Keys
+from snapline.storage.keys.protection import guard_of
+from snapline.storage.log.names import LogName
+from snapline.storage.log.record import LogBatch, LoggedInput
+from snapline.storage.packs.blob import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob
+from snapline.storage.packs.checkpoint import (
+    AgentCheckpoint,
+    StatePart,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store import files, layout
+from snapline.storage.store.create_store import check_free
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.fork_record import ForkRecord, encode_fork
+from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
+from snapline.storage.store.opened_disk import OpenedDisk
+from snapline.storage.store.reader import exists
+from snapline.storage.store.snapshot_reading import Placed, digests_of, place_of, read_blobs, read_checkpoints
+from snapline.storage.store.store import Store
+from snapline.storage.transfer.transfer import groups_of
+
+FORK_WRITER = "fork"
+"""Who wrote the packs of forks, and whose log holds the inputs that they took along. Runs of hosts are called otherwise."""
+
+TRIGGER = "fork"
+"""Why there is such an epoch."""
+
+INPUTS_BYTES_MAX = 8 * 2**20
+"""Of payloads in one batch, so that none comes near its limit of 64 MiB with all that stands beside them."""
+
+_ID_BYTES = 16
+
+
+class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be made of a snapshot.
+
+    Attributes:
+        name, is_live, parent_name, gone, created: see `ForkRecord`.
+        fleet, config_hash: of the definition that the fork is run with.
+        changed: agent → its checkpoint, where it is not that of the snapshot. Their parts are those of the snapshot.
+        inputs: to be taken along: of each agent those after its last one, without a gap.
+    """
+
+    name: str
+    parent_name: str
+    is_live: bool
+    created: str
+    fleet: str
+    config_hash: str
+    gone: list[str] = []
+    changed: dict[str, AgentCheckpoint] = {}
+    inputs: Sequence[LoggedInput] = ()
+
+
+def write_fork(
+    source: Store,
+    epoch: int,
+    target: Disk,
+    order: ForkOrder,
+    *,
+    keys: Keys | None,
+    begin_again: bool = False,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> Store:
+    """Make the fork's store, durable when this returns, and return it.
+
+    Args:
+        keys: of the new store.
+        begin_again: what an unfinished fork has left at `target` goes first.
+
+    Raises:
+        MisuseError: there is something else at `target`, or an unfinished fork.
+        DamagedDataError: something in `source` is not what was written.
+        StoreError: a disk failed. Nothing is there but what `begin_again` removes.
+    """
+    root = source.read_ref(epoch)
+    manifest = source.read_manifest(root, epoch=epoch)
+    store_id = random_bytes(_ID_BYTES).hex()
+    record = ForkRecord(
+        name=order.name,
+        parent=source.store_id,
+        parent_name=order.parent_name,
+        epoch=epoch,
+        root=root,
+        is_live=order.is_live,
+        gone=order.gone,
+        store=store_id,
+        created=order.created,
+    )
+    with files.writing(target, "a fork"):
+        target.make_root()
+        if begin_again:
+            clear_unfinished(target)
+        check_free(target)
+        guard = guard_of(target, store_id, keys, random_bytes=random_bytes)
+        name = f"0-{random_bytes(_ID_BYTES).hex()}"
+        _write_first(target, encode_fork(record, guard), temporary_name=name)
+    made = Store(target, store_id, random_bytes=random_bytes, guard=guard)
+    with files.writing(target, "a fork"):
+        for directory in layout.DIRECTORIES:
+            make_durable_directory(target, directory)
+    new_root = _Fork(source, manifest, made, order).write()
+    made.publish(epoch, new_root)
+    failpoint("store.fork.published")
+    with files.writing(target, "the identity of a fork"):
+        identity = files.encode_identity(store_id)
+        write_once(target, layout.IDENTITY, (identity,), temporary_name=name, point="store.fork.identity")
+    return Store(OpenedDisk(target, store_id), store_id, random_bytes=random_bytes, guard=guard)
+
+
+def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
+    try:
+        write_once(target, layout.FORK, (data,), temporary_name=temporary_name, point="store.fork.record")
+    except FileExistsError:
+        raise MisuseError(f"somebody else makes a fork at {target.location} just now: give another place") from None
+
+
+def clear_unfinished(target: Disk) -> None:
+    """Remove what an unfinished fork has left, the record last. Nothing is done where there is none, or a store. Raises OSError."""
+    if exists(target, layout.IDENTITY) or not exists(target, layout.FORK):
+        return
+    for entry in target.list_directory(""):
+        if entry.is_directory and entry.name in layout.ROOT_DIRECTORIES:
+            _empty(target, entry.name)
+    failpoint("store.fork.cleared")
+    files.unlink(target, [layout.FORK])
+    target.sync_directory("")
+
+
+def _empty(target: Disk, directory: str) -> None:
+    """Remove the files below a directory; directories do not matter."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in target.list_directory(directory):
+            path = f"{directory}/{entry.name}"
+            if entry.is_directory:
+                _empty(target, path)
+            else:
+                files.unlink(target, [path])
+        target.sync_directory(directory)
+
+
+class _Fork:
+    """One run, from the chunks to the manifest.
+
+    Attributes:
+        _digests: digest of a chunk in the source → in the target.
+    """
+
+    def __init__(self, source: Store, manifest: Manifest, target: Store, order: ForkOrder) -> None:
+        self._source = source
+        self._manifest = manifest
+        self._target = target
+        self._order = order
+        self._epoch = manifest.metadata.epoch
+        self._digests: dict[bytes, bytes] = {}
+        self._state_bytes = 0
+
+    def write(self) -> str:
+        """Write packs, inputs and manifest; return its root."""
+        packs = [self._write_chunks(group) for group in groups_of(sorted(self._chunks(), key=place_of))]
+        lines = self._target.write_pack(writer=FORK_WRITER, epoch=self._epoch, blobs=self._checkpoints())
+        failpoint("store.fork.packs")
+        root = self._target.write_manifest(self._manifest_over([*packs, lines]))
+        write_inputs(self._target, self._manifest.metadata.plan, self._order.inputs)
+        failpoint("store.fork.written")
+        return root
+
+    def _chunks(self) -> list[Placed]:
+        packs = self._manifest.packs
+        return [Placed(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
+
+    def _write_chunks(self, group: list[Placed]) -> PackReference:
+        return self._target.write_chunks(writer=FORK_WRITER, epoch=self._epoch, chunks=self._read_chunks(group))
+
+    def _read_chunks(self, group: list[Placed]) -> Iterator[PackBlob]:
+        for blob, plain in read_blobs(self._source, group, self._epoch):
+            entry = blob.entry
+            digest = self._digests[entry.digest] = self._target.digest(plain)
+            yield PackBlob("", KIND_CHUNK, plain, digest, bool(entry.codec & CODEC_LZ4))
+
+    def _checkpoints(self) -> Iterator[tuple[str, bytes]]:
+        manifest, changed = self._manifest, self._order.changed
+        for agent, encoded in read_checkpoints(self._source, manifest, manifest.agents, digests_of(manifest)):
+            before = decode_checkpoint(encoded)
+            now = with_digests(changed.get(agent, before), self._digests)
+            self._state_bytes += now.state_bytes - before.state_bytes
+            yield agent, encoded if now == before else encode_checkpoint(now)
+
+    def _manifest_over(self, packs: list[PackReference]) -> Manifest:
+        kinds = {line.agent: line for line in self._manifest.agents}
+        lines, chunks = [], []
+        for number, pack in enumerate(packs):
+            for entry in self._target.read_pack_index(pack):
+                if entry.kind == KIND_CHUNK:
+                    chunks.append(chunk_place(entry, pack=number))
+                else:
+                    lines.append(_moved(kinds[entry.name], entry, number))
+        return Manifest(self._metadata(), lines, packs, chunks)
+
+    def _metadata(self) -> Metadata:
+        about, order = self._manifest.metadata, self._order
+        return msgspec.structs.replace(
+            about,
+            created=order.created,
+            trigger=TRIGGER,
+            fleet=order.fleet,
+            cluster=self._target.store_id,
+            config_hash=order.config_hash,
+            state_bytes=about.state_bytes + self._state_bytes,
+        )
+
+
+def _moved(line: AgentLine, entry: BlobEntry, pack: int) -> AgentLine:
+    return msgspec.structs.replace(
+        line,
+        digest=entry.digest,
+        size_bytes=entry.size_bytes,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        codec=entry.codec,
+        stored_digest=entry.stored_digest,
+    )
+
+
+def with_digests(checkpoint: AgentCheckpoint, digests: Mapping[bytes, bytes]) -> AgentCheckpoint:
+    """Return the checkpoint as its chunks are called now."""
+    if all(digests[digest] == digest for digest in checkpoint.digests()):
+        return checkpoint
+    journal = checkpoint.journal_part
+    return msgspec.structs.replace(
+        checkpoint,
+        parts=[_renamed(part, digests) for part in checkpoint.parts],
+        saved_journal=msgspec.UNSET if journal is None else _renamed(journal, digests),
+    )
+
+
+def _renamed(part: StatePart, digests: Mapping[bytes, bytes]) -> StatePart:
+    return msgspec.structs.replace(part, digests=b"".join([digests[chunk.digest] for chunk in part.chunks()]))
+
+
+def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> None:
+    """Write inputs into a host log of a plan that is over, and seal it; nothing if there are none.
+
+    Raises:
+        StoreError, MisuseError: as `Store.append_batch`; or the store overwrites objects.
+    """
+    if not inputs:
+        return
+    log = LogName(plan, FORK_WRITER, 0)
+    for number, some in enumerate(_batches(inputs), 1):
+        if not target.append_batch(target.prepare_batch(log, number, LogBatch(some))):
+            raise MisuseError(f"somebody else writes at {target.location} just now: give another place")
+    target.seal_log(log)
+
+
+def _batches(inputs: Iterable[LoggedInput]) -> Iterator[list[LoggedInput]]:
+    batch: list[LoggedInput] = []
+    size_bytes = 0
+    for each in inputs:
+        if batch and size_bytes + len(each.payload) > INPUTS_BYTES_MAX:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(each)
+        size_bytes += len(each.payload)
+    if batch:
+        yield batch

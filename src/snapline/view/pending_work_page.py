@@ -1,0 +1,260 @@
+"""The screen *Waiting*: durable turns in their middle, inputs, outputs and who reads them, effects and what became of them, dead letters."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from snapline.agent_runtime.effect_ledger import UNSETTLED, Effect
+from snapline.agent_runtime.reading import Output
+from snapline.messages.outputs import Consumer
+from snapline.messages.views import WaitingAgent, WaitingAgents
+from snapline.storage.outputs.names import parse_cursor
+from snapline.view.facts import FleetFacts
+from snapline.view.figures import NOTHING, age, count, plural, seconds, size
+from snapline.view.frame import section, table
+from snapline.view.ledger import NEWEST_MAX, WORDS_MAX, NewestOutputs
+from snapline.view.links import Targets
+from snapline.view.markup import Child, Markup, join, shown, tag
+from snapline.view.partials import Piece
+from snapline.view.streams import notices
+from snapline.view.tones import Tone, pill, tone_of
+from snapline.view.tree import leaf, tree
+
+ROWS_MAX = 100
+"""Of each table: those that need somebody most come first."""
+
+NODES_MAX = 40
+"""Values of one output that are shown."""
+
+WORDS_SHOWN = 300
+"""Characters of an effect's arguments and of its result."""
+
+TURN_COLUMNS = (
+    *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
+    *(("Steps", "number"), ("Put off", "number")),
+)
+OUTPUT_COLUMNS = (("Topic", ""), ("Agent", ""), ("Given", ""), ("Epoch", "number"), ("Cursor", ""), ("Message", "wide"))
+EFFECT_COLUMNS = (
+    *(("Agent", ""), ("Key", ""), ("Effect", ""), ("What became of it", ""), ("Asked", "")),
+    *(("Arguments", "wide"), ("Result", "wide")),
+)
+
+
+class WaitingFacts(msgspec.Struct, frozen=True):
+    """What the screen shows.
+
+    Attributes:
+        fleet: None: it has not been heard.
+        is_ledger_whole: `effects` are all that there are.
+        targets: agents that can be looked at.
+    """
+
+    fleet: FleetFacts | None = None
+    agents: WaitingAgents = WaitingAgents()
+    outputs: NewestOutputs = NewestOutputs()
+    consumers: tuple[Consumer, ...] = ()
+    effects: Sequence[Effect] = ()
+    is_ledger_whole: bool = True
+    targets: Targets = Targets()
+
+
+def waiting_body(facts: WaitingFacts) -> Markup:
+    """The whole screen."""
+    return join([tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in waiting_pieces(facts)]])
+
+
+def waiting_pieces(facts: WaitingFacts) -> list[Piece]:
+    """What may change."""
+    return [
+        Piece("figures", _figures(facts)),
+        Piece("turns", _turns(facts.agents, facts.targets)),
+        Piece("inputs", _inputs(facts.agents.agents, facts.targets)),
+        Piece("effects", _effects(facts)),
+        Piece("outputs", _outputs(facts)),
+        Piece("letters", _letters(facts.agents.agents, facts.targets)),
+    ]
+
+
+# -- above ---------------------------------------------------------------------------------------------------------------
+
+
+def _figures(facts: WaitingFacts) -> Markup:
+    fleet = facts.fleet or FleetFacts()
+    turns = sum([bool(each.turn) for each in facts.agents.agents])
+    stuck = sum([bool(each.problem) for each in facts.agents.agents])
+    fates = Counter(each.fate for each in facts.effects)
+    letters = fleet.total("dead_letters")
+    tiles: tuple[tuple[str, str, str, Tone], ...] = (
+        (
+            "Durable turns",
+            count(turns),
+            f"in their middle; {stuck:,} cannot go on",
+            tone_of("concern", "turn") if stuck else "plain",
+        ),
+        ("Inputs waiting", count(fleet.total("inputs_waiting")), "taken, and not consumed yet", "plain"),
+        (
+            "Outputs waiting",
+            count(fleet.total("outputs_waiting")),
+            f"for a snapshot; {size(fleet.total('output_bytes_waiting'))}",
+            "plain",
+        ),
+        (
+            "Effects in doubt",
+            count(fates["in doubt"] + fates["needs people"]),
+            f"need people: {fates['needs people']:,}",
+            tone_of("effect", "needs people") if fates["needs people"] else "plain",
+        ),
+        ("Dead letters", count(letters), "", tone_of("agent", "dead letters") if letters else "plain"),
+    )
+    return tag("dl", [_figure(*tile) for tile in tiles], id="figures", class_="figures")
+
+
+def _figure(name: str, value: str, more: str, tone: Tone) -> Markup:
+    return tag("div", tag("dt", name), tag("dd", value, class_=tone), tag("dd", more, class_="more"))
+
+
+def _agent(agent: str, targets: Targets) -> Markup:
+    return tag("th", targets.agent(agent), scope="row")
+
+
+def _number(value: int) -> Markup:
+    return tag("td", count(value), class_="number")
+
+
+def _more(total: int) -> Markup | None:
+    return tag("p", f"and {total - ROWS_MAX:,} more", class_="quiet") if total > ROWS_MAX else None
+
+
+def _nothing(told: str) -> Markup:
+    return tag("p", told, class_="quiet")
+
+
+# -- agents --------------------------------------------------------------------------------------------------------------
+
+
+def _turns(told: WaitingAgents, targets: Targets) -> Markup:
+    found = sorted([x for x in told.agents if x.turn], key=lambda each: (not each.problem, -each.waits_s))
+    rows = [_turn(each, targets) for each in found[:ROWS_MAX]]
+    body = table(TURN_COLUMNS, rows, label="Durable turns") if rows else _nothing("No durable turn is in its middle.")
+    silent = f"Not heard in time: {', '.join(told.silent_hosts)}." if told.silent_hosts else ""
+    left_out = f"Hosts have left out {plural(told.more, 'agent')} with which something waits." if told.more else ""
+    strips = [tag("p", each, class_="strip warn") for each in (silent, left_out) if each]
+    return section("turns", "Durable turns", strips, body, _more(len(found)))
+
+
+def _turn(each: WaitingAgent, targets: Targets) -> Markup:
+    waits: Child = each.waits_for or "goes on"
+    if each.problem:
+        waits = [tag("span", "stands", class_=f"pill {tone_of('concern', 'turn')}"), " ", each.problem]
+    since = seconds(each.waits_s) if each.waits_for else NOTHING
+    cells = [tag("td", each.host), tag("td", f"{each.turn} from {each.sender}"), tag("td", waits, class_="wide")]
+    numbers = [_number(each.steps), _number(each.put_off)]
+    return tag("tr", _agent(each.agent, targets), cells, tag("td", since, class_="number"), numbers)
+
+
+def _inputs(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
+    found = sorted([x for x in agents if x.inputs], key=lambda each: -each.inputs)
+    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.inputs)) for x in found[:ROWS_MAX]]
+    columns = (("Agent", ""), ("Host", ""), ("Inputs", "number"))
+    body = table(columns, rows, label="Inputs that wait") if rows else _nothing("No input waits.")
+    return section("inputs", "Inputs", body, _more(len(found)))
+
+
+def _letters(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
+    found = sorted([x for x in agents if x.dead_letters], key=lambda each: -each.dead_letters)
+    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.dead_letters)) for x in found[:ROWS_MAX]]
+    columns = (("Agent", ""), ("Host", ""), ("Dead letters", "number"))
+    body = table(columns, rows, label="Dead letters") if rows else _nothing("There are none.")
+    return section("letters", "Dead letters", body, _more(len(found)))
+
+
+# -- outside -------------------------------------------------------------------------------------------------------------
+
+
+def _effects(facts: WaitingFacts) -> Markup:
+    fates = Counter(each.fate for each in facts.effects)
+    pills = [pill("effect", fate, f": {many:,}") for fate, many in fates.most_common()]
+    order = {fate: place for place, fate in enumerate(UNSETTLED)}
+    found = sorted(facts.effects, key=lambda each: (order.get(each.fate, len(order)), -each.asked_ns))
+    rows = [effect_row(each, facts.targets) for each in found[:ROWS_MAX]]
+    body = table(EFFECT_COLUMNS, rows, label="Effects") if rows else _nothing("Agents have done nothing outside.")
+    part = f"The ledger is long: only a part of it has been read so far, and of it the newest {WORDS_MAX:,} words."
+    strip = None if facts.is_ledger_whole else tag("p", part, class_="strip warn")
+    return section("effects", "Effects", strip, tag("p", *join_with_space(pills)), body, _more(len(found)))
+
+
+def join_with_space(parts: Sequence[Markup]) -> list[Child]:
+    """With blanks between them, where a line may break."""
+    return [each for part in parts for each in (part, " ")]
+
+
+def effect_row(each: Effect, targets: Targets) -> Markup:
+    """One effect, for `EFFECT_COLUMNS`."""
+    key = each.key if each.generation == 1 else f"{each.key}#{each.generation}"
+    about = [
+        tag("td", key),
+        tag("td", each.name),
+        tag("td", pill("effect", each.fate)),
+        tag("td", age(each.asked_ns / 1e9)),
+    ]
+    words = [tag("td", shown(text, WORDS_SHOWN), class_="wide") for text in (each.arguments, each.result)]
+    return tag("tr", _agent(each.agent, targets), about, words)
+
+
+def _outputs(facts: WaitingFacts) -> Markup:
+    newest = facts.outputs
+    rows = [_output(each, facts.targets) for _, outputs in sorted(newest.topics.items()) for each in reversed(outputs)]
+    since = f"epoch {newest.since} on" if newest.since else "the oldest that are kept on"
+    told = ", ".join([f"{topic}: {many:,}" for topic, many in sorted(newest.counts.items())])
+    about = f"From {since} ({told}); of each topic the newest {NEWEST_MAX} of them." if told else ""
+    cut = "There are more of them than a look reads: the newest are not among these." if newest.is_cut else ""
+    body = (
+        table(OUTPUT_COLUMNS, rows, label="Outputs") if rows else _nothing("Agents have given nothing to the outside.")
+    )
+    strip = tag("p", cut, class_="strip warn") if cut else None
+    return section(
+        "outputs", "Outputs", tag("p", about, class_="quiet") if about else None, strip, body, _consumers(facts)
+    )
+
+
+def _output(each: Output, targets: Targets) -> Markup:
+    match each.message:
+        case {"type": str() as name, "fields": dict() as fields}:
+            value: Child = [tag("b", name), tree(fields, nodes_max=NODES_MAX)]
+        case other:
+            value = leaf(other)
+    about = [
+        tag("td", targets.agent(each.agent)),
+        tag("td", age(each.emitted_ns / 1e9)),
+    ]
+    where = [_number(each.epoch), tag("td", tag("code", each.cursor))]
+    return tag("tr", tag("th", each.topic, scope="row"), about, where, tag("td", value, class_="wide"))
+
+
+def _consumers(facts: WaitingFacts) -> Markup | None:
+    if not facts.consumers:
+        return None
+    rows = [
+        tag(
+            "tr",
+            tag("th", each.name, scope="row"),
+            tag("td", tag("code", each.cursor or "at the beginning")),
+            tag("td", age(each.acknowledged_ns / 1e9)),
+            tag("td", _behind(each, facts.outputs), class_="number"),
+        )
+        for each in facts.consumers[:ROWS_MAX]
+    ]
+    columns = (("Consumer", ""), ("Has had all up to", ""), ("Said", ""), ("Outputs since", "number"))
+    return join([tag("h3", "Who reads them"), table(columns, rows, label="Consumers"), _more(len(facts.consumers))])
+
+
+def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
+    """How many of the outputs shown it has not had; of a topic of which it has had none of these there may be more."""
+    place = parse_cursor(consumer.cursor)
+    missing, is_more = 0, place.epoch < newest.since
+    for topic, outputs in newest.topics.items():
+        late = [parse_cursor(each.cursor) > place for each in outputs]
+        missing += sum(late)
+        is_more |= all(late) and len(outputs) < newest.counts[topic]
+    return f"{missing:,} or more" if is_more else count(missing)
