@@ -44,6 +44,7 @@ class AgentEffects:
     Attributes:
         keys: of those that have ended, oldest first.
         made: of the turn in which the agent stands, oldest first.
+        called: those of them that this life has called.
         open: the one at which its turn stands.
         is_in_doubt: it may have been called: by an earlier life, since it comes from a checkpoint whose epoch released its intent, unless that life had to
             say so first; or under the same key, by a call that failed or that a history which was given up has made.
@@ -52,11 +53,12 @@ class AgentEffects:
         needs_people: its handler stands there, and nobody calls it: people have to say what came of it.
     """
 
-    __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
+    __slots__ = ("called", "is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
 
     def __init__(self, saved: SavedEffects = _NO_EFFECTS) -> None:
         self.keys = {known.key: known for known in saved.keys}
         self.made = list(saved.made)
+        self.called: dict[str, None] = {}
         self.open: OpenEffect | None = saved.open
         self.is_in_doubt = saved.open is not None
         self.is_ready = self.is_called = self.needs_people = False
@@ -107,11 +109,16 @@ class AgentEffects:
         return not known.is_orphan and all(made.key != intent.key for made in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """The turn that did it has failed, and it was not undone: from now on it belongs to this turn, as if it had done it."""
+        """Let it belong to this turn, as if it had done it: the turn that did it has failed, or is of a history that was given up, and it was not
+        undone. That of another history was done before what this life has called, and is undone after that."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
-        self._add_made(MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments))
+        others = [made for made in self.made if made.key != known.key]
+        here = [place for place, made in enumerate(others) if made.key in self.called] if not known.ended_ns else []
+        place = here[0] if here else len(others)
+        made = MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments)
+        self.made = [*others[:place], made, *others[place:]]
         return DONE
 
     def _add_made(self, made: MadeEffect) -> None:
@@ -169,6 +176,8 @@ class AgentEffects:
         if not opened.undoes:
             made = MadeEffect(opened.key, opened.generation, opened.name, opened.undo, opened.undo_arguments)
             self._add_made(made)
+            if self.is_called:
+                self.called[opened.key] = None
         elif is_done:
             self._undone(opened)
         self.let_go()
@@ -257,7 +266,7 @@ class AgentEffects:
     def turn_ended(self, letter: int = 0) -> list[MadeEffect]:
         """The turn is over: what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone. `letter`: the number of
         the dead letter that it becomes, if it has failed."""
-        made, self.made = self.made, []
+        made, self.made, self.called = self.made, [], {}
         for key, known in list(self.keys.items()):
             if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]

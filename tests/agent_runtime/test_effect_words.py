@@ -33,6 +33,7 @@ from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
 from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
+from snapline.agent_runtime.undoing import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import GONE
@@ -384,6 +385,17 @@ def test_the_log_has_the_right_past_of_each_step_although_a_mark_came_first() ->
     turn = agent_of(driver).turn
     assert turn is not None and [each.place for each in logged] == [2, 0, 1, 2]
     assert [each.prefix for each in logged] == [rolled(b"", turn.journal[: each.place]) for each in logged]
+
+
+def test_what_it_takes_over_is_undone_after_what_was_done_since() -> None:
+    """It was done before: the effect of the other history comes last, wherever the turn has asked for it (swarm, seed 3767)."""
+    driver = taken_back(intent("now", undo="m:undo"), call("begun"), call(DONE, TOLD))
+    assert runs(release(driver, epoch=2))
+    driver.feed(de.StepEnded("a", 2, 0, DONE, TOLD, 9))
+    ask(driver, intent(undo="m:undo"))
+    driver.fail("a", is_final=True)
+    turn = driver.turns["a"]
+    assert [made.key for made in read_undo(turn.payload[len(UNDO) :])] == ["now", "k"]
 
 
 def test_its_key_with_other_arguments_is_an_error_there_too() -> None:
