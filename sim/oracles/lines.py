@@ -194,7 +194,11 @@ class LineOracle:
         tops = {agent: _index(candidates[agent], number) for agent, number in least.items()}
         found = maximal(tops, counted(candidates, self._books.branch_of(cut.plan).channels))
         best = {agent: candidates[agent][index].number for agent, index in found.items()}
+        histories = self._books.branch_of(cut.plan).histories
         for agent, number in line.items():
+            stopped_at, place = histories[agent].stopped_at, cut.places.get(agent, NOWHERE)
+            if number < best[agent] and stopped_at and place.turns >= stopped_at:
+                continue  # what came after it had stopped is in its tables, and in no book
             if number < best[agent]:
                 yield (
                     "line",

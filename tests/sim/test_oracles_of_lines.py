@@ -341,6 +341,24 @@ def test_an_outbox_at_an_image_moves_the_message_to_the_next_interval() -> None:
     assert (flow.sent_in, flow.got_in) == (1, 0)
 
 
+def test_an_agent_that_has_stopped_need_not_move_on() -> None:
+    """What reaches it then is counted in its checkpoints, and consumed by nobody (swarm, seed 4117)."""
+    for seed in range(12):
+        probe = LineFeed(seed)
+        lines = probe.lines()
+        best = greatest(lines)
+        behind = [(line, agent) for line in lines for agent in best if line == {**best, agent: best[agent] - 1}]
+        for line, agent in behind:
+            feed = LineFeed(seed)
+            feed.begin()
+            history = feed.feed.judge.books.history_of(1, agent)
+            history.stopped_at = feed.taken[agent][line[agent]].turns
+            if history.stopped_at:
+                assert feed.complete(line) == []
+                return
+    raise AssertionError("no such line")
+
+
 # ---- garbage ---------------------------------------------------------------------------------------------------------
 
 
