@@ -60,7 +60,7 @@ def handler(function: Any = None, /, *, durable: bool = False, thread: bool = Fa
     All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler runs in a thread, and may block:
     `def` or `async def` (then on an event loop of its own). Its turn is as atomic as any plain one: until it returns, its agent takes no other turn and no
     checkpoint, and nobody else touches its state. If the turn is undone meanwhile, as by a recovery, the thread runs on, late: its state is one that nobody
-    reads, and its context raises `MisuseError`. So what it does outside may happen again, as of any plain turn. What agents share, such as module globals, needs
+    reads, and its context raises `UsageError`. So what it does outside may happen again, as of any plain turn. What agents share, such as module globals, needs
     locks there.
 
     With `public=True` the HTTP gateway serves the handler (docs/gateway.md). Agents and `snapline.Client` reach all handlers.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.errors import CircuitOpenError, MisuseError
+from snapline.errors import CircuitOpenError, UsageError
 
 _NS = 1_000_000_000
 
@@ -40,7 +40,7 @@ class CircuitBreaker(msgspec.Struct):
 
     def __post_init__(self) -> None:
         if self.failures_max < 1 or not self.open_s > 0:
-            raise MisuseError(
+            raise UsageError(
                 f"a circuit breaker opens after 1 failure or more, for more than 0 seconds, not {self.failures_max} and {self.open_s:g}"
             )
 
@@ -59,7 +59,7 @@ class CircuitBreaker(msgspec.Struct):
                 )
         try:
             yield
-        except MisuseError:
+        except UsageError:
             raise
         except Exception:
             self.failures += 1

@@ -23,7 +23,7 @@ from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, pl
 from snapline.agent_runtime.rare_requests import Seldom
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
 from snapline.agent_runtime.undoing import load_undo
-from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
+from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import MadeEffect
@@ -95,7 +95,7 @@ class Context:
         Raises:
             EncodingError: it cannot be encoded.
             MessageTooLargeError: it is above 16 MiB.
-            MisuseError: no agent can have such an id.
+            UsageError: no agent can have such an id.
         """
         if self._closed:
             self._check_open()
@@ -115,15 +115,15 @@ class Context:
         the turn, or, if it asked for that, at the end of the turn.
 
         Raises:
-            MisuseError: this turn is for no input and no call, or has answered already.
+            UsageError: this turn is for no input and no call, or has answered already.
             EncodingError: it cannot be encoded.
             MessageTooLargeError: it is above 16 MiB.
         """
         self._check_open()
         if self._reply is not None:
-            raise MisuseError("ctx.reply was called twice in one turn: an input, or a call, has one answer")
+            raise UsageError("ctx.reply was called twice in one turn: an input, or a call, has one answer")
         if not self.may_reply:
-            raise MisuseError(
+            raise UsageError(
                 f"ctx.reply answers inputs from outside and calls, and this turn is for a message of {self.sender!r}: use ctx.send"
             )
         self._reply = encode_message(message)
@@ -141,13 +141,13 @@ class Context:
             topic: written like an id: 1 to 128 characters out of letters, digits, '_', '.' and '-'.
 
         Raises:
-            MisuseError: it is no topic.
+            UsageError: it is no topic.
             EncodingError: it cannot be encoded.
             MessageTooLargeError: it is above 16 MiB.
         """
         asked = self._more()
         if not isinstance(topic, str):
-            raise MisuseError(f"a topic is text, this one is a {type(topic).__qualname__}")
+            raise UsageError(f"a topic is text, this one is a {type(topic).__qualname__}")
         asked.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
@@ -160,9 +160,9 @@ class Context:
         asked = self._more()
         name = plain_name("a timer", name)
         if name.startswith("\0"):
-            raise MisuseError(f"timer {name!r} begins with a zero character: those names are the runtime's")
+            raise UsageError(f"timer {name!r} begins with a zero character: those names are the runtime's")
         if not 0 <= delay_s <= DELAY_S_MAX:
-            raise MisuseError(f"timer {name!r}: the delay must be from 0 to {DELAY_S_MAX:.0e} seconds, it is {delay_s}")
+            raise UsageError(f"timer {name!r}: the delay must be from 0 to {DELAY_S_MAX:.0e} seconds, it is {delay_s}")
         if name in asked.cancelled:
             asked.cancelled.remove(name)
         asked.timers.append((name, round(delay_s * 1e9), encode_message(message)))
@@ -181,16 +181,16 @@ class Context:
         goes to the one that exists, or is a dead letter too, as is what this agent had sent it before it asked.
 
         Raises:
-            MisuseError: this turn has spawned that id already, or the state cannot be saved, or not as declared.
+            UsageError: this turn has spawned that id already, or the state cannot be saved, or not as declared.
         """
         asked = self._more()
         if not isinstance(agent, str) or not isinstance(made, Agent):
-            raise MisuseError(
+            raise UsageError(
                 f"ctx.spawn takes an agent id and a snapline.Agent, not a {type(agent).__qualname__} "
                 f"and a {type(made).__qualname__}"
             )
         if agent in asked.spawns:
-            raise MisuseError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
+            raise UsageError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
         kind = agent_type(type(made))
         image = encode_unchecked(agent, made, kind)
         check_state_image(agent, made, kind, image)
@@ -202,7 +202,7 @@ class Context:
         self._stops = True
 
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
-        """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. MisuseError."""
+        """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. UsageError."""
         self._check_open()
         wish, self._closed = rolling_back.wish_of(reason, to), "has asked that the fleet goes back"
         raise rolling_back.RollbackAskedError(wish)
@@ -292,7 +292,7 @@ class Context:
             StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one what it raised.
             EncodingError: in a durable turn, if its arguments cannot be encoded.
             DivergenceError: the result in the journal is not what the function declares any more: the turn stands.
-            MisuseError: there is no such durability, these are no retries, or that is no time.
+            UsageError: there is no such durability, these are no retries, or that is no time.
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
@@ -338,7 +338,7 @@ class Context:
 
         Raises:
             EffectFailedError: the function raised, each time. It may have been done all the same.
-            MisuseError: this turn is not durable; the key stands for another effect; compensate cannot be found by its name; the store takes no outputs.
+            UsageError: this turn is not durable; the key stands for another effect; compensate cannot be found by its name; the store takes no outputs.
             EncodingError: the arguments cannot be encoded.
             DivergenceError: the result in the journal is not what the function declares any more: the turn stands.
         """
@@ -379,11 +379,11 @@ class Context:
             WaitTimeoutError: there was no answer in time. One that comes later is dropped.
             UnansweredCallError: the turn has ended without `ctx.reply`, or failed for good, or there is no such agent.
             EncodingError: the answer is no `reply_type`.
-            MisuseError: this turn is not durable, or the agent is this one.
+            UsageError: this turn is not durable, or the agent is this one.
         """
         journal = self._durable("ctx.call")
         if agent == self.agent:
-            raise MisuseError(f"agent {agent!r} calls itself: its turn for that would have to wait for this one")
+            raise UsageError(f"agent {agent!r} calls itself: its turn for that would have to wait for this one")
         payload = encode_message(message)
         self.send_encoded(agent, durable.call_payload(journal.call_id(), payload))
         found = await self._wait(
@@ -405,7 +405,7 @@ class Context:
 
         Raises:
             WaitTimeoutError: none came in time.
-            MisuseError: this turn is not durable.
+            UsageError: this turn is not durable.
         """
         journal = self._durable("ctx.receive")
         found = await self._wait("receive", message_name(kind), b"", timeout_s=timeout_s)
@@ -429,11 +429,11 @@ class Context:
         stays right when the fleet was down, when it went on elsewhere, and when the clock was put right.
 
         Raises:
-            MisuseError: an instant without a time zone: there are as many of those as time zones.
+            UsageError: an instant without a time zone: there are as many of those as time zones.
         """
         self._durable("ctx.sleep_until")
         if not isinstance(instant, datetime) or instant.tzinfo is None:
-            raise MisuseError(
+            raise UsageError(
                 f"ctx.sleep_until: {instant!r} is no instant: it takes a datetime with a time zone, such as datetime.now(UTC)"
             )
         due_ns = (instant - UNIX_EPOCH) // timedelta(microseconds=1) * 1000
@@ -460,14 +460,12 @@ class Context:
     def _durable(self, what: str) -> TurnJournal:
         self._check_open()
         if self._journal is None:
-            raise MisuseError(
-                f"{what} waits, and a plain turn cannot: mark the handler @snapline.handler(durable=True)"
-            )
+            raise UsageError(f"{what} waits, and a plain turn cannot: mark the handler @snapline.handler(durable=True)")
         return self._journal
 
     def _check_open(self) -> None:
         if self._closed:
-            raise MisuseError(f"the turn of agent {self.agent!r} {self._closed}")
+            raise UsageError(f"the turn of agent {self.agent!r} {self._closed}")
 
     def _more(self) -> Seldom:
         """For what the turn asks for now."""

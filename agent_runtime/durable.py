@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.logged_steps import LoggedSteps
-from snapline.errors import DivergenceError, EncodingError, MisuseError
+from snapline.errors import DivergenceError, EncodingError, UsageError
 from snapline.messages.payloads import CALL, CALL_ID_BYTES, REPLY
 from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
@@ -250,7 +250,7 @@ class TurnJournal:
     def _check_room(self, place: int) -> None:
         """For one more entry."""
         if place >= JOURNAL_ENTRIES_MAX or self._size_bytes >= JOURNAL_BYTES_MAX:
-            raise MisuseError(
+            raise UsageError(
                 f"the turn's journal is full: {place:,} entries with {self._size_bytes:,} bytes of results, and a turn may have "
                 f"{JOURNAL_ENTRIES_MAX:,} and {JOURNAL_BYTES_MAX:,}. Put large results into shared storage and return their names, and let "
                 "a long plan go on in another turn: end this one with a message that says where it is"

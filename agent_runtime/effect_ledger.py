@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.messages.effect_records import (
     DONE,
     EFFECTS_TOPIC,
@@ -65,7 +65,7 @@ class Effect(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-def fold(words: Iterable[Output | Undone]) -> list[Effect]:
+def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
     """Return each effect with its fate, in the order in which they were asked for."""
     standing: list[Output] = []
     undone: dict[_Key, Effect] = {}
@@ -92,7 +92,7 @@ def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect])
     return sorted(found.values(), key=lambda effect: effect.asked_ns)
 
 
-def open_at(words: Iterable[Output | Undone], epoch: int) -> list[Effect]:
+def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effect]:
     """Return the effects that were open in the cut of an epoch, by what was released with it and before, each with its fate now."""
     every = list(words)
     later = (place for place, word in enumerate(every) if isinstance(word, Output) and word.epoch > epoch)

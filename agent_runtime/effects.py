@@ -12,7 +12,7 @@ import msgspec
 from snapline.agent_runtime.durable import FAILED, REFUSED, EffectIntent, EffectWork, TurnJournal
 from snapline.agent_runtime.results import argument_digest, read_result
 from snapline.agent_runtime.undoing import reference_of
-from snapline.errors import DivergenceError, EffectFailedError, MisuseError
+from snapline.errors import DivergenceError, EffectFailedError, UsageError
 from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import MadeEffect
@@ -57,7 +57,7 @@ def effect_work(
     """What a handler has asked for, checked.
 
     Raises:
-        MisuseError: it cannot be an effect.
+        UsageError: it cannot be an effect.
         EncodingError: its arguments cannot be encoded.
     """
     _check(journal, name, options)
@@ -82,28 +82,28 @@ def effect_work(
 def _check(journal: TurnJournal, name: str, options: EffectOptions) -> None:
     key = options.key
     if not journal.takes_effects:
-        raise MisuseError(
+        raise UsageError(
             f"effect {name!r} cannot be: the store overwrites objects, and an effect must be said in it before it is called. Use a store that "
             "creates objects only once"
         )
     if not 0 < len(name) <= KEY_CHARACTERS_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"an effect is named by a text of 1 to {KEY_CHARACTERS_MAX} characters, this one by {name[:40]!r}"
         )
     if not isinstance(key, str) or len(key) > KEY_CHARACTERS_MAX or not (key + "x").isprintable():
-        raise MisuseError(
+        raise UsageError(
             f"key {key!r} of effect {name!r}: use a text of up to {KEY_CHARACTERS_MAX} printable characters"
         )
     if key.startswith("@") or "#" in key or key.endswith(_ENDINGS):
-        raise MisuseError(
+        raise UsageError(
             f"key {key!r} of effect {name!r} begins with '@', holds '#' or ends with '/undo': those are the runtime's"
         )
     if not 0 < options.timeout_s <= CALL_S_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"timeout_s of effect {name!r} is {options.timeout_s}: a call takes more than 0 and up to {CALL_S_MAX:g} seconds"
         )
     if not options.repeatable and options.waits_s:
-        raise MisuseError(f"effect {name!r} is not repeatable, and has retries: leave one of them")
+        raise UsageError(f"effect {name!r} is not repeatable, and has retries: leave one of them")
 
 
 def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, saga: str) -> EffectWork:
@@ -128,11 +128,11 @@ def read_outcome(
 
     Raises:
         EffectFailedError: its function raised each time.
-        MisuseError: its key stands for another effect.
+        UsageError: its key stands for another effect.
         EncodingError: the result is not what the function declares to return.
     """
     if entry.outcome == REFUSED:
-        raise MisuseError(entry.result.decode())
+        raise UsageError(entry.result.decode())
     if entry.outcome == FAILED:
         error, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
         raise EffectFailedError(
@@ -159,7 +159,7 @@ class Saga:
 
     async def __aenter__(self) -> Self:
         if self in self._open:
-            raise MisuseError(f"saga {self.name!r} is open already: make one for each block with ctx.saga")
+            raise UsageError(f"saga {self.name!r} is open already: make one for each block with ctx.saga")
         self._made = []  # what an earlier block of it has made stands
         self._open.append(self)
         return self

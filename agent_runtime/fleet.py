@@ -15,10 +15,10 @@ import msgspec
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import check_steps
-from snapline.errors import EncodingError, FleetDefinitionError, MisuseError, SnaplineError
+from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
-from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessages, Policy, Single, format_policy
+from snapline.protocols.policy import Adaptive, AnyOf, Every, EveryMessages, Manual, Policy, Single, format_policy
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.declared_values import check_declared, comes_back, difference
 from snapline.storage.capture.encoder import StateEncoder
@@ -69,7 +69,7 @@ class Fleet:
             which to take).
         triggers: when to take checkpoints. Coordinated fleets take one `Every`, for all agents together; without it
             checkpoints are taken by hand (`snapline snapshot create`). Where agents checkpoint on their own, each does
-            as soon as one of `Every`, `EveryMessages`, `Adaptive` says so; without any every second. `ByHand()` there
+            as soon as one of `Every`, `EveryMessages`, `Adaptive` says so; without any every second. `Manual()` there
             leaves it to `ctx.checkpoint()` and the protocol.
         stop_when: called with each complete cut (or the newest, if it is slower than they come); `True` ends the
             fleet. Only stable properties make sense: ones that stay true once they are (Chandy and Lamport 1985,
@@ -114,7 +114,7 @@ class Fleet:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
         self.protocol = protocol
-        if isinstance(triggers, Every | EveryMessages | Adaptive | ByHand):
+        if isinstance(triggers, Every | EveryMessages | Adaptive | Manual):
             raise FleetDefinitionError(f"triggers is a list: write triggers=[{triggers!r}]")
         self.triggers = tuple(triggers)
         self.stop_when = stop_when
@@ -171,7 +171,7 @@ class Fleet:
 
     def _check_triggers(self) -> None:
         for trigger in self.triggers:
-            if not isinstance(trigger, Every | EveryMessages | Adaptive | ByHand):
+            if not isinstance(trigger, Every | EveryMessages | Adaptive | Manual):
                 raise FleetDefinitionError(f"{trigger!r} is no trigger: use snapline.Every(seconds=…) above 0")
         if is_autonomous(self.protocol):
             return
@@ -319,10 +319,10 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
         hosts = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, Iterable) else ()
         try:
             if not isinstance(agents, str):
-                raise MisuseError("agents are named by text")
+                raise UsageError("agents are named by text")
             check_id((agents[:-1] or "any") if agents.endswith("*") else agents)
             rules[agents] = tuple([check_id(host, "host") for host in hosts])
-        except MisuseError as error:
+        except UsageError as error:
             raise FleetDefinitionError(f"place={{{agents!r}: {named!r}}}: {error}") from error
         if not hosts:
             raise FleetDefinitionError(f"place={{{agents!r}: {named!r}}}: name a host, or several")

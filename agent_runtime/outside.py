@@ -17,7 +17,7 @@ from snapline.agent_runtime.agent import Handler
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.heartbeats import Beat, heard_of
 from snapline.channels.child_processes import end_if_child
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import is_plain
 
 DELAY_S_MAX = 3e9
@@ -187,25 +187,25 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
     """The seconds before each retry.
 
     Raises:
-        MisuseError: these are none.
+        UsageError: these are none.
     """
     waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
     if isinstance(waits, list | tuple) and all(
         isinstance(each, int | float) and 0 <= each <= DELAY_S_MAX for each in waits
     ):
         return tuple(waits)
-    raise MisuseError(f"retries of {what} are {retries!r}: use a number from 0 on, or the seconds before each retry")
+    raise UsageError(f"retries of {what} are {retries!r}: use a number from 0 on, or the seconds before each retry")
 
 
 def plain_name(what: str, name: object) -> str:
     """The name of a step, an effect or a saga as journals and the ledger keep it. Those are read back as text.
 
     Raises:
-        MisuseError: it is no text, or one that UTF-8 cannot say.
+        UsageError: it is no text, or one that UTF-8 cannot say.
     """
     if is_plain(name):
         return str.__str__(name)
-    raise MisuseError(f"{what} is named by a text, this one by {name!r}")
+    raise UsageError(f"{what} is named by a text, this one by {name!r}")
 
 
 def step_work(
@@ -219,12 +219,12 @@ def step_work(
     """What `ctx.step` was asked for.
 
     Raises:
-        MisuseError: there is no such durability, or that is no time.
+        UsageError: there is no such durability, or that is no time.
     """
     if durability not in ("log", "checkpoint"):
-        raise MisuseError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
+        raise UsageError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
     if heartbeat_s is not None and not 0 < heartbeat_s <= DELAY_S_MAX:
-        raise MisuseError(f"heartbeat_s of step {name!r} is {heartbeat_s!r}: use a number of seconds above 0")
+        raise UsageError(f"heartbeat_s of step {name!r} is {heartbeat_s!r}: use a number of seconds above 0")
     return StepWork(function, timeout_s, waits_of(f"step {name!r}", retries), durability == "log", heartbeat_s)
 
 
@@ -232,8 +232,8 @@ def nanoseconds(what: str, seconds: float) -> int:
     """A time to wait.
 
     Raises:
-        MisuseError: nobody can wait so long.
+        UsageError: nobody can wait so long.
     """
     if not 0 <= seconds <= DELAY_S_MAX:
-        raise MisuseError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")
+        raise UsageError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")
     return round(seconds * 1e9)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.encoding import message_decoder, message_name
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 from snapline.messages.payloads import split_message
 from snapline.storage.outputs import reader as reading
 from snapline.storage.outputs.reader import OutputBatch
@@ -25,7 +25,7 @@ class MessageReader:
         try:
             self._decoder = message_decoder(Any if kind is None else kind)
         except (TypeError, NameError) as error:
-            raise MisuseError(f"{option} {kind!r} is none that a message can have: {error}") from error
+            raise UsageError(f"{option} {kind!r} is none that a message can have: {error}") from error
         self._name = message_name(kind) if isinstance(kind, type) and kind is not msgspec.Raw else ""
         self._option, self._what = option, what
 
@@ -65,7 +65,7 @@ class Output(msgspec.Struct, frozen=True):
     emitted_ns: int = 0
 
 
-class Undone(msgspec.Struct, frozen=True):
+class OutputsReverted(msgspec.Struct, frozen=True):
     """The fleet has gone back to an earlier snapshot on purpose, or since later ones were lost: what was given out after it does not count.
 
     Attributes:
@@ -79,7 +79,7 @@ class Undone(msgspec.Struct, frozen=True):
     cursor: str
 
 
-def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterator[Output | Undone]:
+def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
     """Yield what a program gets of a batch: what is undone, then the outputs of `topic`, or of all if it is empty. EncodingError."""
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
@@ -90,6 +90,6 @@ def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterato
             yield Output(each.agent, each.number, each.topic, message, cursor, batch.epoch, each.emitted_ns)
 
 
-def undone_of(undone: reading.UndoneEpochs, cursor: str) -> Undone:
+def undone_of(undone: reading.UndoneEpochs, cursor: str) -> OutputsReverted:
     """Return the same for programs."""
-    return Undone(undone.after, undone.epochs, cursor)
+    return OutputsReverted(undone.after, undone.epochs, cursor)

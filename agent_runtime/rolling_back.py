@@ -4,7 +4,7 @@ import sys
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import is_plain
 
 REASON_CHARACTERS_MAX = 1_000
@@ -37,17 +37,17 @@ def wish_in(error: BaseException, on_error: str) -> tuple[RollbackWish | None, B
     """What a turn that has failed wishes, if its agent may, and what it has failed by."""
     if not isinstance(error, RollbackAskedError):
         return None, error
-    return (error.wish, error) if on_error == "undo" else (None, MisuseError(NOT_UNDONE))
+    return (error.wish, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
 def wish_of(reason: str, snapshot: str) -> RollbackWish:
-    """Return what whoever has called `ctx.rollback` wishes; MisuseError."""
+    """Return what whoever has called `ctx.rollback` wishes; UsageError."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"
         )
     if not is_plain(snapshot) or not snapshot:
-        raise MisuseError(f'ctx.rollback goes to "last", a tag or an epoch, as text, not to {snapshot!r:.100}')
+        raise UsageError(f'ctx.rollback goes to "last", a tag or an epoch, as text, not to {snapshot!r:.100}')
     frame = sys._getframe(2)
     file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
     return RollbackWish(snapshot, reason, f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})")

@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.agent_runtime.encoding import message_decoder
 from snapline.agent_runtime.results import encode_argument
-from snapline.errors import MessageTooLargeError, MisuseError
+from snapline.errors import MessageTooLargeError, UsageError
 from snapline.storage.packs.saved_effects import MadeEffect
 
 UNDO = b"\x05@undo"
@@ -47,21 +47,21 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
     """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
 
     Raises:
-        MisuseError: it is none that another process could find, or in none of these modules.
+        UsageError: it is none that another process could find, or in none of these modules.
         EncodingError: an argument cannot be encoded.
         MessageTooLargeError: they are too large together.
     """
     if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
-        raise MisuseError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
+        raise UsageError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
     function, *arguments = compensate
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     if module and not _is_own(module, own):
-        raise MisuseError(
+        raise UsageError(
             f"compensate of effect {effect!r} is a function of module {module}, which is in no package of this agent's class: name the module in "
             "Fleet(compensation_modules=[…])"
         )
     if _found(module, name, own) is not function:
-        raise MisuseError(
+        raise UsageError(
             f"compensate of effect {effect!r} is {function!r}, and must be a function at the top of a module: it may have to run after a "
             "recovery, in another process, which finds it by its name"
         )
@@ -134,19 +134,19 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _gone(effect: str, reference: str, *, key: str) -> None:
-    raise MisuseError(
+    raise UsageError(
         f"effect {effect!r} is undone by {reference}, and there is no such function any more: bring it back, and retry"
     )
 
 
 def _foreign(effect: str, reference: str, *, key: str) -> None:
-    raise MisuseError(
+    raise UsageError(
         f"effect {effect!r} is undone by {reference}, which is in no package of the agent's class, and nothing else is called: if it is yours, name "
         "its module in Fleet(compensation_modules=[…]), and retry"
     )
 
 
 def _unreadable(effect: str, reference: str, reason: str, *, key: str) -> None:
-    raise MisuseError(
+    raise UsageError(
         f"effect {effect!r} is undone by {reference}, which does not take the arguments that were kept: {reason}"
     )

@@ -32,7 +32,7 @@ from snapline.errors import ProtocolError
 from snapline.failpoints import failpoint
 from snapline.security.dial_back import METHOD as CONFIRM
 from snapline.security.dial_back import Callers, Complaints, OwnCalls
-from snapline.security.rpc_authorization import FIRST_BYTES_MAX, HOST, DoorKeeper, People
+from snapline.security.rpc_authorization import FIRST_BYTES_MAX, HOST, People, RpcGuard
 from snapline.security.transport import LINK_AGE_S_MAX, RELOAD_S, Security
 from snapline.telemetry.health import begin, tell
 
@@ -79,7 +79,7 @@ class LinkTransport:
         self._owner = owner
         self._host = host
         self._security = security
-        self.guard = DoorKeeper(security, people)
+        self.guard = RpcGuard(security, people)
         self.healthy = health.aio.HealthServicer()
         self._callers = Callers(security, service=SERVICE, role=HOST)
         self._own_calls = OwnCalls()
@@ -96,10 +96,10 @@ class LinkTransport:
         """Serve links, `services`, health and reflection at `listen` ("host:port", port 0 for any); returns the port.
 
         Raises:
-            MisuseError: plaintext would be open to other machines.
+            UsageError: plaintext would be open to other machines.
             AddressError: it is no address of this machine.
             AddressBusyError: the port stays in use, or the name unknown.
-            WorldError: certificates cannot be read.
+            ExternalFailureError: certificates cannot be read.
         """
         keep_freed_memory()
         server = grpc.aio.server(options=server_options(), interceptors=(self.guard,))
@@ -123,7 +123,7 @@ class LinkTransport:
         """Keep a stream to `peer` alive until `undial`. A new address ends the stream to the old one.
 
         Raises:
-            MisuseError: plaintext would leave this machine.
+            UsageError: plaintext would leave this machine.
         """
         self._security.check_dial_address(address)
         known = self._dialled.get(peer)
@@ -139,7 +139,7 @@ class LinkTransport:
         """Say `hello` to a peer that this host may not dial, once.
 
         Raises:
-            MisuseError: plaintext would leave this machine.
+            UsageError: plaintext would leave this machine.
         """
         self._security.check_dial_address(address)
         task = asyncio.create_task(self._knock(peer, address, hello))

@@ -9,7 +9,7 @@ import errno
 import socket
 import time
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 PORT_WAIT_S = 3.0
 """For what may pass: a killed process gives its ports back within a second."""
@@ -17,11 +17,11 @@ PORT_WAIT_S = 3.0
 PORT_LOOK_S = 0.1
 
 
-class AddressError(MisuseError):
+class AddressError(UsageError):
     """Nobody can ever listen there: it is no address, or none of this machine."""
 
 
-class AddressBusyError(WorldError):
+class AddressBusyError(ExternalFailureError):
     """Nobody can listen there just now: the port is in use, or the name of the machine is unknown."""
 
 

@@ -18,7 +18,7 @@ PAGE = Path(__file__).with_name("api.md")
 
 TOPICS = {
     "Agents and messages": ("Agent", "Message", "handler", "Context", "heartbeat", "CircuitBreaker"),
-    "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
+    "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "Manual"),
     "What `stop_when` and invariants see": (
         "Cut",
         "TransitMessage",
@@ -34,11 +34,11 @@ TOPICS = {
         "Receipt",
         "Reply",
         "Output",
-        "Undone",
+        "OutputsReverted",
         "Effect",
         "LocatedAgent",
         "AgentState",
-        "SettledLetter",
+        "DeadLetterResult",
         "Certificates",
     ),
     "What a failure costs": ("open_trace", "Trace", "DominoReport", "RecoveryLine"),

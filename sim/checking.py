@@ -17,7 +17,7 @@ from typing import TypedDict, TypeVar, Unpack
 import msgspec
 
 from snapline.agent_runtime.fleet import Fleet, load_fleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.policy import Adaptive, Every, EveryMessages
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.durations import duration_ns, format_duration
@@ -117,7 +117,7 @@ class Subject:
         """`place`: names the test, where a fleet has no name by which it can be imported.
 
         Raises:
-            MisuseError: the target is none, or an option is not possible.
+            UsageError: the target is none, or an option is not possible.
         """
         self._options = options
         self._invariant, self._at_end = invariant, at_end
@@ -148,7 +148,7 @@ class Subject:
         """The concrete scenario of a seed.
 
         Raises:
-            MisuseError: an option does not fit the faults, such as a host that is named and does not exist.
+            UsageError: an option does not fit the faults, such as a host that is named and does not exist.
         """
         scenario = draw(self._template or self._surrounded(seed), seed)
         until = self._options.get("until", "")
@@ -215,7 +215,7 @@ class Subject:
         assert self._source is not None
         made = self._source()
         if not isinstance(made, Fleet):
-            raise MisuseError(f"{self._source!r} made a {type(made).__qualname__}: return a snapline.Fleet")
+            raise UsageError(f"{self._source!r} made a {type(made).__qualname__}: return a snapline.Fleet")
         workload = own_workload(made, self._options.get("every", ""))
         workload.inputs = self._inputs
         return workload
@@ -234,7 +234,7 @@ def run_fleet(
     """One run, without pytest. `choices`: instead of the seed's, such as `HypothesisChoices`; the scenario is the seed's.
 
     Raises:
-        MisuseError: as `Subject`.
+        UsageError: as `Subject`.
     """
     subject = Subject(target, invariant=invariant, at_end=at_end, **options)
     return subject.run(subject.scenario(seed), seed, choices, recording=recording)
@@ -247,18 +247,18 @@ def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Flee
     """The function that makes the fleet of each run.
 
     Raises:
-        MisuseError: the target is none.
+        UsageError: the target is none.
     """
     match target:
         case str() if ":" in target:
             return lambda: load_fleet(target, arguments)
         case _ if arguments:
-            raise MisuseError("arguments are for 'module:fleet': bind those of a function by functools.partial")
+            raise UsageError("arguments are for 'module:fleet': bind those of a function by functools.partial")
         case Fleet():
             return lambda: target
         case _ if callable(target):
             return target
-    raise MisuseError(
+    raise UsageError(
         f"{target!r} cannot be checked: give a snapline.Fleet, a function that returns one, 'module:fleet', "
         "a Scenario or the path of its .toml file"
     )
@@ -268,19 +268,19 @@ def read_scenario(path: Path) -> Scenario:
     """Read a TOML file.
 
     Raises:
-        MisuseError: it cannot be read, or is no scenario.
+        UsageError: it cannot be read, or is no scenario.
     """
     try:
         return parse_scenario(path.read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise MisuseError(f"{path} cannot be read: {error}; give the path of a scenario") from error
+        raise UsageError(f"{path} cannot be read: {error}; give the path of a scenario") from error
 
 
 def template_of(faults: Faults) -> Scenario:
     """The faults that may happen.
 
     Raises:
-        MisuseError: there is no such template or word.
+        UsageError: there is no such template or word.
     """
     match faults:
         case Scenario():
@@ -288,11 +288,11 @@ def template_of(faults: Faults) -> Scenario:
         case str() if faults in BUILT_IN:
             return BUILT_IN[faults]
         case str():
-            raise MisuseError(f"faults is {faults!r}: use {', '.join(BUILT_IN)}, or a list of {', '.join(WORDS)}")
+            raise UsageError(f"faults is {faults!r}: use {', '.join(BUILT_IN)}, or a list of {', '.join(WORDS)}")
         case _:
             unknown = [word for word in faults if word not in WORDS]
             if unknown:
-                raise MisuseError(f"faults holds {unknown[0]!r}: use {', '.join(WORDS)}")
+                raise UsageError(f"faults holds {unknown[0]!r}: use {', '.join(WORDS)}")
             return Scenario(swarm=SwarmPart(faults=list(faults), steps=False) if faults else SwarmPart(faults_max=0))
 
 
@@ -339,18 +339,18 @@ def _converted(fields: object, kind: type[_Part]) -> _Part:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise MisuseError(readable(str(error), fields, kind)) from error
+        raise UsageError(readable(str(error), fields, kind)) from error
 
 
 def _check_names(options: Options) -> None:
     unknown = [name for name in options if name not in Options.__annotations__]
     if unknown:
-        raise MisuseError(f"there is no option {unknown[0]!r}: use {', '.join(Options.__annotations__)}")
+        raise UsageError(f"there is no option {unknown[0]!r}: use {', '.join(Options.__annotations__)}")
 
 
 def _refuse_options(options: Options) -> None:
     for name in options:
-        raise MisuseError(f"{name} is for fleets: write it into the scenario")
+        raise UsageError(f"{name} is for fleets: write it into the scenario")
 
 
 def _ended_by(scenario: Scenario, until: str) -> Scenario:

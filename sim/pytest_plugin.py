@@ -91,7 +91,7 @@ class Simulation:
         Returns:
             What the runs have in common: verdicts, probes, metrics.
         """
-        from snapline.errors import MisuseError
+        from snapline.errors import UsageError
         from snapline.sim.report.plugin import run_folder, run_seeds
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
@@ -102,7 +102,7 @@ class Simulation:
                 shrink_s = 0.0
             else:
                 failure, summary = run_seeds(subject, self._chosen(seeds), allow_undecided=allow_undecided)
-        except MisuseError as error:
+        except UsageError as error:
             _say(str(error))
         if failure is not None:
             self._fail(subject, failure, shrink_s)
@@ -120,12 +120,12 @@ class Simulation:
         **options: "Unpack[Options]",
     ) -> "Result":
         """One run; the test looks at its result. Arguments as of `check` and `snapline.sim.checking.run_fleet`."""
-        from snapline.errors import MisuseError
+        from snapline.errors import UsageError
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
         try:
             return subject.run(subject.scenario(seed), seed, choices, recording=recording)
-        except MisuseError as error:
+        except UsageError as error:
             _say(str(error))
 
     def _subject(
@@ -136,13 +136,13 @@ class Simulation:
         at_end: "AtEnd | None",
         **options: "Unpack[Options]",
     ) -> "Subject":
-        from snapline.errors import MisuseError
+        from snapline.errors import UsageError
         from snapline.sim.checking import Subject
 
         place = str(self._request.node.nodeid)
         try:
             return Subject(target, place=place, invariant=invariant, at_end=at_end, **options)
-        except MisuseError as error:
+        except UsageError as error:
             _say(str(error))
 
     def _chosen(self, seeds: int | Iterable[int]) -> list[int]:

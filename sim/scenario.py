@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.sim.faults.durations import Duration, OptionalDuration, duration_ns, format_duration
 from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
@@ -382,17 +382,17 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
     """Read TOML; `source` is the file's name, for errors.
 
     Raises:
-        MisuseError: names file and key, and what is allowed.
+        UsageError: names file and key, and what is allowed.
     """
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise MisuseError(f"{source}: is not TOML: {error}") from error
+        raise UsageError(f"{source}: is not TOML: {error}") from error
     _refuse_early(raw, source)
     try:
         scenario = msgspec.convert(raw, Scenario)
     except msgspec.ValidationError as error:
-        raise MisuseError(f"{source}: {readable(str(error), raw, Scenario)}") from error
+        raise UsageError(f"{source}: {readable(str(error), raw, Scenario)}") from error
     check_scenario(scenario, source=source)
     return scenario
 
@@ -401,10 +401,10 @@ def check_scenario(scenario: Scenario, *, source: str) -> None:
     """Check what types cannot say.
 
     Raises:
-        MisuseError: the first problem.
+        UsageError: the first problem.
     """
     for problem in _problems(scenario):
-        raise MisuseError(f"{source}: {problem}")
+        raise UsageError(f"{source}: {problem}")
 
 
 def format_scenario(scenario: Scenario) -> str:
@@ -415,12 +415,12 @@ def format_scenario(scenario: Scenario) -> str:
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
     """What would otherwise only be an unknown key."""
     if raw.get("schema", SCHEMA) != SCHEMA:
-        raise MisuseError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
+        raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
     for index, fault in enumerate(faults if isinstance(faults, list) else []):
         for word in fault if isinstance(fault, dict) else ():
             if word in REFUSED_WORDS:
-                raise MisuseError(f"{source}: fault[{index}].{word} cannot be: {REFUSED_WORDS[word]}")
+                raise UsageError(f"{source}: fault[{index}].{word} cannot be: {REFUSED_WORDS[word]}")
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
@@ -452,7 +452,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
         yield f"fleet.pattern.rate_per_s is {fleet.pattern.rate_per_s}: use a number"
     try:
         parse_policy(scenario.run.retention)
-    except MisuseError as error:
+    except UsageError as error:
         yield f"run.retention is {shown(scenario.run.retention)}: {error}"
     yield from _unknown("limits", scenario.limits, tuple(LIMITS))
     nodes = host_names(scenario) + coordinator_names(scenario)

@@ -26,7 +26,7 @@ def bounded(told: AgentState) -> bytes:
     """As JSON.
 
     Raises:
-        MisuseError: it takes more than a document may.
+        UsageError: it takes more than a document may.
     """
     text = msgspec.json.encode(told)
     if len(text) > VIEW_BYTES_MAX:
@@ -39,7 +39,7 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
     Raises:
         NotFoundError: there is no snapshot, no such agent in it, or no such field.
-        MisuseError: it takes too much, or that is no path of a field.
+        UsageError: it takes too much, or that is no path of a field.
         StoreError: the store cannot be read, or holds something else than was written.
     """
     store = open_store()

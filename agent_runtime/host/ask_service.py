@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from snapline.agent_runtime.host import events as ev
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.input_wire import ASK, answer_messages, decode_ask
 from snapline.messages.inputs import KEY_CHARACTERS_MAX, RETRY, AskOutcome
@@ -48,7 +48,7 @@ class AskService:
         self._host = host
         self._calls = 0
         self._open: dict[_Question, asyncio.Future[ev.AskAnswer]] = {}
-        """Questions that the core has not answered."""
+        """RecoveryQueries that the core has not answered."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """What serves its calls."""
@@ -73,7 +73,7 @@ class AskService:
             if not 0 < len(key) <= KEY_CHARACTERS_MAX:
                 raise ProtocolError(f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(key)}")
             return check_id(agent), key, is_early
-        except (ProtocolError, MisuseError) as error:
+        except (ProtocolError, UsageError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
 

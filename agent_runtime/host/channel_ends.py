@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from snapline.agent_runtime.host.failures import HostFailures
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -52,7 +52,7 @@ class ChannelEnds:
     _membership: Creating
     _durable: AwaitingReplies
 
-    def __init__(self, desk: HostDesk, links: HostLinks, failures: HostFailures) -> None:
+    def __init__(self, desk: HostState, links: HostLinks, failures: HostFailures) -> None:
         self._desk = desk
         self._links = links
         self._failures = failures

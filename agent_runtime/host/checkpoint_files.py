@@ -13,7 +13,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, check_image, image_of, new_chunks, reported
 from snapline.agent_runtime.host.epoch_reports import Places
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 from snapline.messages.host_messages import CheckpointsStored, ReportedPack
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import StateImage
@@ -62,11 +62,11 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
     Raises:
         EncodingError: a state would not come back from its image; names the agent.
         StoreError: the store cannot be written; nothing refers to what is left there.
-        MisuseError: a checkpoint comes twice, or they belong to two rounds.
+        UsageError: a checkpoint comes twice, or they belong to two rounds.
     """
     rounds = {taken.command.round for taken in captures} - {0}
     if len(rounds) > 1:
-        raise MisuseError(f"checkpoints of rounds {sorted(rounds)} in one pack: write those of each round on their own")
+        raise UsageError(f"checkpoints of rounds {sorted(rounds)} in one pack: write those of each round on their own")
     chunked = [_chunk(store, taken) for taken in captures]
     checkpoints = [_checkpoint_of(taken, found.parts) for taken, found in zip(captures, chunked, strict=True)]
     blobs = [(checkpoint.agent, checkpoint.number, encode_checkpoint(checkpoint)) for checkpoint in checkpoints]

@@ -53,11 +53,11 @@ from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.effects import Effects
-from snapline.agent_runtime.host.epoch_request import EpochWish
+from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_log import OwnLog
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -78,9 +78,9 @@ from snapline.channels.frame import LinkHello, Refused
 from snapline.messages import host_messages as msg
 from snapline.messages import planned_ends as ends
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
-from snapline.protocols.policy import ByHand, Policy
+from snapline.protocols.policy import Manual, Policy
 
-BY_HAND: Policy = ByHand()
+BY_HAND: Policy = Manual()
 
 
 class HostCore:
@@ -110,7 +110,7 @@ class HostCore:
             trace_every: of each channel, every so manieth message is traced; 0 = none.
             is_watched: a judge wants `MessageLeft` commands.
         """
-        self.desk = desk = HostDesk(host, trace_every=trace_every, is_watched=is_watched)
+        self.desk = desk = HostState(host, trace_every=trace_every, is_watched=is_watched)
         self.agents, self.peers = desk.agents, desk.peers
         failures = HostFailures(desk)
         self.links = links = HostLinks(desk)
@@ -118,7 +118,7 @@ class HostCore:
         self._mailboxes = mailboxes = Mailboxes(desk, failures)
         self._outlets = outlets = Outlets(desk, ends, mailboxes)
         self._timers = timers = Timers(desk, mailboxes)
-        self._wish = wish = EpochWish(desk)
+        self._wish = wish = EpochRequest(desk)
         self.log = log = OwnLog(desk)
         self._inputs = inputs = Inputs(desk, mailboxes, wish, log)
         self._steps = steps = StepLog(desk, mailboxes, log)

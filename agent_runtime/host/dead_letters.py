@@ -11,8 +11,8 @@ a letter that was never kept.
 
 from snapline.agent_runtime.host import effect_wishes
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
-from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, LetterWord, read_word
-from snapline.messages.effect_words import EffectWish, is_effect_wish, is_effect_word, read_effect_wish
+from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
+from snapline.messages.effect_words import EffectRetry, is_effect_wish, is_effect_word, read_effect_wish
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
@@ -68,23 +68,23 @@ def letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
     return None if place is None else agent.dead_letters[place]
 
 
-def _undoing(payload: bytes) -> EffectWish | None:
+def _undoing(payload: bytes) -> EffectRetry | None:
     """The wish that a compensation is called; None: it is about a letter."""
     wish = read_effect_wish(payload) if is_effect_wish(payload) else None
     return wish if wish is not None and effect_wishes.undoes(wish) else None
 
 
-def _word_of(agent: LocalAgent, payload: bytes) -> LetterWord:
+def _word_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
     """What is said, of which letter. An effect knows that of its turn, if it failed with it."""
     if not is_effect_wish(payload):
         return read_word(payload)
     number = effect_wishes.letter_of(agent, read_effect_wish(payload))
     if number not in agent.letter_numbers:
-        return LetterWord(RETRY, 0, b"")
-    return LetterWord(RETRY, number, identity_of(agent.dead_letters[agent.letter_numbers.index(number)]))
+        return DeadLetterCommand(RETRY, 0, b"")
+    return DeadLetterCommand(RETRY, number, identity_of(agent.dead_letters[agent.letter_numbers.index(number)]))
 
 
-def _place_of(agent: LocalAgent, word: LetterWord) -> int | None:
+def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
     if word.number not in agent.letter_numbers:
         return None
     place = agent.letter_numbers.index(word.number)

@@ -1,6 +1,6 @@
 """Carries out what a host core wants done: runs turns, takes images, loads lines, talks to the coordinator.
 
-Decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `Surroundings`. In
+Decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `HostEnvironment`. In
 production that is the process (`process.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
 """
 
@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.environment import Surroundings, TraceSink, Transport
+from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, Transport
 from snapline.agent_runtime.host.epoch_files import (
     Capture,
     Captures,
@@ -42,12 +42,12 @@ from snapline.agent_runtime.outside import Outside
 from snapline.channels.child_processes import end_if_child
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.errors import (
+    ConnectionRejectedError,
     DamagedDataError,
     FleetDefinitionError,
-    MisuseError,
     SnaplineError,
     StoreError,
-    TurnedAwayError,
+    UsageError,
 )
 from snapline.messages.host_messages import (
     BeginEpoch,
@@ -82,7 +82,7 @@ RunTurn = Callable[[ev.StartTurn], ev.Event | None]
 log = logging.getLogger("snapline.host")
 
 
-class HostCarrier:
+class HostDriver:
     """One host's core and agents, and everything that is done for them. Also the owner of its links (`LinkOwner`).
 
     Attributes:
@@ -98,7 +98,7 @@ class HostCarrier:
         self,
         host: str,
         fleet: Fleet,
-        around: Surroundings,
+        around: HostEnvironment,
         transport: Transport,
         *,
         world: Outside | None = None,
@@ -346,9 +346,9 @@ class HostCarrier:
         """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""
         log.warning("turned away: %s", told.reason)
         if told.is_final and not self.core.start:
-            self._around.fail(MisuseError(told.reason))
+            self._around.fail(UsageError(told.reason))
         elif told.is_final:
-            self._around.finish(TurnedAwayError.exit_code)
+            self._around.finish(ConnectionRejectedError.exit_code)
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.turns.welcomed(welcome.cluster)
@@ -470,7 +470,7 @@ class HostCarrier:
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
         except MigrationError:
             raise  # ends this host: a plan refused three times would end the fleet for good
-        except MisuseError as error:
+        except UsageError as error:
             if command.line_epoch:
                 return ev.LoadFailed(command.plan, 0, "", str(error))
             raise FleetDefinitionError(str(error)) from error  # the fleet as it is written: for its author to mend

@@ -30,7 +30,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
@@ -64,7 +64,7 @@ class DurableTurns:
 
     def __init__(
         self,
-        desk: HostDesk,
+        desk: HostState,
         failures: HostFailures,
         mailboxes: Mailboxes,
         timers: Timers,

@@ -10,14 +10,14 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.undoing import undo_payload
 from snapline.messages.dead_letters import GONE
 from snapline.messages.effect_records import undone_of
-from snapline.messages.effect_words import UNDO, EffectWish
+from snapline.messages.effect_words import UNDO, EffectRetry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
 
 _FINISHED = b""
 """What is told of a wish that is fulfilled already."""
 
 
-def refusal_of(agent: LocalAgent, wish: EffectWish) -> str:
+def refusal_of(agent: LocalAgent, wish: EffectRetry) -> str:
     """Why this cannot be; "" if it may have its turn."""
     shown = f"effect {_shown(wish)} of agent {agent.id!r}"
     known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
@@ -32,7 +32,7 @@ def refusal_of(agent: LocalAgent, wish: EffectWish) -> str:
     return _why_no_retry(agent, known, wish, shown)
 
 
-def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectWish, shown: str) -> str:
+def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, shown: str) -> str:
     if undone_of(wish.key) is not None:
         return f"{shown} is done: there is nothing to try again" if _is_compensated(known, wish) else ""
     if _is_compensated(known, wish):
@@ -46,18 +46,18 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectWish, shown
     return ""
 
 
-def undoes(wish: EffectWish) -> bool:
+def undoes(wish: EffectRetry) -> bool:
     """Is it about a compensation, to be called, or called again?"""
     return wish.verb == UNDO or undone_of(wish.key) is not None
 
 
-def letter_of(agent: LocalAgent, wish: EffectWish) -> int:
+def letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
     """The number of the dead letter that is to have its turn; 0: there is none."""
     known = _known(agent, wish)
     return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
 
-def settled(agent: LocalAgent, wish: EffectWish) -> bytes | None:
+def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
     """What is told of a compensation that needs no turn, or can have none; None: it has its turn."""
     known = _known(agent, wish)
     if known is not None and _is_compensated(known, wish):
@@ -65,21 +65,21 @@ def settled(agent: LocalAgent, wish: EffectWish) -> bytes | None:
     return None if known is not None and known.undo else GONE
 
 
-def turn_of(agent: LocalAgent, wish: EffectWish) -> bytes:
+def turn_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
     """The message of the turn that undoes it."""
     known = _known(agent, wish)
     assert known is not None, "it was there when the turn was chosen"
     return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
 
 
-def begun(agent: LocalAgent, wish: EffectWish) -> None:
+def begun(agent: LocalAgent, wish: EffectRetry) -> None:
     """Its turn has begun: no other one may count on the effect any more."""
     known = _known(agent, wish)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)
 
 
-def _known(agent: LocalAgent, wish: EffectWish) -> KnownEffect | None:
+def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
     """What the agent knows of the effect, or of the one that this compensation undoes."""
     undone = undone_of(wish.key)
     if agent.effects is None or (undone is not None and wish.key not in agent.effects.keys):
@@ -89,11 +89,11 @@ def _known(agent: LocalAgent, wish: EffectWish) -> KnownEffect | None:
     return known if known is not None and 1 <= generation <= known.generation else None
 
 
-def _is_compensated(known: KnownEffect, wish: EffectWish) -> bool:
+def _is_compensated(known: KnownEffect, wish: EffectRetry) -> bool:
     """An earlier generation is: else there were no later one."""
     _, generation = undone_of(wish.key) or (wish.key, wish.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 
 
-def _shown(wish: EffectWish) -> str:
+def _shown(wish: EffectRetry) -> str:
     return repr(wish.key if wish.generation == 1 else f"{wish.key}#{wish.generation}")

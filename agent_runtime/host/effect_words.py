@@ -6,7 +6,7 @@ A word is taken by the turn that stands there, once (`durable_turns.py`). What i
 from itertools import islice
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
-from snapline.messages.effect_words import EffectWord, is_effect_word, read_effect_word
+from snapline.messages.effect_words import EffectResolution, is_effect_word, read_effect_word
 from snapline.messages.inputs import REFUSED, RETRY, InputOutcome
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.saved_effects import OpenEffect
@@ -46,5 +46,5 @@ def _is_word(entry: Entry) -> bool:
     return entry[0] is None and isinstance(entry[1], LoggedInput) and is_effect_word(entry[2])
 
 
-def _is_about(word: EffectWord, opened: OpenEffect) -> bool:
+def _is_about(word: EffectResolution, opened: OpenEffect) -> bool:
     return (word.key, word.generation, word.number) == (opened.key, opened.generation, opened.number)

@@ -30,7 +30,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.host_state import UNDONE, HostDesk
+from snapline.agent_runtime.host.host_state import UNDONE, HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
@@ -55,7 +55,7 @@ class Effects:
         are_held: none is begun until the next Quiesce, plan or stream.
     """
 
-    def __init__(self, desk: HostDesk, outputs: Outputs, steps: StepLog) -> None:
+    def __init__(self, desk: HostState, outputs: Outputs, steps: StepLog) -> None:
         self._desk = desk
         self._outputs = outputs
         self._steps = steps

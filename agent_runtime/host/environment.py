@@ -55,7 +55,7 @@ class TraceSink(Protocol):
         """What was traced so far outlives this process."""
 
 
-class Surroundings(Protocol):
+class HostEnvironment(Protocol):
     """What surrounds a host: clocks, threads, the coordinator's stream, its own end."""
 
     def now_ns(self) -> int:

@@ -1,17 +1,17 @@
 """That agents here want an epoch before its time: for a client that waits, or for outputs. The coordinator is told once for each epoch."""
 
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.messages import host_messages as msg
 
 
-class EpochWish:
+class EpochRequest:
     """One for all agents here."""
 
     _mode: HostMode
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self._is_said = False
 

@@ -3,7 +3,7 @@
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
@@ -32,7 +32,7 @@ class HostFailures:
 
     _mode: HostMode
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self.failed: dict[str, str] = {}
         self.poison: dict[Poison, tuple[int, int]] = {}

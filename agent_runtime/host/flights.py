@@ -17,7 +17,7 @@ from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepE
 from snapline.agent_runtime.outside import Outside, calling, no_call_of, run_step
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
-from snapline.errors import DivergenceError, EffectFailedError, EncodingError, MisuseError, StepFailedError
+from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, UsageError
 from snapline.messages.payloads import split_message
 from snapline.storage.packs.saved_effects import MadeEffect
 
@@ -50,7 +50,7 @@ async def step_of(
         found = await _come_of(command, work, world, call)
         left = forgotten.take_freed()
         if left:
-            raise MisuseError(forgotten.sentence(left))
+            raise UsageError(forgotten.sentence(left))
         is_effect = isinstance(work, EffectWork)
         declares = None if isinstance(work, EffectWork) and work.intent.is_undo else work.function
         outcome, result = DONE, encode_result(command.name, found, declares, is_effect=is_effect)
@@ -163,27 +163,27 @@ _INSTEAD = (
 )
 
 
-def foreign(awaited: object) -> MisuseError:
+def foreign(awaited: object) -> UsageError:
     """The error of a durable handler that awaited something else than the runtime's."""
     kind = type(awaited).__qualname__
-    return MisuseError(f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_INSTEAD}")
+    return UsageError(f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_INSTEAD}")
 
 
 def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: object) -> Any:
     """The loop's task factory while a durable handler runs.
 
     Raises:
-        MisuseError: always. A task beside the turn would run again after a recovery, or not at all.
+        UsageError: always. A task beside the turn would run again after a recovery, or not at all.
     """
     coroutine.close()
-    raise MisuseError(f"a durable handler has started a task. {_INSTEAD}")
+    raise UsageError(f"a durable handler has started a task. {_INSTEAD}")
 
 
 def of_a_task(error: BaseException) -> BaseException:
     """The same for what says of itself that it must be used in a task of asyncio's: a durable handler runs in none."""
     said = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in said or "parent task" in said):
-        found = MisuseError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
+        found = UsageError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
         found.__cause__ = error
         return found
     return error

@@ -15,7 +15,7 @@ from typing import Protocol
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_inputs import PendingInput
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn
 from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
@@ -77,7 +77,7 @@ class OwnLog:
     _inputs: Acknowledging
     _steps: Stepping
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self._queue: list[Pending] = []
         """For the next batch."""

@@ -51,7 +51,7 @@ class HostCounts:
         self.effects = dict.fromkeys((DONE, FAILED, LEFT, NOT_DONE, UNDONE), 0)
 
 
-class HostDesk:
+class HostState:
     """Shared by the parts of one host core, which change it inside `handle` only.
 
     Attributes:

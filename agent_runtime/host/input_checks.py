@@ -14,7 +14,7 @@ from snapline.agent_runtime.agent import AgentType, Handler
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.traceparents import with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, MisuseError
+from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, UsageError
 from snapline.messages.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.messages.payloads import plain_name, split_message
 from snapline.storage.capture.declared_values import comes_back
@@ -35,7 +35,7 @@ def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: Pla
         return _message_in(given, known)
     except HandlerNotPublicError as error:
         return InputOutcome(NOT_PUBLIC, reason=str(error))
-    except MisuseError as error:
+    except UsageError as error:
         return InputOutcome(REFUSED, reason=str(error))
 
 
@@ -48,7 +48,7 @@ def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome
 
 
 def _message_in(given: GivenInput, known: AgentType) -> bytes:
-    """The message, as the agent's turn takes it; MisuseError if it could not. JSON may say its trace behind the type, as other messages do."""
+    """The message, as the agent's turn takes it; UsageError if it could not. JSON may say its trace behind the type, as other messages do."""
     if not given.type:
         check_message(given.agent, known, given.payload, public_only=given.public_only)
         return given.payload

@@ -21,7 +21,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.options import RECEIVE_BYTES_MAX
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.dead_letters import read_word
 from snapline.messages.effect_words import (
@@ -32,7 +32,7 @@ from snapline.messages.effect_words import (
 )
 from snapline.messages.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
 from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
-from snapline.security.rpc_authorization import Context, DoorKeeper, read_first
+from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
 """Of all requests together that are being read, or wait for the host's log: four of the largest. More would be memory alone."""
@@ -74,7 +74,7 @@ class Agents(AnswerSource, Protocol):
 class InputService:
     """The service of one host. All calls come on its event loop."""
 
-    def __init__(self, agents: Agents, guard: DoorKeeper, *, host: str, take_input: TakeInput = as_it_is) -> None:
+    def __init__(self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = as_it_is) -> None:
         self._agents = agents
         self._take_input = take_input
         self._guard = guard
@@ -147,7 +147,7 @@ class InputService:
         identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")
-        except MisuseError as error:
+        except UsageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
 

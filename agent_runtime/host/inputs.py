@@ -14,9 +14,9 @@ was. Should that epoch be condemned later, the inputs of such an agent wait here
 from snapline.agent_runtime.host import dead_letters, effect_words
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
-from snapline.agent_runtime.host.epoch_request import EpochWish
+from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_log import OwnLog
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.reply_waiters import Asks, dropped_reason
@@ -50,7 +50,7 @@ class Request:
 class Inputs:
     """Of the agents here. `asks`: who waits for answers."""
 
-    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish, log: OwnLog) -> None:
+    def __init__(self, desk: HostState, mailboxes: Mailboxes, wish: EpochRequest, log: OwnLog) -> None:
         self._desk = desk
         self._log = log
         self.asks = Asks(desk, wish)

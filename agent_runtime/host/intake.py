@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
-from snapline.agent_runtime.host.environment import Surroundings
+from snapline.agent_runtime.host.environment import HostEnvironment
 from snapline.agent_runtime.host.view_events import (
     AnswerEffects,
     AnswerView,
@@ -51,7 +51,7 @@ class _Flight:
 class Intake:
     """One batch of the present plan's log is on its way at most; those of earlier plans may be beside it."""
 
-    def __init__(self, around: Surroundings, feed: Callable[[ev.Event], None]) -> None:
+    def __init__(self, around: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
         """`feed` tells the host core."""
         self._around = around
         self._feed = feed

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
@@ -68,7 +68,7 @@ class HostLinks:
     _outlets: Unparking
     _mailboxes: Arriving
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self.roster: dict[str, msg.RosterEntry] = {}
         self._knocks: dict[str, int] = {}  # host that has not dialled yet → when to knock again

@@ -14,7 +14,7 @@ from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
     START,
@@ -83,7 +83,7 @@ class Mailboxes:
     _inputs: Answering
     _durable: GoingOn
 
-    def __init__(self, desk: HostDesk, failures: HostFailures) -> None:
+    def __init__(self, desk: HostState, failures: HostFailures) -> None:
         self._desk = desk
         self._failures = failures
         self._poison, self._deaths = failures.poison, failures.deaths.known

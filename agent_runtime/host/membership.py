@@ -8,7 +8,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.failures import HostFailures, is_from_others
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import AgentInlet, Entry, LocalAgent, Mark
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -25,7 +25,7 @@ RESUMED: Entry = (None, "resumed", b"")
 
 
 class Membership:
-    """Questions to the coordinator about agents, and what waits for the answers.
+    """RecoveryQueries to the coordinator about agents, and what waits for the answers.
 
     Attributes:
         reservations: number → the parent, and the ids and kinds that it wants.
@@ -35,7 +35,7 @@ class Membership:
 
     def __init__(
         self,
-        desk: HostDesk,
+        desk: HostState,
         ends: ChannelEnds,
         outlets: Outlets,
         mailboxes: Mailboxes,

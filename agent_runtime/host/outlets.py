@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -17,7 +17,7 @@ class Outlets:
     _mode: HostMode
     _membership: Retiring
 
-    def __init__(self, desk: HostDesk, ends: ChannelEnds, mailboxes: Mailboxes) -> None:
+    def __init__(self, desk: HostState, ends: ChannelEnds, mailboxes: Mailboxes) -> None:
         self._desk = desk
         self._ends = ends
         self._mailboxes = mailboxes

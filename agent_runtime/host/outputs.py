@@ -14,8 +14,8 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
-from snapline.agent_runtime.host.epoch_request import EpochWish
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.epoch_request import EpochRequest
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.retiring import Retiring
@@ -41,7 +41,7 @@ class Outputs:
     _membership: Retiring
     _effects: Calling
 
-    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish) -> None:
+    def __init__(self, desk: HostState, mailboxes: Mailboxes, wish: EpochRequest) -> None:
         self._desk = desk
         self._mailboxes = mailboxes
         self._wish = wish

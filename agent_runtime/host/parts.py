@@ -3,10 +3,10 @@
 import msgspec
 
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
-from snapline.agent_runtime.host.epoch_request import EpochWish
+from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_log import OwnLog
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -20,7 +20,7 @@ from snapline.agent_runtime.host.views import Views
 class HostParts(msgspec.Struct, frozen=True):
     """All that stands below a mode."""
 
-    desk: HostDesk
+    desk: HostState
     links: HostLinks
     ends: ChannelEnds
     failures: HostFailures
@@ -31,5 +31,5 @@ class HostParts(msgspec.Struct, frozen=True):
     inputs: Inputs
     steps: StepLog
     outputs: Outputs
-    wish: EpochWish
+    wish: EpochRequest
     views: Views

@@ -24,7 +24,7 @@ from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.driver import HostCarrier
+from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.input_service import InputService, TakeInput, as_it_is
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
@@ -39,7 +39,7 @@ from snapline.channels.child_processes import end_if_child, handle_signal, keep_
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.link_supervisor import supervised
-from snapline.errors import MisuseError, SnaplineError, StoreKeyError
+from snapline.errors import SnaplineError, StoreKeyError, UsageError
 from snapline.ids import check_id
 from snapline.messages.host_messages import Directive, HostMessage, OpenTurn
 from snapline.messages.input_wire import SERVICE as INPUTS
@@ -91,7 +91,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """One host of a fleet; see `run_host`. The carrier's `Surroundings` in production, and the agents that clients speak to."""
+    """One host of a fleet; see `run_host`. The carrier's `HostEnvironment` in production, and the agents that clients speak to."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -142,10 +142,10 @@ class Host:
         self._inputs = InputService(self, self._transport.guard, host=options.host, take_input=self._take_input)
         self._views = ViewService(self, host=options.host)
 
-    def _make_carrier(self) -> HostCarrier:
+    def _make_carrier(self) -> HostDriver:
         options, export = self._options, self._export
         if export is None:
-            return HostCarrier(
+            return HostDriver(
                 options.host, options.fleet, self, self._transport, trace=self._trace, trace_every=options.trace_every
             )
         from snapline.agent_runtime.host.host_spans import HostSpans
@@ -349,7 +349,7 @@ class Host:
         """A wrong key or option ends the host at once. A store that is not there may come: who needs it says so."""
         try:
             self.open_store()
-        except (StoreKeyError, MisuseError):
+        except (StoreKeyError, UsageError):
             raise
         except (SnaplineError, OSError):
             pass
@@ -470,6 +470,6 @@ async def run_host(options: HostOptions) -> int:
     """Run a host until its fleet ends, it is told to stop, or it is turned away; returns the exit code.
 
     Raises:
-        MisuseError: it may not listen where it was told to; or it is to have spans, and OpenTelemetry is not there.
+        UsageError: it may not listen where it was told to; or it is to have spans, and OpenTelemetry is not there.
     """
     return await Host(options).run()

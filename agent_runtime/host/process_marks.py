@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.driver import HostCarrier, RunTurn
+from snapline.agent_runtime.host.driver import HostDriver, RunTurn
 from snapline.agent_runtime.host.durable_events import RunStep
 from snapline.agent_runtime.host.turn_marks import (
     MarkedThreads,
@@ -33,7 +33,7 @@ log = logging.getLogger("snapline.host")
 class ProcessMarks:
     """Of one host process, whose agents are those of `carrier`."""
 
-    def __init__(self, carrier: HostCarrier, path: str, *, host: str, instance: str) -> None:
+    def __init__(self, carrier: HostDriver, path: str, *, host: str, instance: str) -> None:
         """`path`: of the file; "": there is none, and nothing outlives this process."""
         self._carrier = carrier
         self._path = Path(path) if path else None

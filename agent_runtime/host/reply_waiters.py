@@ -7,8 +7,8 @@ same one. Only that an input is a dead letter is not the last word: once an oper
 """
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.epoch_request import EpochWish
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.epoch_request import EpochRequest
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.retiring import Retiring
 from snapline.messages import host_messages as msg
@@ -23,7 +23,7 @@ class Asks:
 
     _membership: Retiring
 
-    def __init__(self, desk: HostDesk, wish: EpochWish) -> None:
+    def __init__(self, desk: HostState, wish: EpochRequest) -> None:
         self._desk = desk
         self._wish = wish
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}

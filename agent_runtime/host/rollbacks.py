@@ -1,7 +1,7 @@
 """The part of a host core that keeps who wants the fleet to go back (`ctx.rollback`). Such an agent stands: its turn had no effect, and what that
 was for waits in its place. It checkpoints like any other that stands between two turns. A plan ends that, whatever it is for."""
 
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import STANDS_NS, LocalAgent
 from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.messages import host_messages as msg
@@ -15,7 +15,7 @@ class HostRollbacks:
         refused: agent → why it stands on.
     """
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self.wanted: dict[str, msg.WantRollback] = {}
         self.refused: dict[str, str] = {}

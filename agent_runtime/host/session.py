@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from snapline.errors import DistrustError, MisuseError, ProtocolError
+from snapline.errors import AuthenticationError, ProtocolError, UsageError
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
 from snapline.messages.replica_turns import ReplicaTurns
@@ -70,8 +70,8 @@ class Session:
         """Attend until cancelled.
 
         Raises:
-            DistrustError: no coordinator ever trusted us, or we none of them, for as long as a rotation may need.
-            MisuseError: no coordinator ever answered, and one of them speaks TLS where we speak plaintext, or the other way round.
+            AuthenticationError: no coordinator ever trusted us, or we none of them, for as long as a rotation may need.
+            UsageError: no coordinator ever answered, and one of them speaks TLS where we speak plaintext, or the other way round.
         """
         warned = False
         while not self._is_closing:
@@ -107,20 +107,20 @@ class Session:
         return LEADER_KEY in told
 
     async def _why_silent(self, address: str, error: Exception) -> str:
-        """What keeps us from a coordinator, in a sentence; DistrustError, MisuseError: it will for good."""
+        """What keeps us from a coordinator, in a sentence; AuthenticationError, UsageError: it will for good."""
         why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=why is not None)
         if why is None:
             why = await why_other_transport(self._security, address)
             if why is not None and self._distrust.is_hopeless:
-                raise MisuseError(why)
+                raise UsageError(why)
             if why is not None:
                 return f"{why}; trying on"
             return f"no coordinator at {address}: {_reason(error)}; trying on"
         sentence = f"the coordinator at {address} and this host do not trust each other ({why})"
         if is_final:
-            raise DistrustError(f"{sentence}, and have not for {TRUST_WAIT_S:g} s: {trust_advice(why)}")
+            raise AuthenticationError(f"{sentence}, and have not for {TRUST_WAIT_S:g} s: {trust_advice(why)}")
         return f"{sentence}; trying on, as certificates may be being renewed"
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:

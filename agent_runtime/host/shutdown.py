@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
-from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreKeyError, StoreMissingError
+from snapline.errors import DamagedDataError, SnaplineError, StoreKeyError, StoreMissingError, UsageError
 from snapline.messages.host_messages import ProbeRead, StopEvaluated
 from snapline.storage.store.store import Store
 
@@ -21,7 +21,7 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
-        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | StoreKeyError | MisuseError)
+        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | StoreKeyError | UsageError)
         return ProbeRead(path, b"", str(caught), may_pass=not is_wrong)
 
 

@@ -5,16 +5,16 @@ from opentelemetry import context as contexts
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.driver import HostCarrier
-from snapline.agent_runtime.host.environment import Surroundings, TraceSink, Transport
+from snapline.agent_runtime.host.driver import HostDriver
+from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, Transport
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.turn_spans import EFFECT, SpanOutside, TurnPlace, TurnSpans
 from snapline.storage.log.record import LoggedInput
 from snapline.telemetry.span_export import SpanExport
 
 
-class SpanCarrier(HostCarrier):
-    """See `HostCarrier`.
+class SpanCarrier(HostDriver):
+    """See `HostDriver`.
 
     Attributes:
         spans: of the turns that are followed.
@@ -24,7 +24,7 @@ class SpanCarrier(HostCarrier):
         self,
         host: str,
         fleet: Fleet,
-        around: Surroundings,
+        around: HostEnvironment,
         transport: Transport,
         *,
         export: SpanExport,

@@ -15,7 +15,7 @@ from snapline.agent_runtime.durable import DONE, FAILED
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, TurnsBegun
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
@@ -36,7 +36,7 @@ class StepLog:
 
     _effects: Marked
 
-    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, log: OwnLog) -> None:
+    def __init__(self, desk: HostState, mailboxes: Mailboxes, log: OwnLog) -> None:
         self._desk = desk
         self._mailboxes = mailboxes
         self._log = log

@@ -2,7 +2,7 @@
 
 import heapq
 
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 
@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 class Timers:
     """Of the agents here, in two heaps; what an agent holds itself tells which entries of them still count."""
 
-    def __init__(self, desk: HostDesk, mailboxes: Mailboxes) -> None:
+    def __init__(self, desk: HostState, mailboxes: Mailboxes) -> None:
         self._desk = desk
         self._mailboxes = mailboxes
         self._timers: list[tuple[int, int, str, str]] = []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.environment import Surroundings, TraceSink
+from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink
 from snapline.agent_runtime.host.recent_trace import LOOK_S, RecentLines
 from snapline.agent_runtime.host.view_events import TracingWanted
 from snapline.messages.views import RecentTrace, TraceWanted
@@ -18,7 +18,7 @@ class Tracing:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: HostEnvironment,
         core: HostCore,
         feed: Callable[[ev.Event], None],
         file: TraceSink | None,

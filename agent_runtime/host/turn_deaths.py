@@ -7,7 +7,7 @@ equal messages of one sender are one.
 
 import zlib
 
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import MARK
@@ -47,7 +47,7 @@ class TurnDeaths:
     known: (agent, digest) → what the plan says of it. Empty nearly always: look at that first.
     """
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self.known: dict[tuple[str, bytes], TurnDeath] = {}
         self._survived: list[msg.TurnSurvived] = []

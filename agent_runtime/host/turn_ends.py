@@ -6,7 +6,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import TOLD, Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, about
 from snapline.agent_runtime.host.membership import Membership
@@ -33,7 +33,7 @@ class TurnEnds:
 
     def __init__(
         self,
-        desk: HostDesk,
+        desk: HostState,
         failures: HostFailures,
         mailboxes: Mailboxes,
         outlets: Outlets,

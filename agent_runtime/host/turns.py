@@ -40,7 +40,7 @@ from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
 from snapline.agent_runtime.traceparents import without_tail
-from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
+from snapline.errors import DivergenceError, EncodingError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
@@ -188,7 +188,7 @@ class Turns:
 
         Raises:
             EncodingError: it cannot be saved; names agent, field and next step.
-            MisuseError: its arrays are too large to be copied for this.
+            UsageError: its arrays are too large to be copied for this.
         """
         running = self._running[agent]
         if running.flight is not None:
@@ -197,7 +197,7 @@ class Turns:
         try:
             size_bytes = sum(encoder.buffer_sizes(running.agent.state))
             if size_bytes > LOOKED_AT_BYTES_MAX:
-                raise MisuseError(
+                raise UsageError(
                     f"agent {agent!r} has {size_bytes:,} bytes of arrays, and would stand still while they are copied; "
                     f"up to {LOOKED_AT_BYTES_MAX:,} are: ask for the state of the newest snapshot"
                 )
@@ -394,7 +394,7 @@ class Turns:
         problem = journal.divergence if type(stand) is Stand else foreign(stand)
         if problem is None and (ctx.unawaited or forgotten.freed):
             left = forgotten.left_by(ctx, is_over=False)
-            problem = MisuseError(forgotten.sentence(left)) if left else None
+            problem = UsageError(forgotten.sentence(left)) if left else None
         if problem is not None:
             flight.close()
             return self._failed(turn, ctx, problem)
@@ -485,11 +485,11 @@ class Turns:
     def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
         """The handler has returned. A state that it left unsavable fails this turn, not the epochs after it."""
         if not ctx.close():
-            return self._failed(turn, ctx, MisuseError(CAUGHT))
+            return self._failed(turn, ctx, UsageError(CAUGHT))
         if ctx.unawaited or forgotten.freed:
             left = forgotten.left_by(ctx, is_over=True)
             if left:
-                return self._failed(turn, ctx, MisuseError(forgotten.sentence(left)))
+                return self._failed(turn, ctx, UsageError(forgotten.sentence(left)))
         running = self._running.get(turn.agent)
         if running is not None and running.on_error == "undo":
             try:

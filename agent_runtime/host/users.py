@@ -19,7 +19,7 @@ KNOWN_MAX = 256
 """As many as a fleet may have; what is borne and is not good counts too."""
 
 ASKED_MAX = 4
-"""Questions to the coordinator at once: whoever tries many tokens waits in line."""
+"""RecoveryQueries to the coordinator at once: whoever tries many tokens waits in line."""
 
 ASK_S = 5.0
 """For the coordinator's word: an election takes a second or two."""

@@ -19,7 +19,7 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state, waiting_agent
 from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
-from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
+from snapline.errors import NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.messages.effect_records import StandingEffect
 from snapline.messages.view_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
@@ -210,7 +210,7 @@ async def _tell(error: Exception, context: Context) -> None:
     match error:
         case NotFoundError():
             code = grpc.StatusCode.NOT_FOUND
-        case MisuseError() | ProtocolError():
+        case UsageError() | ProtocolError():
             code = grpc.StatusCode.INVALID_ARGUMENT
         case _:
             code = grpc.StatusCode.FAILED_PRECONDITION

@@ -8,7 +8,7 @@ import msgspec
 
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.failures import sender_of, what_of
-from snapline.agent_runtime.host.host_state import HostDesk
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import STANDS_NS, START, DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_events import (
     AgentView,
@@ -52,7 +52,7 @@ class Views:
         waiting: agent → requests that wait for the end of its turn. Looked at after each turn.
     """
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self.waiting: dict[str, list[int]] = {}
 

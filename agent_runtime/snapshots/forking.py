@@ -16,7 +16,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.kinds import class_of, plan_line
 from snapline.agent_runtime.snapshots.fork_effects import has_open_effect, without_open_effects
 from snapline.agent_runtime.snapshots.state_setting import FieldSetting, find_agent, with_settings
-from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.errors import FleetDefinitionError, UsageError
 from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped
 from snapline.protocols.names import is_autonomous
@@ -97,7 +97,7 @@ def fork_snapshot(
         begin_again: what an unfinished fork has left there goes first. Nobody else may make one there just now.
 
     Raises:
-        MisuseError: the wish does not fit the snapshot, or `to` holds something; nothing was written.
+        UsageError: the wish does not fit the snapshot, or `to` holds something; nothing was written.
         EncodingError: a class is gone, or a state does not come to what it is now; nothing was written.
         NotFoundError: there is no such snapshot.
         DamagedDataError: something of it is not what was written.
@@ -138,7 +138,7 @@ class _Judged:
                 f"the snapshot was made by protocol {about.protocol}, and fleet {fleet.name!r} has {fleet.protocol}: a fork keeps it"
             )
         if is_autonomous(about.protocol) and len(about.ordinals) < len(self._manifest.agents):
-            raise MisuseError(
+            raise UsageError(
                 f"epoch {about.epoch} was written by an earlier release, and lacks what a fork under {about.protocol} needs: run the fleet "
                 "with this one, take a snapshot, and fork that"
             )
@@ -150,7 +150,7 @@ class _Judged:
             agent, path = find_agent(place, agents)
             found.setdefault(agent, []).append(FieldSetting(agent, path, value))
         if found and self._wish.fleet is None:
-            raise MisuseError(
+            raise UsageError(
                 "fields are set by their declared types: name the fleet's classes with --fleet MODULE:FLEET"
             )
         return found
@@ -202,7 +202,7 @@ class _Judged:
     # ---- what is to be made -----------------------------------------------------------------------------------------
 
     def order(self, *, created: str) -> ForkOrder:
-        """What storage is to write. MisuseError: inputs that shall be taken along are not kept any more."""
+        """What storage is to write. UsageError: inputs that shall be taken along are not kept any more."""
         about, fleet = self._manifest.metadata, self._wish.fleet
         is_copied = self._wish.inputs == "copy"
         return ForkOrder(
@@ -220,7 +220,7 @@ class _Judged:
     def _whole(self, inputs: list[LoggedInput]) -> list[LoggedInput]:
         gap = first_gap(inputs, self._consumed)
         if gap is not None:
-            raise MisuseError(
+            raise UsageError(
                 f"input {gap[1]} of agent {gap[0]!r} is not kept any more, since newer snapshots have consumed it: fork with --inputs "
                 "drop, or fork a later snapshot"
             )

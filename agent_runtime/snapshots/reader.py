@@ -21,7 +21,7 @@ from snapline.agent_runtime.encoding import state_decoder
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.kinds import class_of
-from snapline.agent_runtime.reading import MessageReader, Output, Undone, read_batch
+from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverted, read_batch
 from snapline.agent_runtime.snapshots import html as snapshot_html
 from snapline.agent_runtime.snapshots.cut import decode_for, describe_state
 from snapline.agent_runtime.snapshots.cut_contents import (
@@ -70,7 +70,7 @@ def open_store(
         StoreMissingError: there is no store.
         DamagedDataError: its identity file is damaged.
         StoreError: it cannot be read, or is encrypted and its key was not given.
-        MisuseError: no such scheme, or a key file cannot be used.
+        UsageError: no such scheme, or a key file cannot be used.
     """
     keys = keys_from_environment()
     given = read_keys(store_keys=_paths(store_keys), verify_keys=_paths(verify_keys))
@@ -109,7 +109,9 @@ class SnapshotStore:
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
 
-    def outputs(self, topic: str = "", *, after: str = "", message_type: Any = None) -> "Iterator[Output | Undone]":
+    def outputs(
+        self, topic: str = "", *, after: str = "", message_type: Any = None
+    ) -> "Iterator[Output | OutputsReverted]":
         """Yield what the fleet's agents have given to the outside, in order, as far as it is released now.
 
         Args:
@@ -118,7 +120,7 @@ class SnapshotStore:
             message_type: class of the messages; without it they are plain values.
 
         Raises:
-            MisuseError: it is no cursor of this store.
+            UsageError: it is no cursor of this store.
             NotFoundError: what comes after it was deleted meanwhile.
             EncodingError: a message is not of this type.
             DamagedDataError: a file is not what was written.
@@ -199,7 +201,7 @@ class Snapshot:
             again: first remove what an unfinished fork has left there. Nobody else may make one there just now.
 
         Raises:
-            MisuseError: a field is not there or of another type, something is at `to`, or the fleet is of another protocol.
+            UsageError: a field is not there or of another type, something is at `to`, or the fleet is of another protocol.
             EncodingError: a class of the fleet that the store was opened with is gone, or a state does not come to what it is now.
             DamagedDataError: something in the snapshot is not what was written.
             StoreError: a disk failed.
@@ -291,7 +293,7 @@ class SavedAgent:
         Raises:
             DamagedDataError: something of it is not what was written.
             EncodingError: it does not decode as its class declares it: open the store without the fleet.
-            MisuseError: it holds an array or tensor, and NumPy or torch is not installed.
+            UsageError: it holds an array or tensor, and NumPy or torch is not installed.
         """
         if self.is_unborn:
             return None
@@ -314,7 +316,7 @@ class SavedAgent:
 
         Raises:
             NotFoundError: there is no such field; says which there are.
-            DamagedDataError, MisuseError: as `state`.
+            DamagedDataError, UsageError: as `state`.
         """
         return plain_value(find_field(self._tree, path))
 

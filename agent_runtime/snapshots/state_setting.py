@@ -18,7 +18,7 @@ from snapline.agent_runtime.agent import agent_type, state_version_of
 from snapline.agent_runtime.encoding import encode_body, field_names
 from snapline.agent_runtime.fleet import check_skeleton
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.capture.plain_values import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
@@ -38,7 +38,7 @@ class FieldSetting(msgspec.Struct, frozen=True):
         return f"{self.agent}{'' if self.path.startswith('[') else '.'}{self.path}"
 
 
-class SettingError(MisuseError):
+class SettingError(UsageError):
     """A field cannot be set so. Nothing was written."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.messages.concerns import KINDS, Concern, remedy_of
@@ -49,7 +49,7 @@ class Concerns:
         return tuple(found)
 
 
-def standing_agents(desk: Desk, attendance: Attendance) -> list[Concern]:
+def standing_agents(desk: Desk, attendance: HostSessions) -> list[Concern]:
     """Agents that stand in the middle of a durable turn, as heartbeats say: those that are named, and for each host how many more there are."""
     found: list[Concern] = []
     for host in attendance.attached():

@@ -5,11 +5,11 @@ must have the same digest. A leader that dies half way leaves a prefix; the next
 from there.
 """
 
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import agents_max, problem_of_size
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.messages.host_messages import FleetDefinition, Join
 
@@ -29,7 +29,7 @@ PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
 class Definition:
     """The definition on its way into the log."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._received: FleetDefinition | None = None
@@ -99,7 +99,7 @@ def _problem_of(definition: FleetDefinition) -> str:
                 return problem
             if len(entry.kind) > KIND_CHARACTERS_MAX:
                 return f"the class of agent {entry.agent} has a name of {len(entry.kind)} characters"
-    except MisuseError as error:
+    except UsageError as error:
         return str(error)
     if len(definition.places) > RULES_MAX or sum([len(rule.hosts) for rule in definition.places]) > RULE_HOSTS_MAX:
         return f"it has more than {RULES_MAX} rules of places, or they name more than {RULE_HOSTS_MAX} hosts"

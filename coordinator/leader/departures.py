@@ -9,7 +9,7 @@ A fleet that does not run just now does nothing that could be lost: hosts may le
 import msgspec
 
 from snapline.coordinator.leader.epochs.publishing import Refs
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state.fleet_records import RUNNING
@@ -28,7 +28,7 @@ class _LastEpoch(msgspec.Struct, frozen=True):
 class Departures:
     """Who waits. Volatile: hosts say it again on every new stream."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs, quiescence: Quiescence) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs

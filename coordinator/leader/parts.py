@@ -7,7 +7,7 @@ from snapline.coordinator.leader.concerns import Source, aborted_epochs, standin
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.epochs.epochs import Epochs
-from snapline.coordinator.leader.epochs.open_epochs import Underway
+from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
@@ -16,13 +16,13 @@ from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.failure_detector import Suspicion
-from snapline.coordinator.leader.hosts.host_removal import Forgetting
-from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
+from snapline.coordinator.leader.hosts.host_removal import HostRemoval
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
-from snapline.coordinator.leader.hosts.partitions import NetworkCuts
-from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.hosts.partitions import Partitions
+from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.leader_state import Desk, LeaderOptions
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.choice import ModeChoice
@@ -42,7 +42,7 @@ from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.process_watch import ProcessWatch
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.leader.recovery_lines.lines import Lines
-from snapline.coordinator.leader.recovery_queries import Questions
+from snapline.coordinator.leader.recovery_queries import RecoveryQueries
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.shutdown import Farewell
 from snapline.coordinator.leader.stop_question import StopQuestion
@@ -55,19 +55,19 @@ class Parts:
 
     desk: Desk
     # who is there
-    attendance: Attendance
+    attendance: HostSessions
     admission: Admission
-    suspicion: Suspicion
-    forgetting: Forgetting
+    suspicion: FailureDetector
+    forgetting: HostRemoval
     missing_hosts: MissingHosts
-    spares: Spares
-    cuts: NetworkCuts
+    spares: StandbyHosts
+    cuts: Partitions
     definition: Definition
     # checkpoints of the fleet
     store: StoreWatch
     period: Period
     snapshots: Snapshots
-    underway: Underway
+    underway: OpenEpochs
     refs: Refs
     releases: Releases
     triggers: Triggers
@@ -91,7 +91,7 @@ class Parts:
     plans: Plans
     # what hosts and tools want
     requests: Requests
-    questions: Questions
+    questions: RecoveryQueries
     stop_question: StopQuestion
     quiescence: Quiescence
     departures: Departures
@@ -126,10 +126,10 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     """The parts of a leader that has just begun."""
     desk = Desk(state, options)
-    attendance, spares, period, snapshots = Attendance(desk), Spares(desk), Period(desk), Snapshots(desk)
+    attendance, spares, period, snapshots = HostSessions(desk), StandbyHosts(desk), Period(desk), Snapshots(desk)
     lines = Lines(desk, attendance)
     store = StoreWatch(desk, attendance, period)
-    underway = Underway(desk, store)
+    underway = OpenEpochs(desk, store)
     refs = Refs(desk, attendance, snapshots, store, lines)
     releases = Releases(desk, attendance, refs, store)
     freezing, rounds = Freezing(desk, attendance, spares), Rounds(desk, attendance, lines)
@@ -151,11 +151,11 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         desk=desk,
         attendance=attendance,
         admission=Admission(desk, attendance),
-        suspicion=Suspicion(desk, attendance),
-        forgetting=Forgetting(desk),
+        suspicion=FailureDetector(desk, attendance),
+        forgetting=HostRemoval(desk),
         missing_hosts=MissingHosts(desk, attendance),
         spares=spares,
-        cuts=NetworkCuts(desk, attendance, spares),
+        cuts=Partitions(desk, attendance, spares),
         definition=Definition(desk, attendance),
         store=store,
         period=period,
@@ -181,7 +181,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         rollbacks=Rollbacks(desk, attendance, restores),
         plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves, loads),
         requests=Requests(desk, attendance, modes),
-        questions=Questions(desk, attendance, lines),
+        questions=RecoveryQueries(desk, attendance, lines),
         stop_question=stop_question,
         quiescence=quiescence,
         departures=departures,

@@ -7,7 +7,7 @@ for it any more, and `status` names the hosts.
 
 import msgspec
 
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.messages.concerns import Concern
 from snapline.messages.planned_ends import Quiesce, Quiesced
@@ -27,7 +27,7 @@ class Hold(msgspec.Struct, frozen=True):
 class Quiescence:
     """Who wants what held, and which hosts have answered. Volatile: a new leader's streams end all holds."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._wishes: dict[str, tuple[bool, bool]] = {}

@@ -1,4 +1,4 @@
-"""Questions of tools: where would the fleet go back to if these agents failed?
+"""RecoveryQueries of tools: where would the fleet go back to if these agents failed?
 
 Survivors keep their live states, so the hosts of an autonomous fleet are asked where their agents stand (ReportNumbers),
 without disturbing them. After a second the answer is computed with what has come. A live state that is not known, or has
@@ -9,7 +9,7 @@ store is being read there is no answer, and after some seconds the question is r
 import msgspec
 
 from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.leader.recovery_lines.lines import Lines
@@ -33,10 +33,10 @@ class LineQuestion(msgspec.Struct):
     waiting: dict[str, None]
 
 
-class Questions:
-    """Questions on their way."""
+class RecoveryQueries:
+    """RecoveryQueries on their way."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines

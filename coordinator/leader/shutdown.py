@@ -7,7 +7,7 @@ from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.events import EndRun
-from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult
@@ -21,7 +21,7 @@ class Farewell:
     """Who has been told."""
 
     def __init__(
-        self, desk: Desk, attendance: Attendance, refs: Refs, releases: Releases, snapshots: Snapshots
+        self, desk: Desk, attendance: HostSessions, refs: Refs, releases: Releases, snapshots: Snapshots
     ) -> None:
         self._desk = desk
         self._attendance = attendance

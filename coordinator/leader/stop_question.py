@@ -14,7 +14,7 @@ log refuses an end in an older epoch than the newest. A plan starts from an olde
 import msgspec
 
 from snapline.coordinator.leader.epochs.publishing import Refs
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
@@ -57,7 +57,7 @@ class Decided(msgspec.Struct, frozen=True):
 class StopQuestion:
     """Who is asked. Volatile: a new leader asks again."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs, quiescence: Quiescence) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs

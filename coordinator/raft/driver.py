@@ -38,7 +38,7 @@ from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.outcomes import Outcome, Rejected, Unknown, outcome_of
 from snapline.coordinator.raft.pending import Pending, settle, settle_error
 from snapline.coordinator.raft.streams import call_soon
-from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.status import ReplicaStatus, Standing
 
 _log = logging.getLogger("snapline.coordinator.raft")
@@ -135,7 +135,7 @@ class RaftDriver:
             timeout_s: the outcome is unknown after this.
 
         Raises:
-            MisuseError: it is empty, or too large (MessageTooLargeError).
+            UsageError: it is empty, or too large (MessageTooLargeError).
             LogError: the replica has ended.
         """
         node = self._alive()
@@ -148,7 +148,7 @@ class RaftDriver:
             self.counters.proposals += 1
             node.propose(entry, partial(self._answer, future))
             return self._counted(await future, began_s)
-        except MisuseError:
+        except UsageError:
             raise
         except Exception as error:  # it may be queued
             _log.exception("proposing")
@@ -203,7 +203,7 @@ class RaftDriver:
         """Have another replica lead, if this one does; returns the new leader. `to=None`: whoever has most of the log.
 
         Raises:
-            MisuseError: this replica does not lead, or `to` is no other replica.
+            UsageError: this replica does not lead, or `to` is no other replica.
             CoordinatorUnavailableError: nobody is up to date, the change did not come in time, or another one than `to` won the election: ask again.
         """
         deadline_s = self._loop.time() + timeout_s
@@ -389,10 +389,10 @@ class RaftDriver:
         node = self._node
         assert node is not None
         if not node.is_leader:
-            raise MisuseError(f"replica {node.selfNode.id} does not lead: ask {self.standing.leader or 'again soon'}")
+            raise UsageError(f"replica {node.selfNode.id} does not lead: ask {self.standing.leader or 'again soon'}")
         target = next((other for other in node.otherNodes if other.id == to), None)
         if to is not None and target is None:
-            raise MisuseError(f"{to} is no other replica of this coordinator")
+            raise UsageError(f"{to} is no other replica of this coordinator")
         codes: list[int] = []
         node.transferLeadership(target, lambda _, code: codes.append(code))
         return codes == [FAIL_REASON.SUCCESS]

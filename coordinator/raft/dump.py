@@ -46,7 +46,7 @@ from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.files import replace_durably
 from snapline.coordinator.raft.journal_file import ADVICE, Entry
 from snapline.coordinator.raft.messages import NUMBER_MAX
-from snapline.errors import LogError, MisuseError
+from snapline.errors import LogError, UsageError
 
 DUMP_BYTES_MAX = 64 * 2**20
 """A longer one is not accepted from a leader: four times what the state may have, and no more than an outbox holds."""
@@ -118,7 +118,7 @@ class DumpFile:
         fail: Callable[[str], NoReturn] = fail_stop,
     ) -> None:
         if not fileName or serializer is None or serializeChecker is not None or tryUseFork:
-            raise MisuseError(
+            raise UsageError(
                 "a dump needs a file name and a serializer, no fork and no checker: see raft_configuration"
             )
         self._path = Path(fileName)

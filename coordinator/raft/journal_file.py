@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.coordinator.raft.files import make_folder, sync_folder
-from snapline.errors import LogError, MisuseError
+from snapline.errors import LogError, UsageError
 from snapline.failpoints import failpoint
 
 Entry = tuple[bytes, int, int]
@@ -49,7 +49,7 @@ ADVICE = (
 class ForeignLogError(LogError):
     """The log is whole, and of another replica, of other replicas, or replaced by a newer one: the data directory or --peers is wrong."""
 
-    exit_code = MisuseError.exit_code
+    exit_code = UsageError.exit_code
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):

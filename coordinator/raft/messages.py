@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.protos.v1 import raft_pb2 as pb
 
 Message = dict[str, Any]
@@ -78,7 +78,7 @@ def encode_message(message: Message) -> bytes:
     """Return `message` as a piece.
 
     Raises:
-        MisuseError: the library made a message of a shape that this codec does not know, such as a `transmission` frame.
+        UsageError: the library made a message of a shape that this codec does not know, such as a `transmission` frame.
     """
     try:
         for key, value in message.items():
@@ -86,7 +86,7 @@ def encode_message(message: Message) -> bytes:
                 raise ValueError(f"{key} is None")
         made = _message_of(message)
     except (TypeError, ValueError, KeyError) as error:
-        raise MisuseError(f"a Raft message that cannot be sent: {_shape(message)} ({error})") from error
+        raise UsageError(f"a Raft message that cannot be sent: {_shape(message)} ({error})") from error
     return pb.RaftBatch(messages=[made]).SerializeToString()
 
 

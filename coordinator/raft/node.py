@@ -48,7 +48,7 @@ from snapline.coordinator.raft.learner import ASK, Learner, LogMarks, begin, is_
 from snapline.coordinator.raft.machine import ApplyFailed, Machine
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.wake_up import WakeUp
-from snapline.errors import LogError, MessageTooLargeError, MisuseError, WorldError
+from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError
 from snapline.storage.store.log_marks import LogMark
 
 log = logging.getLogger("snapline.coordinator.raft")
@@ -162,11 +162,11 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """Have `entry` committed and applied; `callback` hears the result. From any thread.
 
         Raises:
-            MisuseError: it is empty.
+            UsageError: it is empty.
             MessageTooLargeError: above ENTRY_BYTES_MAX.
         """
         if not entry:
-            raise MisuseError("an entry has at least one byte: for a barrier call `barrier`")
+            raise UsageError("an entry has at least one byte: for a barrier call `barrier`")
         if len(entry) > ENTRY_BYTES_MAX:
             raise MessageTooLargeError(
                 f"an entry has at most {ENTRY_BYTES_MAX} bytes, not {len(entry)}: store the rest"
@@ -224,7 +224,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         learner.heard_in = 0
         try:
             self._marks.add_log_mark(self._name, LogMark(entries.log_id, True))
-        except WorldError as error:
+        except ExternalFailureError as error:
             self._alarm(f"replica {self._name} cannot be marked as a voter ({error}): it asks again")
             return
         entries.become_voter()

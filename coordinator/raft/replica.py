@@ -16,7 +16,7 @@ from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.streams import PeerStreams
 from snapline.coordinator.raft.transport import GrpcTransport
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.messages.status import Standing
 from snapline.security.transport import Security
@@ -68,14 +68,14 @@ class Replica:
             on_standing: see RaftDriver.
 
         Raises:
-            MisuseError: the members do not make sense.
+            UsageError: the members do not make sense.
         """
         if options.node not in options.members:
-            raise MisuseError(f"{options.node} is not among the members {', '.join(sorted(options.members))}")
+            raise UsageError(f"{options.node} is not among the members {', '.join(sorted(options.members))}")
         for node in options.members:
             check_id(node, "replica")
         if len(set(options.members.values())) < len(options.members):
-            raise MisuseError("two members have the same address: each replica needs its own")
+            raise UsageError("two members have the same address: each replica needs its own")
         self._options = options
         self._machine = machine
         self._on_alarm = on_alarm

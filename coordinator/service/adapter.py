@@ -16,7 +16,7 @@ from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.operations import Operation, encode_operation
-from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.host_messages import Directive, HostMessage, Plan
 from snapline.messages.wire import encode_directive
 
@@ -295,7 +295,7 @@ class Driver:
                 outcome = await self._replicated_log.propose(entry)
         except TimeoutError:
             outcome = Unknown(f"the log did not answer within {PROPOSAL_TIMEOUT_S:g} s")
-        except MisuseError as error:
+        except UsageError as error:
             _log.error("an operation that cannot be proposed: %s", error)
             outcome = Rejected(str(error))
         self._figures.decided(command.kind, outcome)

@@ -58,7 +58,7 @@ from snapline.coordinator.state.fleet_records import (
     PlanNeed,
 )
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError, WorldError
+from snapline.errors import DamagedDataError, ExternalFailureError, LogError, NotFoundError, UsageError
 from snapline.protocols.names import is_autonomous
 from snapline.storage.store.layout import CHECKPOINTS, manifest_path, parse_pack_path
 from snapline.storage.store.log_marks import LogMark
@@ -154,7 +154,7 @@ def read_backup(path: Path) -> Backup:
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no backup {path}") from error
     except OSError as error:
-        raise WorldError(f"{path} cannot be read: {error}") from error
+        raise ExternalFailureError(f"{path} cannot be read: {error}") from error
     body = unseal(_KIND, data, path=str(path), epoch=None)
     try:
         return msgspec.msgpack.decode(body, type=Backup)
@@ -184,25 +184,23 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
     """Make the files of replica `node` in `data_dir`, and return what was made, for people.
 
     Raises:
-        MisuseError: `data_dir` is in use, the backup is another store's, or there is nothing to go back to.
+        UsageError: `data_dir` is in use, the backup is another store's, or there is nothing to go back to.
         DamagedDataError, LogError: the backup cannot be read.
-        WorldError: the disk refused; remove `data_dir` and try again.
+        ExternalFailureError: the disk refused; remove `data_dir` and try again.
     """
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
-        raise MisuseError(
-            f"{data_dir} is not empty: a replica that forgot its votes must not return; give a new folder"
-        )
+        raise UsageError(f"{data_dir} is not empty: a replica that forgot its votes must not return; give a new folder")
     backup = read_backup(path)
     opened = Store.open(store)
     if opened.store_id != backup.cluster:
-        raise MisuseError(
+        raise UsageError(
             f"{path} belongs to store {backup.cluster}, {opened.location} is {opened.store_id}: give the --store it had"
         )
     restored = restored_state(backup.image, opened)
     try:
         write_replica(data_dir, restored.state, cluster=backup.cluster, node=node, marks=opened)
     except OSError as error:
-        raise WorldError(f"{data_dir} cannot be written ({error}): remove it and restore again") from error
+        raise ExternalFailureError(f"{data_dir} cannot be written ({error}): remove it and restore again") from error
     state = FleetState.restore(restored.state)
     return {
         "cluster": backup.cluster,
@@ -222,7 +220,7 @@ def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks:
     The log is marked as the replica's: an older one may not return.
 
     Raises:
-        WorldError, OSError: the disk refused. The folder is of no use then.
+        ExternalFailureError, OSError: the disk refused. The folder is of no use then.
     """
     make_folder(folder)
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
@@ -261,13 +259,13 @@ def restored_state(image: bytes, store: Store) -> Restored:
     """The state with which new replicas begin; the same for the same image and store.
 
     Raises:
-        MisuseError: the fleet had not begun, or the store has no epoch left that the fleet could go back to.
+        UsageError: the fleet had not begun, or the store has no epoch left that the fleet could go back to.
         LogError: the image cannot be read.
         StoreError: the store cannot be read just now.
     """
     state = FleetState.restore(image)
     if state.plan is None:
-        raise MisuseError("the fleet had not begun when this backup was taken: start it anew, with an empty --store")
+        raise UsageError("the fleet had not begun when this backup was taken: start it anew, with an empty --store")
     _abort_open_epochs(state.image)
     state.image.tokens = {}  # one that was revoked since the backup would be good again
     found, skipped = _read_newer(state.image, store)
@@ -276,7 +274,7 @@ def restored_state(image: bytes, store: Store) -> Restored:
     is_line_lost = not state.newest_complete() and bool(state.image.completed or skipped)
     if is_line_lost and not state.image.outcome:
         reasons = "".join(f"; epoch {epoch}: {reason}" for epoch, reason in skipped.items())
-        raise MisuseError(f"the store {store.location} has no snapshot that the fleet could go back to{reasons}")
+        raise UsageError(f"the store {store.location} has no snapshot that the fleet could go back to{reasons}")
     _raise_numbers(state, _Seen(state, store, found))
     if not state.image.outcome:
         state.image.need = PlanNeed(REASON, [], state.image.now_ns)
@@ -307,7 +305,7 @@ def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int
             skipped[epoch] = str(error)
             continue
         if manifest.metadata.config_hash != image.definition_digest.hex():
-            raise MisuseError(f"epoch {epoch} of the store is another fleet's: give the --store that the backup is of")
+            raise UsageError(f"epoch {epoch} of the store is another fleet's: give the --store that the backup is of")
         found.append(_Epoch(root, manifest))
     return found, skipped
 

@@ -10,11 +10,11 @@ from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import (
     CoordinatorUnavailableError,
-    MisuseError,
     NotFoundError,
     PeerError,
     SnaplineError,
     StoreError,
+    UsageError,
 )
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.security.rpc_authorization import ERROR_KEY, Context
@@ -60,7 +60,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
     match error:
         case NotFoundError():
             return grpc.StatusCode.NOT_FOUND
-        case MisuseError():
+        case UsageError():
             return grpc.StatusCode.INVALID_ARGUMENT
         case PeerError():
             return grpc.StatusCode.FAILED_PRECONDITION

@@ -21,7 +21,7 @@ from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.service.backup import write_replica
 from snapline.coordinator.state.fleet_records import COMPLETE, AgentRecord, EpochRecord, ForkOrigin
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.errors import DamagedDataError, NotFoundError, WorldError
+from snapline.errors import DamagedDataError, ExternalFailureError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.store.fork_record import ForkRecord
@@ -48,7 +48,7 @@ def found_fork(folder: Path, store: Store, *, node: str) -> bool:
     Raises:
         DamagedDataError: the record or the manifest is not what was written.
         StoreError: the store cannot be read just now.
-        WorldError: the folder cannot be written.
+        ExternalFailureError: the folder cannot be written.
     """
     if (folder / JOURNAL_FILE).exists():
         return False
@@ -63,7 +63,7 @@ def found_fork(folder: Path, store: Store, *, node: str) -> bool:
     try:
         _write(folder, state.freeze(), cluster=store.store_id, node=node)
     except OSError as error:
-        raise WorldError(f"{folder} cannot be written: {error}") from error
+        raise ExternalFailureError(f"{folder} cannot be written: {error}") from error
     return True
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 Hosts = Mapping[str, HostRecord]
 
@@ -14,7 +14,7 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
 
     Raises:
         NotFoundError: there is no such host.
-        MisuseError: no host would be left.
+        UsageError: no host would be left.
     """
     for host in (*drained, *resumed):
         _record_of(hosts, host)
@@ -24,33 +24,33 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
         if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
     ]
     if drained and not left:
-        raise MisuseError("no other host would be left for the agents: start one first")
+        raise UsageError("no other host would be left for the agents: start one first")
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
     """It is alive, and no later start of it than is meant; 0: any.
 
     Raises:
-        NotFoundError, MisuseError: there is no such host, or it is not.
+        NotFoundError, UsageError: there is no such host, or it is not.
     """
     record = _record_of(hosts, host)
     if host_start and record.start != host_start:
-        raise MisuseError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
+        raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
     if record.state != ALIVE:
-        raise MisuseError(f"host {host} is {record.state}: there is nothing to end")
+        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
 
 
 def check_forgetting(state: FleetView, host: str) -> None:
     """Its record is not needed.
 
     Raises:
-        NotFoundError, MisuseError: there is none, or it is.
+        NotFoundError, UsageError: there is none, or it is.
     """
     record = _record_of(state.image.hosts, host)
     if not state.may_forget(host):
         is_alive = record.state == ALIVE
         why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
-        raise MisuseError(f"host {host} {why}")
+        raise UsageError(f"host {host} {why}")
 
 
 def _record_of(hosts: Hosts, host: str) -> HostRecord:

@@ -11,7 +11,7 @@ import msgspec
 
 from snapline.coordinator.leader.events import EpochReleased, ReleaseEpoch
 from snapline.coordinator.state.lineage import Ancestor
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError
+from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, UsageError
 from snapline.storage.outputs.names import parse_part_path
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.damage import damaged, finding_of
@@ -77,7 +77,7 @@ class OutputReleaser:
         """None: there are none, and nobody is to write others later."""
         try:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
-        except MisuseError:
+        except UsageError:
             if outputs or self._store.output_epochs():
                 raise  # else nothing was ever released into a store that overwrites objects, nor will be: nothing is to be undone
 

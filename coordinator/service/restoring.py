@@ -17,7 +17,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
 from snapline.coordinator.state.restore import above, refusal_of_restore
-from snapline.errors import MisuseError, NotFoundError, WorldError
+from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
 from snapline.messages.effect_records import (
     DONE,
@@ -61,7 +61,7 @@ class Restoring:
 
         Raises:
             NotFoundError: no such snapshot.
-            MisuseError: the fleet cannot go back to it.
+            UsageError: the fleet cannot go back to it.
             StoreError: what is there cannot be read.
         """
         image, epoch = self._state.image, await self._resolve(snapshot)
@@ -88,11 +88,11 @@ class Restoring:
         """Go back; returns when the plan is committed.
 
         Raises:
-            NotFoundError, MisuseError, StoreError: as `preview`; or inputs are missing that are not to be dropped.
-            WorldError: no plan could be made in time, or somebody else's restore is under way.
+            NotFoundError, UsageError, StoreError: as `preview`; or inputs are missing that are not to be dropped.
+            ExternalFailureError: no plan could be made in time, or somebody else's restore is under way.
         """
         if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
-            raise MisuseError(
+            raise UsageError(
                 f"a restore has a token of 1 to {TOKEN_CHARACTERS_MAX} characters and a reason of {TEXT_CHARACTERS_MAX} at most"
             )
         if self._state.plan_asked_for(token) is None:
@@ -103,7 +103,7 @@ class Restoring:
                 lambda number: ev.RestoreRequested(number, token, found.epoch, text, is_dropping), ev.AnswerRestore
             )
             if answer.refused:
-                raise WorldError(answer.refused) if answer.may_pass else MisuseError(answer.refused)
+                raise ExternalFailureError(answer.refused) if answer.may_pass else UsageError(answer.refused)
         plan = self._state.plan_asked_for(token)
         assert plan is not None and plan.restore is not None, "a restore that was answered has a plan"
         return RestoreReply(plan.number, plan.line_epoch, tuple(plan.restore.voided))
@@ -121,7 +121,7 @@ class Restoring:
             epoch = await asyncio.to_thread(self._store.resolve, snapshot)
         refusal = refusal_of_restore(image, epoch)
         if refusal:
-            raise MisuseError(refusal)
+            raise UsageError(refusal)
         return epoch
 
     # ---- in a thread ------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _check_inputs(found: RestorePreview) -> None:
     if lacking and not found.is_dropping_inputs:
         one = lacking[0]
         more = f", and of {len(lacking) - 1} others" if len(lacking) > 1 else ""
-        raise MisuseError(
+        raise UsageError(
             f"the host logs lack inputs {one.missing[0]} to {one.missing[-1]} of agent {one.agent}{more}, which epoch {found.epoch} has "
             "not consumed: go back to a later snapshot, or drop inputs (--drop-inputs)"
         )

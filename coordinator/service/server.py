@@ -41,12 +41,12 @@ from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.service.users import FleetPeople
 from snapline.coordinator.service.users_servicer import PeopleServicer
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.errors import DamagedDataError, LogError, MisuseError, SnaplineError, StoreError, StoreKeyError
+from snapline.errors import DamagedDataError, LogError, SnaplineError, StoreError, StoreKeyError, UsageError
 from snapline.failpoints import failpoint
 from snapline.folders import make_private
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
-from snapline.security.rpc_authorization import COORDINATOR, DoorKeeper
+from snapline.security.rpc_authorization import COORDINATOR, RpcGuard
 from snapline.security.transport import RELOAD_S, Security
 from snapline.storage.retention.retention_policy import Policy
 from snapline.storage.store.locks import LockHeldError, lock_file
@@ -96,7 +96,7 @@ END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
 """How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
 
 
-class FolderInUseError(MisuseError):
+class FolderInUseError(UsageError):
     """Another coordinator runs on this data directory."""
 
     exit_code = 11
@@ -154,11 +154,11 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         FolderInUseError: another coordinator runs on the data directory.
         LogError: the log is damaged.
         StoreError: the store cannot be used.
-        MisuseError: an option is wrong.
+        UsageError: an option is wrong.
     """
     check_id(options.node, "coordinator")
     if options.hosts_expected < 1:
-        raise MisuseError("a fleet needs at least one host: give --hosts")
+        raise UsageError("a fleet needs at least one host: give --hosts")
     options.security.check_listen_address(options.listen)
     store = await _open_store(options.store, Path(options.data_dir))
     with _own_folder(Path(options.data_dir)):
@@ -178,7 +178,7 @@ async def _open_store(location: str, folder: Path) -> Store:
     """Open the store. Only a replica without a log makes one; any other waits for the store that its log names, by its id.
 
     Raises:
-        MisuseError: no store can ever be there, such as below a file; or another one stays there.
+        UsageError: no store can ever be there, such as below a file; or another one stays there.
         StoreKeyError: it has another key.
         StoreError: it is damaged, or cannot be made just now.
     """
@@ -199,7 +199,7 @@ async def _open_store(location: str, folder: Path) -> Store:
                 return store
             problem = f"another store (id {store.store_id}) is at {location}, and the log is of the store {known}: mount that one, or give its place with --store"
             if look >= OTHER_LOOKS_MAX:
-                raise MisuseError(problem)
+                raise UsageError(problem)
         if look % AWAY_SAID_LOOKS == 0:
             _log.error("waiting for the store at %s, which the log knows by its id %s: %s", location, known, problem)
         await asyncio.sleep(AWAY_LOOK_S)
@@ -212,7 +212,7 @@ def _open_or_create(location: str) -> Store:
         return store
     except StoreError as error:
         if isinstance(error.__cause__, FileExistsError | NotADirectoryError | FileNotFoundError | PermissionError):
-            raise MisuseError(
+            raise UsageError(
                 f"no store can be made at {location}: {error.__cause__.strerror}; give another --store"
             ) from error
         raise
@@ -262,7 +262,7 @@ class _Process:
             node=self._options.node,
             security=self._options.security,
         )
-        guard = DoorKeeper(self._options.security, people)
+        guard = RpcGuard(self._options.security, people)
         servicer = CoordinatorServicer(
             self._leadership,
             self._replica,
@@ -366,7 +366,7 @@ class _Process:
             refusals = self._replica.streams.refusals.final()
             held_s = held_s + HEALTH_S if len(refusals) == others else 0.0
             if held_s > REFUSED_S:
-                self._leadership.fail(MisuseError("; ".join(dict.fromkeys(refusals.values()))))
+                self._leadership.fail(UsageError("; ".join(dict.fromkeys(refusals.values()))))
                 return
             await asyncio.sleep(HEALTH_S)
 
@@ -408,7 +408,7 @@ class _Process:
                     return
 
     def _make_driver(self) -> Driver:
-        """A new leader. Raises LogError or MisuseError if log and store do not tell the same story."""
+        """A new leader. Raises LogError or UsageError if log and store do not tell the same story."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
@@ -452,7 +452,7 @@ def _check_store(state: FleetView, store: Store) -> None:
 
     Raises:
         LogError: they do not: a log that has lost its end.
-        MisuseError: a new log on a store that is in use.
+        UsageError: a new log on a store that is in use.
     """
     try:
         epochs = store.epochs()
@@ -463,7 +463,7 @@ def _check_store(state: FleetView, store: Store) -> None:
         return
     if epochs and epochs[-1] > state.image.begun:
         if not state.image.begun:
-            raise MisuseError(
+            raise UsageError(
                 f"the store {store.location} holds the snapshots of another fleet: "
                 "give an empty --store, or the data directory it belongs to"
             )
@@ -477,7 +477,7 @@ async def _listen(
     options: CoordinatorOptions,
     servicers: tuple[CoordinatorServicer, PeopleServicer],
     replica: Replica,
-    guard: DoorKeeper,
+    guard: RpcGuard,
     healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
     """A server that is bound: to the address given, or to the port of the run before."""

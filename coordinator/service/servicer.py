@@ -47,10 +47,10 @@ from snapline.coordinator.state.fleet_records import ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import (
     CoordinatorUnavailableError,
-    MisuseError,
     NotFoundError,
     ProtocolError,
     SnaplineError,
+    UsageError,
 )
 from snapline.messages.answers import (
     Document,
@@ -72,7 +72,7 @@ from snapline.messages.wire import encode_directive, recovery_line_replies, snap
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
+from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, RpcGuard, refuse
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
@@ -108,7 +108,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         *,
         members: Mapping[str, str],
         security: Security,
-        guard: DoorKeeper,
+        guard: RpcGuard,
         who_leads: WhoLeads,
         hosts_expected: int,
         figures: LeaderFigures,
@@ -305,7 +305,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case "verify":
                 return verify(self._store, request.snapshot or None)
             case _:
-                raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show, verify or history")
+                raise UsageError(f"{request.verb!r} is no way to read snapshots: use list, show, verify or history")
 
     @translated
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> Message:
@@ -316,7 +316,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def _line(self, failed: list[str], *, each: bool) -> RecoveryLineReply:
         state = self._state
         if each and failed:
-            raise MisuseError("each failure by itself, or some together: leave out one of the two")
+            raise UsageError("each failure by itself, or some together: leave out one of the two")
         if not state.is_autonomous or state.plan is None:
             return coordinated_lines(state) if each else coordinated_line(state, failed)
         if not each:
@@ -357,7 +357,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
         """Where agents live: for clients, who speak to their hosts, and for tools."""
         if len(request.agents) > LOCATED_MAX:
-            raise MisuseError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
+            raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
         found = located_all(self._state) if request.all else located(self._state, request.agents)
         return writer_of(LocateReply, pb.LocateReply)(found)
@@ -402,7 +402,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         moves = (drained, resumed, request.is_even)
         answer = await self._leading().ask(lambda number: words.MovesRequested(number, *moves), words.AnswerMoves)
         if answer.refused:
-            raise MisuseError(answer.refused)
+            raise UsageError(answer.refused)
         return pb.MoveAgentsReply(plan=answer.plan, is_moving=answer.is_moving)
 
     @translated
@@ -461,7 +461,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case "metrics":
                 made = document("ReplicaMetrics", metrics=self._replica.metrics())
             case _:
-                raise MisuseError(f"{request.verb!r} is no way to read a replica: use status, members or metrics")
+                raise UsageError(f"{request.verb!r} is no way to read a replica: use status, members or metrics")
         return pb.Document(json=msgspec.json.encode(made))
 
     @translated

@@ -18,10 +18,10 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.users import CALLS_KEPT, REFUSALS_KEPT, bearer_of
-from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError
+from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.users import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
-from snapline.security.rpc_authorization import DOORS, Caller
+from snapline.security.rpc_authorization import RPC_RULES, Caller
 from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
 from snapline.security.transport import Identity, Security
 
@@ -33,7 +33,7 @@ PROPOSE_S, AGAIN_S = 10.0, 0.1
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
-AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in DOORS.items() if door.acts and "v1.Inputs/" in rpc}
+AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if door.acts and "v1.Inputs/" in rpc}
 """Calls of people to hosts that change something."""
 
 
@@ -77,13 +77,13 @@ class FleetPeople:
         role, name = caller.identity
         result = await self._propose(op.RecordCall(name, role, caller.digest, at, call, about, outcome))
         if result.is_refused:
-            raise MisuseError(result.reason)
+            raise UsageError(result.reason)
 
     def check_member(self, host: str) -> None:
         """Hosts that the fleet has now may ask for people, and nobody else who has a host's certificate.
 
         Raises:
-            MisuseError: there is no such host.
+            UsageError: there is no such host.
             CoordinatorUnavailableError: it is lost or has left, or this replica does not know.
         """
         record = self._state.image.hosts.get(host)
@@ -91,23 +91,23 @@ class FleetPeople:
             return
         self._check_leading()
         if record is None:
-            raise MisuseError(f"host {host} is no member of this fleet: people are not written down for it")
+            raise UsageError(f"host {host} is no member of this fleet: people are not written down for it")
         raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
 
     async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
         """Write down a call that a person has made to a host. Nothing is believed of a host but its own name.
 
         Raises:
-            MisuseError: `proof` proves nobody who could have made this call, or the host is no member.
+            UsageError: `proof` proves nobody who could have made this call, or the host is no member.
         """
         self._check_leading()
         self.check_member(host)
         door = AT_HOSTS.get(call)
         identity = self._identity_by(proof)
         if door is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in PEOPLE:
-            raise MisuseError(f"{call!r} to a host, {outcome!r}, by a {identity.role!r} is not written down")
+            raise UsageError(f"{call!r} to a host, {outcome!r}, by a {identity.role!r} is not written down")
         if (outcome == REFUSED) == (identity.role in door.roles):
-            raise MisuseError(f"{call} by {identity.role} {identity.name} cannot have been {outcome}")
+            raise UsageError(f"{call} by {identity.role} {identity.name} cannot have been {outcome}")
         await self.record(Caller(identity, proof.digest), call, about, outcome, host)
 
     def _identity_by(self, proof: Caller) -> Identity:
@@ -115,19 +115,19 @@ class FleetPeople:
         if proof.digest:
             found = bearer_of(self._state.image, proof.digest, time.time_ns())
             if found is None:
-                raise MisuseError("the token is not good, or not any more")
+                raise UsageError("the token is not good, or not any more")
             return Identity(found[1], found[0])
         if not proof.certificate:
-            raise MisuseError("a host that has calls written down shows the person's token digest or certificate")
+            raise UsageError("a host that has calls written down shows the person's token digest or certificate")
         try:
             from snapline.security.certificates import proved_names
-        except MisuseError as error:
-            raise MisuseError(
+        except UsageError as error:
+            raise UsageError(
                 "the coordinator has no library to check certificates: install snapline[crypto] where it runs, or use a token"
             ) from error
         identity = self._security.identity_in(proved_names(proof.certificate, self._security.authority()))
         if identity is None:
-            raise MisuseError("the certificate names nobody of this fleet")
+            raise UsageError("the certificate names nobody of this fleet")
         return identity
 
     def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
@@ -139,11 +139,11 @@ class FleetPeople:
         """Returns until when it is good, in nanoseconds of our clock."""
         check_id(name, "token")
         if not 1 <= valid_s <= VALID_S_MAX:
-            raise MisuseError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
+            raise UsageError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
         expires_ns = time.time_ns() + valid_s * SECOND_NS
         result = await self._propose(op.MakeToken(name, role, digest, expires_ns))
         if result.is_refused:
-            raise MisuseError(result.reason)
+            raise UsageError(result.reason)
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:

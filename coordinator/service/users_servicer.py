@@ -4,19 +4,19 @@ from google.protobuf.message import Message
 
 from snapline.coordinator.service.calls import WhoLeads, translated
 from snapline.coordinator.service.users import FleetPeople
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.codec import writer_of
 from snapline.messages.users import ReadAuditReply, ReadTokensReply
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import Caller, Context, DoorKeeper
+from snapline.security.rpc_authorization import Caller, Context, RpcGuard
 from snapline.security.tokens import clipped
 
 
 class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):
     """Serves admins, and hosts that people have called."""
 
-    def __init__(self, people: FleetPeople, guard: DoorKeeper, who_leads: WhoLeads) -> None:
+    def __init__(self, people: FleetPeople, guard: RpcGuard, who_leads: WhoLeads) -> None:
         self._people = people
         self._guard = guard
         self.who_leads = who_leads
@@ -56,7 +56,7 @@ class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):
         """The host that calls."""
         host = self._guard.identity(context)
         if host is None:
-            raise MisuseError("without certificates nobody is known, and nothing is written down")
+            raise UsageError("without certificates nobody is known, and nothing is written down")
         return host.name
 
     @translated

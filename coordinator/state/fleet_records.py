@@ -7,7 +7,7 @@ ids are not used up, it has 16 MiB at most.
 import msgspec
 
 from snapline.coordinator.state.epoch_records import EpochEnd
-from snapline.errors import LogError, MisuseError
+from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
 from snapline.messages.host_messages import PlaceRule
 from snapline.messages.turn_deaths import TurnDeath
@@ -438,7 +438,7 @@ def is_id(text: str) -> bool:
     """Whether `text` can be the id of an agent or a host."""
     try:
         check_id(text)
-    except MisuseError:
+    except UsageError:
         return False
     return True
 

@@ -13,7 +13,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from snapline.coordinator.state.epoch_records import EpochAccount
-from snapline.errors import LogError, MisuseError, ProtocolError
+from snapline.errors import LogError, ProtocolError, UsageError
 from snapline.messages.codec import OneofCodec
 from snapline.messages.host_messages import PlaceRule
 from snapline.messages.turn_deaths import TurnDeath
@@ -327,7 +327,7 @@ def encode_operation(operation: Operation) -> bytes:
     """Return the entry for `operation`.
 
     Raises:
-        MisuseError: it has 64 KiB or more, or a number that no protobuf field holds.
+        UsageError: it has 64 KiB or more, or a number that no protobuf field holds.
     """
     try:
         envelope = _codec.wrap(
@@ -339,9 +339,9 @@ def encode_operation(operation: Operation) -> bytes:
         )
         data = envelope.SerializeToString(deterministic=True)
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"a {type(operation.kind).__name__} that cannot be encoded: {error}") from error
+        raise UsageError(f"a {type(operation.kind).__name__} that cannot be encoded: {error}") from error
     if len(data) > OPERATION_BYTES_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"a {type(operation.kind).__name__} of {len(data)} bytes: operations end at {OPERATION_BYTES_MAX}"
         )
     return data

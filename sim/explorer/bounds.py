@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 AGENTS_MAX = 6
 """Beyond that not even the states of one send each fit into a machine."""
@@ -29,9 +29,9 @@ class Bounds(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 2 <= self.agents <= AGENTS_MAX:
-            raise MisuseError(f"agents is {self.agents}: explore a fleet of 2 to {AGENTS_MAX} agents")
+            raise UsageError(f"agents is {self.agents}: explore a fleet of 2 to {AGENTS_MAX} agents")
         for name in ("sends", "crashes", "epochs", "checkpoints"):
             if getattr(self, name) < 0:
-                raise MisuseError(f"{name} is {getattr(self, name)}: give 0 or more")
+                raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
         if self.states_max < 1:
-            raise MisuseError(f"states_max is {self.states_max}: give at least 1")
+            raise UsageError(f"states_max is {self.states_max}: give at least 1")

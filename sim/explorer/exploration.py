@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.explorer.bounds import Bounds
@@ -73,7 +73,7 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
         model: makes the fleet, instead of the protocol's own: for mutants.
 
     Raises:
-        MisuseError: no such protocol.
+        UsageError: no such protocol.
     """
     limits = Bounds() if bounds is None else bounds
     began_s = time.process_time()
@@ -95,12 +95,12 @@ def model_of(protocol: str) -> ModelFactory:
     """What makes the fleet of a protocol.
 
     Raises:
-        MisuseError: no such protocol.
+        UsageError: no such protocol.
     """
     if protocol in _MODELS:
         return _MODELS[protocol]
     if protocol not in RULES:
-        raise MisuseError(f"protocol {protocol!r} cannot be explored: use one of {', '.join(EXPLORED)}")
+        raise UsageError(f"protocol {protocol!r} cannot be explored: use one of {', '.join(EXPLORED)}")
     return lambda bounds: InducedModel(bounds, RULES[protocol])
 
 

@@ -1,7 +1,7 @@
 """Koo and Toueg's rounds, explored over `protocols.koo_toueg` and `protocols.koo_toueg_round`.
 
 At any moment, while no round is open, the coordinator may begin one with any one agent as its initiator (a bounded number of
-rounds). Questions, answers and decisions are under way in queues of their own, so anything may come between; an open round
+rounds). RecoveryQueries, answers and decisions are under way in queues of their own, so anything may come between; an open round
 may time out at any moment; an agent that is asked may refuse, or fail to store its checkpoint. An agent that is blocked neither sends nor consumes. Any agent may crash in any state; `logged`
 has the recovery. Before it, as the protocols' duties say, the open round is aborted and the survivors hear all decisions.
 

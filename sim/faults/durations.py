@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 
@@ -26,13 +26,13 @@ def duration_ns(text: str) -> int:
     """Return nanoseconds: "250us", "1ms", "1.5s", "3m"; "" is 0, and a sign may lead.
 
     Raises:
-        MisuseError: not a duration.
+        UsageError: not a duration.
     """
     if not text:
         return 0
     parts = _DURATION.fullmatch(text)
     if parts is None:
-        raise MisuseError(f"{text!r} is not a duration: write 250us, 1ms, 1.5s or 3m")
+        raise UsageError(f"{text!r} is not a duration: write 250us, 1ms, 1.5s or 3m")
     return int(Decimal(parts[1]) * _UNITS_NS[parts[2]])
 
 

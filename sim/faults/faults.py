@@ -9,7 +9,7 @@ After the last end, `heal` undoes whatever is left, by name and not by book: a h
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.faults.conditions import Condition, Conditions, Part
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.executor import Executor, FailpointAction, Hanging
@@ -379,10 +379,10 @@ def check_budget(scenario: Scenario) -> None:
     Drawn targets count as if each were another one.
 
     Raises:
-        MisuseError: says what to change.
+        UsageError: says what to change.
     """
     for problem in budget_problems(scenario) if scenario.budget == "within" else ():
-        raise MisuseError(f'{scenario.name}: {problem}, or say budget = "beyond"')
+        raise UsageError(f'{scenario.name}: {problem}, or say budget = "beyond"')
 
 
 def budget_problems(scenario: Scenario) -> Iterator[str]:

@@ -469,7 +469,7 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Put the bug in, and take it out again. MisuseError where the cores are compiled."""
+    """Put the bug in, and take it out again. UsageError where the cores are compiled."""
     check_replaceable()
     mutant = MUTANTS[name]
     with patched([*mutant.patches(), *(unchecked() if mutant.is_unchecked else [])]):

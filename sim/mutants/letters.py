@@ -6,7 +6,7 @@ from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.messages.dead_letters import DROP, LetterWord, read_word
+from snapline.messages.dead_letters import DROP, DeadLetterCommand, read_word
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.world.patches import Patch
 
@@ -44,7 +44,7 @@ def dropped_is_handled() -> list[Patch]:
 def known_by_number_alone() -> list[Patch]:
     """A word hits whatever letter has its number when its turn comes."""
 
-    def place_of(agent: LocalAgent, word: LetterWord) -> int | None:
+    def place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
         return agent.letter_numbers.index(word.number) if word.number in agent.letter_numbers else None
 
     return [(dead_letters, "_place_of", place_of)]

@@ -13,7 +13,7 @@ import msgspec
 from snapline.compiled import is_compiled
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.faults.words import CrashWord
 from snapline.sim.scenario import (
     ClientsPart,
@@ -105,9 +105,9 @@ def check_replaceable() -> None:
     """What a mutant replaces has to be looked up.
 
     Raises:
-        MisuseError: compiled code looks up neither its functions nor its methods.
+        UsageError: compiled code looks up neither its functions nor its methods.
     """
     if is_compiled():
-        raise MisuseError(
+        raise UsageError(
             "mutants replace functions, and the cores of this build are compiled: install snapline without SNAPLINE_COMPILE"
         )

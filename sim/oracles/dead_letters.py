@@ -14,7 +14,7 @@ import msgspec
 
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT
-from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, LetterWord, read_word
+from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
 from snapline.messages.effect_words import is_effect_wish, is_effect_word
 from snapline.sim.oracles.drops import Drop, Drops
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, LetterChange, Report, WordEffect, show
@@ -207,5 +207,5 @@ def _changes(history: AgentHistory, place: CutPlace | None) -> list[LetterChange
     return [x for x in history.letters if x.is_inside(place.turns, place.voids)]
 
 
-def _meant(history: AgentHistory, word: LetterWord) -> Letter | None:
+def _meant(history: AgentHistory, word: DeadLetterCommand) -> Letter | None:
     return next((x for x in letters_of(history) if (x.number, x.identity) == (word.number, word.identity)), None)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 Verb = Literal["sometimes", "reachable", "always", "always_or_unreachable", "unreachable"]
 
@@ -159,10 +159,10 @@ class Probes:
         """The situation has come up.
 
         Raises:
-            MisuseError: there is no such probe.
+            UsageError: there is no such probe.
         """
         if name not in self.hits and name not in self._catalogue:
-            raise MisuseError(f"there is no probe {name!r}: add it to CATALOGUE in sim/oracles/probes.py")
+            raise UsageError(f"there is no probe {name!r}: add it to CATALOGUE in sim/oracles/probes.py")
         self.hits[name] = self.hits.get(name, 0) + count
 
     def sometimes(self, condition: bool, name: str) -> None:

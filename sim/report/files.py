@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Recovery, encode
 from snapline.sim.choices import Key, Record
 from snapline.sim.report.words import GUARANTEES, seconds
@@ -56,7 +56,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
     """What `result_json` wrote.
 
     Raises:
-        MisuseError: there is no such file, or it is none of ours.
+        UsageError: there is no such file, or it is none of ours.
     """
     fields = _read_document(path, RESULT_KIND)
     metrics = fields.get("metrics")
@@ -65,7 +65,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
     try:
         return msgspec.convert(fields, Result), msgspec.convert(fields, Provenance)
     except msgspec.ValidationError as error:
-        raise MisuseError(f"{path} is no result of this release: {error}; run the simulation again") from error
+        raise UsageError(f"{path} is no result of this release: {error}; run the simulation again") from error
 
 
 def metrics_csv(result: Result) -> str:
@@ -116,14 +116,14 @@ def _plain(part: object) -> object:
         return [_plain(item) for item in part]
     if part is None or isinstance(part, str | int):
         return part
-    raise MisuseError(f"the key {part!r} of a choice cannot be written: use text, whole numbers and tuples of them")
+    raise UsageError(f"the key {part!r} of a choice cannot be written: use text, whole numbers and tuples of them")
 
 
 def read_choices(path: Path) -> Record:
     """The record that `choices_json` wrote.
 
     Raises:
-        MisuseError: there is no such file, or it is none of ours.
+        UsageError: there is no such file, or it is none of ours.
     """
     rows = _read_document(path, CHOICES_KIND).get("choices")
     try:
@@ -131,7 +131,7 @@ def read_choices(path: Path) -> Record:
             (stream, _key(key)): value for stream, key, value in msgspec.convert(rows, list[tuple[str, list[Any], int]])
         }
     except msgspec.ValidationError as error:
-        raise MisuseError(f"{path} holds no choices: {error}; run the simulation again") from error
+        raise UsageError(f"{path} holds no choices: {error}; run the simulation again") from error
 
 
 def _key(parts: list[Any]) -> Key:  # Any: JSON of any depth
@@ -183,13 +183,13 @@ def read_recording(trace: Path, timeline: Path) -> Recording:
     """The recording of a run, from its two files.
 
     Raises:
-        MisuseError: one of them is missing or damaged.
+        UsageError: one of them is missing or damaged.
     """
     try:
         known = msgspec.convert(_read_document(timeline, TIMELINE_KIND), _Timeline)
         events = list(_events(_read(trace)))
     except (msgspec.DecodeError, EOFError, OSError) as error:  # a validation error is a decode error
-        raise MisuseError(f"{trace} and {timeline.name} cannot be read: {error}; run the simulation again") from error
+        raise UsageError(f"{trace} and {timeline.name} cannot be read: {error}; run the simulation again") from error
     recording = Recording()
     recording.agents, recording.placed, recording.hosts = known.agents, known.placed, known.hosts
     recording.epochs = {span.epoch: span for span in known.epochs}
@@ -227,14 +227,14 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise MisuseError(f"{path} cannot be read: {error.strerror or error}; name the folder of a run") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}; name the folder of a run") from error
 
 
 def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: as in JSON, checked by who reads
     try:
         found = json.loads(_read(path))
     except ValueError as error:
-        raise MisuseError(f"{path} is no JSON: {error}; run the simulation again") from error
+        raise UsageError(f"{path} is no JSON: {error}; run the simulation again") from error
     if not isinstance(found, dict) or found.get("kind") != kind:
-        raise MisuseError(f"{path} is no {kind}: name the folder of a run")
+        raise UsageError(f"{path} is no {kind}: name the folder of a run")
     return found

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import Record
 from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report import files
@@ -66,7 +66,7 @@ def write_run(
     """Write all files of a run into `folder`, which is made if it is missing.
 
     Raises:
-        MisuseError: the folder cannot be written.
+        UsageError: the folder cannot be written.
     """
     provenance = Provenance(scenario.schema, commit)
     run = StoredRun(scenario, format_scenario(scenario), result, provenance, recording, choices)
@@ -76,7 +76,7 @@ def write_run(
         for name, content in _contents(folder, run).items():
             _write(folder / name, content)
     except OSError as error:
-        raise MisuseError(f"{folder} cannot be written: {error.strerror or error}; name another folder") from error
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; name another folder") from error
 
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
@@ -154,7 +154,7 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder.
 
     Raises:
-        MisuseError: it is none, or a file is damaged.
+        UsageError: it is none, or a file is damaged.
     """
     result, provenance = files.read_result(folder / RESULT)
     config = _read_text(folder / CONFIG)
@@ -173,7 +173,7 @@ def read_choices(path: Path) -> Record:
     """The choices of a run, for `RecordedChoices`.
 
     Raises:
-        MisuseError: there is no such file, or it is none of ours.
+        UsageError: there is no such file, or it is none of ours.
     """
     return files.read_choices(path)
 
@@ -182,14 +182,14 @@ def rebuild(folder: Path) -> Path:
     """Make the report and the picture of a run again from its other files; returns the report's path.
 
     Raises:
-        MisuseError: the folder is no run's, or cannot be written.
+        UsageError: the folder is no run's, or cannot be written.
     """
     run = read_run(folder)
     try:
         for name, content in _pictures(run).items():
             _write(folder / name, content)
     except OSError as error:
-        raise MisuseError(f"{folder} cannot be written: {error.strerror or error}; copy it elsewhere") from error
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; copy it elsewhere") from error
     return folder / REPORT
 
 
@@ -197,7 +197,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MisuseError(f"{path} cannot be read: {error}; name the folder of a run") from error
+        raise UsageError(f"{path} cannot be read: {error}; name the folder of a run") from error
 
 
 # -- places -------------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
     The link is replaced in one step: who follows it finds this run or an earlier one, never nothing.
 
     Raises:
-        MisuseError: it cannot be made.
+        UsageError: it cannot be made.
     """
     parent = base / _safe(name)
     stem = f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{seed}"
@@ -218,7 +218,7 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
         folder = _make(parent, stem)
         _point(parent / LATEST, folder.name)
     except OSError as error:
-        raise MisuseError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
+        raise UsageError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
     return folder
 
 
@@ -226,13 +226,13 @@ def sweep_file(base: Path, name: str, now: datetime) -> Path:
     """Where a sweep's summary goes, `base/<name>/<UTC time>-sweep.json`; the folder is made.
 
     Raises:
-        MisuseError: it cannot be made.
+        UsageError: it cannot be made.
     """
     parent = base / _safe(name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MisuseError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
+        raise UsageError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
     return parent / f"{now.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}-sweep.json"
 
 
@@ -245,7 +245,7 @@ def _make(parent: Path, stem: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise MisuseError(f"{parent} has {SAME_SECOND_MAX} runs {stem}: wait a second")
+    raise UsageError(f"{parent} has {SAME_SECOND_MAX} runs {stem}: wait a second")
 
 
 def _point(link: Path, target: str) -> None:

@@ -83,7 +83,7 @@ def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) 
     """Run until the first failure. The first seed runs twice: of a fleet that differs then, nothing could be repeated.
 
     Raises:
-        MisuseError: as `Subject.scenario`.
+        UsageError: as `Subject.scenario`.
     """
     collector = Collector(subject.name, catalogue=CATALOGUE)
     began_s = time.monotonic()
@@ -115,7 +115,7 @@ def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSum
     """Run what a folder holds; nothing if it is of another fleet, of another check in the same test.
 
     Raises:
-        MisuseError: it is not the folder of a run.
+        UsageError: it is not the folder of a run.
     """
     collector = Collector(subject.name, catalogue=CATALOGUE)
     scenario, seed, record = read_repro(folder)

@@ -6,7 +6,7 @@ its end. The host does what the duties of each core ask for, in their order, and
 cores and what itself does.
 
 A `ProtocolError` of a core is part of the trace, since a script may show how a broken network is found out.
-Everything else that is wrong with a command is a `MisuseError` with its line.
+Everything else that is wrong with a command is a `UsageError` with its line.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class ScriptedFleet:
         """Carry one command out; returns its trace.
 
         Raises:
-            MisuseError: it is none of this fleet, or cannot be done now; the sentence names the line.
+            UsageError: it is none of this fleet, or cannot be done now; the sentence names the line.
         """
         self.trace = []
         dispatch(command, self._verbs())

@@ -1,6 +1,6 @@
 """Scripts of koo-toueg fleets: the agents' cores and the coordinator's round.
 
-Duties: `protocols/koo_toueg.py` and `koo_toueg_round.py`. Questions, answers and decisions are carried at once,
+Duties: `protocols/koo_toueg.py` and `koo_toueg_round.py`. RecoveryQueries, answers and decisions are carried at once,
 except that an agent answers between its turns: a question to a busy one waits for its `end`. Who is blocked takes no
 turn, and what it would send is parked until the decision.
 """

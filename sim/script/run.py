@@ -23,7 +23,7 @@ import difflib
 import re
 from pathlib import Path
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
@@ -46,7 +46,7 @@ def run_script(text: str) -> str:
     """The script with its traces renewed.
 
     Raises:
-        MisuseError: a command that is none, or cannot be carried out; one sentence with its line.
+        UsageError: a command that is none, or cannot be carried out; one sentence with its line.
     """
     fleet: ScriptedFleet | None = None
     written = []
@@ -67,7 +67,7 @@ def check_script(path: Path) -> str:
     """A unified diff from the file to what its commands produce, or "".
 
     Raises:
-        MisuseError: as `run_script`, with the file's name.
+        UsageError: as `run_script`, with the file's name.
     """
     found = path.read_text(encoding="utf-8")
     diff = difflib.unified_diff(
@@ -92,15 +92,15 @@ def rewrite_script(path: Path) -> bool:
 def _run_file(path: Path, text: str) -> str:
     try:
         return run_script(text)
-    except MisuseError as error:
-        raise MisuseError(f"{path.name}, {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{path.name}, {error}") from error
 
 
 def make_fleet(command: ScriptCommand) -> ScriptedFleet:
     """The fleet that this command `fleet` asks for.
 
     Raises:
-        MisuseError: bad names, protocol or channels.
+        UsageError: bad names, protocol or channels.
     """
     names = command.words
     check_form(command, FLEET_USAGE)

@@ -16,7 +16,7 @@ without `----` gets one.
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 TRACE_FOLLOWS = "----"
 
@@ -30,9 +30,9 @@ class ScriptCommand(msgspec.Struct, frozen=True):
     words: tuple[str, ...]
     options: dict[str, str]
 
-    def error(self, sentence: str) -> MisuseError:
+    def error(self, sentence: str) -> UsageError:
         """What is wrong with this line, and what to do."""
-        return MisuseError(f"line {self.line}: {sentence}")
+        return UsageError(f"line {self.line}: {sentence}")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def read_blocks(text: str) -> list[Block]:
     """The blocks of a script; the last one may have no commands, only comments.
 
     Raises:
-        MisuseError: a line that is no command, or a trace without commands.
+        UsageError: a line that is no command, or a trace without commands.
     """
     blocks: list[Block] = []
     written: list[str] = []
@@ -62,7 +62,7 @@ def read_blocks(text: str) -> list[Block]:
             is_trace = bool(line.strip())
         elif line.strip() == TRACE_FOLLOWS:
             if not commands:
-                raise MisuseError(f"line {number}: no command stands above this {TRACE_FOLLOWS}: write one")
+                raise UsageError(f"line {number}: no command stands above this {TRACE_FOLLOWS}: write one")
             blocks.append(Block(tuple(written), tuple(commands)))
             written, commands, is_trace = [], [], True
         else:
@@ -95,6 +95,6 @@ def _read_command(number: int, line: str) -> ScriptCommand:
         if not sign:
             continue
         if not name or not value or name in options:
-            raise MisuseError(f"line {number}: {word!r} is no option: write each once, as name=value")
+            raise UsageError(f"line {number}: {word!r} is no option: write each once, as name=value")
         options[name] = value
     return ScriptCommand(number, line.strip(), verb, words, options)

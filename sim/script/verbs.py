@@ -18,7 +18,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
     """Carry the command out.
 
     Raises:
-        MisuseError: no such verb here, or not in this form; what the verb itself refuses.
+        UsageError: no such verb here, or not in this form; what the verb itself refuses.
     """
     verb = verbs.get(command.verb)
     if verb is None:

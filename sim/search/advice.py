@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.costs import SIMPLEST_FIRST, hourly_cost_s, simplest
 from snapline.protocols.interval import daly
 from snapline.sim.search.compare import Cell, Comparison, Setting
@@ -48,16 +48,16 @@ def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
     """What costs the least when the fleet fails every `mtbf_s` seconds on average.
 
     Raises:
-        MisuseError: `mtbf_s` is no time, or the comparison has no cells with or none without failures.
+        UsageError: `mtbf_s` is no time, or the comparison has no cells with or none without failures.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
-        raise MisuseError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
+        raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
     if 0.0 not in comparison.failure_rates_per_s or max(comparison.failure_rates_per_s) == 0:
-        raise MisuseError("advice needs cells without failures and cells with them: compare rates 0 and above 0")
+        raise UsageError("advice needs cells without failures and cells with them: compare rates 0 and above 0")
     pricer = Pricer(comparison, mtbf_s)
     priced = pricer.all()
     if not priced:
-        raise MisuseError("no cell has enough runs that passed: compare more seeds, or look at those that failed")
+        raise UsageError("no cell has enough runs that passed: compare more seeds, or look at those that failed")
     best_of = {protocol: _first(priced, protocol) for protocol in comparison.protocols}
     rivals = [one for one in best_of.values() if one is not None and not one.difference.is_clear]
     taken = simplest([one.protocol for one in rivals])

@@ -15,7 +15,7 @@ from contextlib import closing
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
 from snapline.sim.choices import stream_of
 from snapline.sim.faults.durations import duration_ns, format_duration
@@ -138,7 +138,7 @@ def compare(
         on_progress: called with the runs that are done, and of how many.
 
     Raises:
-        MisuseError: nothing to compare, something unknown, or too many cells.
+        UsageError: nothing to compare, something unknown, or too many cells.
     """
     given = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
     settings = _settings(protocols, given, [duration_ns(interval) / 1e9 for interval in intervals], failure_rates_per_s)
@@ -165,9 +165,9 @@ def _settings(
 ) -> list[Setting]:
     unknown = [protocol for protocol in protocols if protocol not in PROTOCOLS]
     if unknown or not protocols:
-        raise MisuseError(f"protocols to compare are {list(protocols)}: use some of {', '.join(PROTOCOLS)}")
+        raise UsageError(f"protocols to compare are {list(protocols)}: use some of {', '.join(PROTOCOLS)}")
     if not intervals_s or min(intervals_s) <= 0 or not rates or min(rates) < 0:
-        raise MisuseError("compare needs intervals above 0 and failure rates of 0 or more: name at least one of each")
+        raise UsageError("compare needs intervals above 0 and failure rates of 0 or more: name at least one of each")
     found = [
         Setting(protocol, pattern, interval_s, rate)
         for pattern in patterns
@@ -176,7 +176,7 @@ def _settings(
         for protocol in protocols
     ]
     if len(found) > CELLS_MAX:
-        raise MisuseError(f"{len(found)} cells are more than {CELLS_MAX}: compare less at once")
+        raise UsageError(f"{len(found)} cells are more than {CELLS_MAX}: compare less at once")
     return found
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from snapline.diagrams.legend import legend
 from snapline.diagrams.style import data, head, px, text, title
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.search.advice import Advice
 from snapline.sim.search.compare import METRICS, Cell, Comparison, Setting
 from snapline.sim.search.statistics import Summary
@@ -91,13 +91,13 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
     """The figure as the text of an SVG file.
 
     Raises:
-        MisuseError: no cell has that metric.
+        UsageError: no cell has that metric.
     """
     summaries = [cell.metrics[metric] for cell in comparison.cells if metric in cell.metrics]
     known = [summary for summary in summaries if summary.count]
     if not known:
         have = sorted({name for cell in comparison.cells for name in cell.metrics})
-        raise MisuseError(f"no cell has the metric {metric!r}: use one of {', '.join(have)}")
+        raise UsageError(f"no cell has the metric {metric!r}: use one of {', '.join(have)}")
     marked = ticks(known)
     panels = [(pattern, rate) for pattern in comparison.patterns for rate in comparison.failure_rates_per_s]
     bottom = TOP + len(panels) * (PANEL_HEIGHT + GAP)

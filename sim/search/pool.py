@@ -22,7 +22,7 @@ from signal import Signals
 
 import msgspec
 
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, name_of, perform_all
@@ -85,10 +85,10 @@ def run_tasks(
     """Perform tasks on `jobs` processes; 0 is this one. Closing the iterator kills the processes.
 
     Raises:
-        MisuseError: no such number of jobs, or the workers cannot load the runner.
+        UsageError: no such number of jobs, or the workers cannot load the runner.
     """
     if not 0 <= jobs <= JOBS_MAX:
-        raise MisuseError(f"jobs is {jobs}: use 0 for this process, or 1 to {JOBS_MAX}")
+        raise UsageError(f"jobs is {jobs}: use 0 for this process, or 1 to {JOBS_MAX}")
     if jobs == 0:
         yield from run_here(setup, tasks)
         return
@@ -209,7 +209,7 @@ class WorkerPool:
 
     def _greet(self, process: Process, said: bytes) -> None:
         if said:
-            raise MisuseError(f"the workers cannot run {self._setup.runner.name}: {said.decode()}")
+            raise UsageError(f"the workers cannot run {self._setup.runner.name}: {said.decode()}")
         process.is_ready = True
 
     def _take(self, process: Process, said: bytes) -> Answered:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario
 from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup
@@ -71,7 +71,7 @@ def sweep_on_ray(
         address: of a running cluster; "auto" is the one of this machine or of RAY_ADDRESS, "local" makes one here.
 
     Raises:
-        MisuseError: Ray is not installed, or no cluster answers at `address`.
+        UsageError: Ray is not installed, or no cluster answers at `address`.
     """
     ray = _ray()
     setup = msgspec.structs.replace(make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s), paths=[])
@@ -120,7 +120,7 @@ def _ray() -> Any:  # Ray's types are only there where it is installed
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise MisuseError("Ray is not installed: pip install 'snapline[ray]', or sweep with --jobs") from error
+        raise UsageError("Ray is not installed: pip install 'snapline[ray]', or sweep with --jobs") from error
     return ray
 
 
@@ -132,7 +132,7 @@ def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except ConnectionError as error:
-        raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
+        raise UsageError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
     return True
 
 
@@ -144,7 +144,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
+        raise UsageError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
 
 
 class Cluster:
@@ -184,7 +184,7 @@ class Cluster:
         try:
             return msgspec.msgpack.decode(self._ray.get(done[0]), type=list[Result])
         except self._ray.exceptions.RayTaskError as error:
-            raise MisuseError(f"the workers cannot run it, is the same snapline there? {error.cause!r}") from error
+            raise UsageError(f"the workers cannot run it, is the same snapline there? {error.cause!r}") from error
         except self._ray.exceptions.RayError as error:
             return self._apart(chunk, error)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import Choices, Record, RecordedChoices
 from snapline.sim.report import files
 from snapline.sim.result import Result, Violation
@@ -163,7 +163,7 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
     """Run what a folder holds once more, with its choices. `commit` is of the code that runs now.
 
     Raises:
-        MisuseError: as `read_repro`.
+        UsageError: as `read_repro`.
     """
     scenario, seed, record = read_repro(folder)
     expected, _ = files.read_result(folder / RESULT)
@@ -176,12 +176,12 @@ def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
     """What is needed to run again what a folder holds: scenario, seed, choices; no record if only the seed was kept.
 
     Raises:
-        MisuseError: not the folder of a run, or one with another schema.
+        UsageError: not the folder of a run, or one with another schema.
     """
     result, provenance = files.read_result(folder / RESULT)
     if provenance.schema != SCHEMA:
         hint = f", of commit {provenance.commit}" if provenance.commit else ""
-        raise MisuseError(f"{folder} has schema {provenance.schema}, this is for {SCHEMA}: use its own snapline{hint}")
+        raise UsageError(f"{folder} has schema {provenance.schema}, this is for {SCHEMA}: use its own snapline{hint}")
     choices = folder / CHOICES
     return _scenario(folder / CONFIG), result.seed, files.read_choices(choices) if choices.exists() else None
 
@@ -190,7 +190,7 @@ def _scenario(path: Path) -> Scenario:
     try:
         return parse_scenario(path.read_text(encoding="utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise MisuseError(f"{path} cannot be read: {error}; give the folder of a run") from error
+        raise UsageError(f"{path} cannot be read: {error}; give the folder of a run") from error
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:

@@ -36,7 +36,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Key, RandomChoices, Record, RecordedChoices
 from snapline.sim.result import Result
 from snapline.sim.scenario import DelayPart, Scenario, StepsPart, format_scenario, parse_scenario
@@ -164,11 +164,11 @@ def shrink(
         on_progress: called with every simplification that is kept.
 
     Raises:
-        MisuseError: the run passed, or does not end like that when it is run again.
+        UsageError: the run passed, or does not end like that when it is run again.
     """
     signature = signature_of(result)
     if signature == "pass":
-        raise MisuseError(f"seed {seed} of {scenario.name} passes: there is nothing to shrink")
+        raise UsageError(f"seed {seed} of {scenario.name} passes: there is nothing to shrink")
     call = load_runner(name_of(runner)) if runner is None else runner
     shrinker = Shrinker(call, signature, time_limit_s=time_limit_s, on_progress=on_progress)
     shrinker.begin(scenario, seed)
@@ -211,13 +211,13 @@ class Shrinker:
         """Run it as it is, and write down its choices.
 
         Raises:
-            MisuseError: it does not fail in the same way.
+            UsageError: it does not fail in the same way.
         """
         choices = RandomChoices(seed, is_recording=True)
         self.tries += 1
         self.result = self._run(scenario, seed, choices=choices)
         if not is_same_bug(self.result, self._signature):
-            raise MisuseError(
+            raise UsageError(
                 f"seed {seed} of {scenario.name} ended as {self._signature!r} and now as "
                 f"{signature_of(self.result)!r}: check its determinism first"
             )

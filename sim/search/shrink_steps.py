@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import Key, RandomChoices
 from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, format_scenario, parse_scenario
@@ -40,7 +40,7 @@ def is_valid(scenario: Scenario) -> bool:
     """Whether it could be read from a file."""
     try:
         parse_scenario(format_scenario(scenario), source="a candidate")
-    except MisuseError:
+    except UsageError:
         return False
     return True
 

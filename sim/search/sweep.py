@@ -262,7 +262,7 @@ def sweep(
         metrics_csv: where to write the metrics of every seed.
 
     Raises:
-        MisuseError: the runner cannot be found by other processes, or `jobs` is no such number.
+        UsageError: the runner cannot be found by other processes, or `jobs` is no such number.
     """
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     collector = Collector(template.name, catalogue=catalogue, template=template)

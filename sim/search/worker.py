@@ -30,7 +30,7 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import Choices
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, parse_scenario
@@ -96,7 +96,7 @@ def name_of(runner: Runner | None) -> RunnerName:
     """The name of a runner; None is `snapline.sim.run.run`.
 
     Raises:
-        MisuseError: another process could not find it.
+        UsageError: another process could not find it.
     """
     if runner is None:
         return RunnerName()
@@ -104,11 +104,11 @@ def name_of(runner: Runner | None) -> RunnerName:
     function: object = runner
     if isinstance(function, partial):
         if function.args:
-            raise MisuseError(f"{runner!r} binds arguments by position: bind keywords only")
+            raise UsageError(f"{runner!r} binds arguments by position: bind keywords only")
         keywords, function = function.keywords, function.func
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if not module or not name or "<" in name:
-        raise MisuseError(f"{runner!r} cannot be found by another process: write it as a function of a module")
+        raise UsageError(f"{runner!r} cannot be found by another process: write it as a function of a module")
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return RunnerName(module, name, str(Path(file).absolute()) if file else "", dict(keywords))
 

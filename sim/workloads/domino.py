@@ -76,7 +76,7 @@ def make_domino(part: FleetPart) -> LedgerWorkload:
     groups = lanes_of(part.agents, GROUP)
     works = shares(part.pattern.messages, len(groups))
     plan = plan_of(part, pause_ns(part, len(groups)) or PAUSE_NS)
-    own: list[snapline.Every | snapline.EveryMessages | snapline.Adaptive | snapline.ByHand] = [snapline.ByHand()]
+    own: list[snapline.Every | snapline.EveryMessages | snapline.Adaptive | snapline.Manual] = [snapline.Manual()]
     make = functools.partial(_player, plan, groups, works)
     fleet = make_fleet(part, make, own=own if is_autonomous(part.protocol) else None)
     return DominoWorkload(fleet, total=sum(works), ends=part.pattern.messages > 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import snapline
 from snapline.agent_runtime.fleet import Fleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples import bank
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.workload import Workload, check_agents, triggers_of
@@ -97,13 +97,13 @@ def make_pagerank(part: FleetPart) -> Workload:
     """As many rounds as come closest to the messages; 0 is as many rounds as make a difference.
 
     Raises:
-        MisuseError: NumPy is missing, or there are too few or too many agents.
+        UsageError: NumPy is missing, or there are too few or too many agents.
     """
     check_agents(part, most=SHARDS_MAX)
     try:
         from snapline.examples import forward_push, pagerank
     except ImportError as error:
-        raise MisuseError("pattern pagerank needs NumPy: install snapline[numpy]") from error
+        raise UsageError("pattern pagerank needs NumPy: install snapline[numpy]") from error
     shards, messages = part.agents, part.pattern.messages
     imports = graph_of(shards, messages)
     neighbours = min(len(imports[0]), shards - 1)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from snapline.client.giving import AgentInput, input_of
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.messages.inputs import GivenInput
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
@@ -44,7 +44,7 @@ class GivenInputs:
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        """Raises MisuseError: they are none."""
+        """Raises UsageError: they are none."""
         self.count: int | None = None
         self._make: MakeInputs
         match inputs:
@@ -64,7 +64,7 @@ class GivenInputs:
                 _check(each, "k")
             self.count, self._make = len(listed), lambda _: listed
         else:
-            raise MisuseError(
+            raise UsageError(
                 f"inputs {inputs!r} cannot be given: use a list of (agent, message), a function that makes them, "
                 "'module:name', or the path of a file with a JSON object on each line"
             )
@@ -90,8 +90,8 @@ def _check(each: object, key: str) -> None:
             given_input(each, key)
             return
     except SnaplineError as error:
-        raise MisuseError(f"{each!r} is no input: {error}") from error
-    raise MisuseError(f"{each!r} is no input: write (agent, message) or (agent, message, key)")
+        raise UsageError(f"{each!r} is no input: {error}") from error
+    raise UsageError(f"{each!r} is no input: write (agent, message) or (agent, message, key)")
 
 
 def _maker_of(function: Callable[..., Iterable[AgentInput]]) -> MakeInputs:
@@ -107,20 +107,20 @@ def _named(reference: str) -> object:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise MisuseError(f"inputs {reference!r} cannot be loaded: {error}") from error
+        raise UsageError(f"inputs {reference!r} cannot be loaded: {error}") from error
 
 
 def _recorded(place: Path) -> list[AgentInput]:
     try:
         lines = place.read_bytes().splitlines()
     except OSError as error:
-        raise MisuseError(f"inputs {str(place)!r} cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"inputs {str(place)!r} cannot be read: {error.strerror or error}") from error
     found: list[AgentInput] = []
     for number, line in enumerate(lines, 1):
         try:
             read = msgspec.json.decode(line, type=RecordedInput) if line.strip() else None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise MisuseError(f"{place}:{number} is no input: {error}") from error
+            raise UsageError(f"{place}:{number} is no input: {error}") from error
         if read is not None:
             found.append((read.agent, (read.type, read.fields), read.key))
     return found

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import snapline
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import Books, Parcel, Plan, WrongBooksError, shares
 from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
@@ -86,7 +86,7 @@ def _check(agent: str, state: MemoryState) -> None:
 def make_memory(part: FleetPart) -> LedgerWorkload:
     """Tokens on a random graph, among agents that remember."""
     if np is None:
-        raise MisuseError("pattern memory needs NumPy: pip install 'snapline[numpy]'")
+        raise UsageError("pattern memory needs NumPy: pip install 'snapline[numpy]'")
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_rememberer, plan_of(part, pause_ns(part, part.agents)), work)

@@ -164,7 +164,7 @@ class Payer(snapline.Agent):
 
     async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
         """Something else under the same key."""
-        with contextlib.suppress(snapline.MisuseError):
+        with contextlib.suppress(snapline.UsageError):
             await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
             return False
         return True

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 from snapline.agent_runtime.fleet import load_fleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.scenario import FleetPart, PatternPart, duration_ns
 from snapline.sim.workloads.checked import checked
 from snapline.sim.workloads.workload import SECOND_NS, RestingWorkload, Workload, own_workload, varied
@@ -81,14 +81,14 @@ def make_workload(fleet: FleetPart) -> Workload:
     come closest in whole items, calls or rounds.
 
     Raises:
-        MisuseError: there is no such pattern, or the agents are too few, or too many for it.
+        UsageError: there is no such pattern, or the agents are too few, or too many for it.
         FleetDefinitionError: the trigger does not fit the protocol, or the user's fleet cannot be loaded.
     """
     if fleet.module:
         own = load_fleet(fleet.module, fleet.arguments)
         return checked(RestingWorkload(varied(own, fleet)) if fleet.is_varied else own_workload(own), fleet)
     if fleet.pattern.name not in _PATTERNS:
-        raise MisuseError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
+        raise UsageError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
     made = _maker_of(fleet.pattern.name)(fleet)
     made.fleet.log_bytes_max = fleet.log_bytes_max or made.fleet.log_bytes_max
     if fleet.epoch_timeout:

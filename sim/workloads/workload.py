@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import snapline
 from snapline.agent_runtime.fleet import Fleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
 from snapline.sim.faults.durations import duration_ns
@@ -104,7 +104,7 @@ def own_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
     """Return when a user's fleet saves: at least each second, whatever it says.
 
     Raises:
-        MisuseError: `every` is no duration.
+        UsageError: `every` is no duration.
     """
     if every:
         return (snapline.Every(duration_ns(every) / SECOND_NS),)
@@ -214,7 +214,7 @@ def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
     """The scenario's trigger as the fleet takes it.
 
     Raises:
-        MisuseError: the values are not possible. What does not fit the protocol is the fleet's to refuse.
+        UsageError: the values are not possible. What does not fit the protocol is the fleet's to refuse.
     """
     match trigger.kind:
         case "period":
@@ -224,7 +224,7 @@ def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
         case "adaptive":
             return [snapline.Adaptive(least_s=trigger.every_ns / SECOND_NS)]
         case "none":
-            return [snapline.ByHand()] if is_autonomous(protocol) else []
+            return [snapline.Manual()] if is_autonomous(protocol) else []
 
 
 def plan_of(part: FleetPart, pause_ns: int) -> Plan:
@@ -242,12 +242,12 @@ def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
     """Refuse fleets that cannot play the pattern.
 
     Raises:
-        MisuseError: too few agents, or too many.
+        UsageError: too few agents, or too many.
     """
     if part.agents < least:
-        raise MisuseError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} needs at least {least}")
+        raise UsageError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} needs at least {least}")
     if most and part.agents > most:
-        raise MisuseError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} takes at most {most}")
+        raise UsageError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} takes at most {most}")
 
 
 def lanes_of(agents: int, length: int) -> list[range]:

@@ -25,7 +25,7 @@ Supports G4 and G11: it is what the store is tested against. Choices come from t
 import errno
 from collections.abc import Callable, Iterator, Sequence
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import Choices
 from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.record import Buffer
@@ -367,7 +367,7 @@ class VirtualDisk:
     def set_fault(self, node: str, mode: str, is_on: bool) -> None:
         """Turn one of `FAULTS` on or off, for one node or (`""`) for all; all and one are switches of their own."""
         if mode not in FAULTS:
-            raise MisuseError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
+            raise UsageError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
         modes = self._faults.setdefault(node, {})
         if is_on:
             modes[mode] = None
@@ -388,7 +388,7 @@ class VirtualDisk:
         """Damage a file: one bit, counted modulo its length. Everybody sees it, and no sync brings it back."""
         file = self.nodes.get(path)
         if not isinstance(file, _File):
-            raise MisuseError(f"there is no file {path!r} to damage: `files` tells which there are")
+            raise UsageError(f"there is no file {path!r} to damage: `files` tells which there are")
         if file.data:
             place, shift = divmod(bit % (8 * len(file.data)), 8)
             flipped = bytes((file.data[place] ^ (1 << shift),))

@@ -18,7 +18,7 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import watch_events as we
-from snapline.agent_runtime.host.driver import HostCarrier
+from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
@@ -66,7 +66,7 @@ class _Timer:
         self.is_cancelled = True
 
 
-class SimCarrier(HostCarrier):
+class SimCarrier(HostDriver):
     """The production carrier; what it does to agents is told to the world's judge."""
 
     def __init__(self, sim: "SimHost", outside: SimOutside) -> None:
@@ -315,7 +315,7 @@ class Around(Protocol):
 
 
 class SimHost:
-    """One run of a host: the carrier's `Surroundings`.
+    """One run of a host: the carrier's `HostEnvironment`.
 
     Attributes:
         is_alive: it has neither crashed nor ended.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from snapline.agent_runtime.host.driver import HostCarrier
+from snapline.agent_runtime.host.driver import HostDriver
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.notes import WorldNotes
 
@@ -23,7 +23,7 @@ class HostRun(Protocol):
     @property
     def notes(self) -> WorldNotes: ...
     @property
-    def carrier(self) -> HostCarrier: ...
+    def carrier(self) -> HostDriver: ...
     def wall_ns(self) -> int:
         """Its wall clock."""
         ...

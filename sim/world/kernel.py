@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 Call = Callable[[Any], object]
 
@@ -23,7 +23,7 @@ class SimulatedCrash(BaseException):
     """The process of a node dies here. Nothing may catch it and go on."""
 
 
-class NotSimulatedError(MisuseError):
+class NotSimulatedError(UsageError):
     """The user's code does what only real processes can do."""
 
 

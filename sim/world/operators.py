@@ -12,9 +12,9 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.undoing import UNDO
-from snapline.messages.dead_letters import DROP, RETRY, LetterWord, word_payload
+from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, word_payload
 from snapline.messages.effect_records import outside_key
-from snapline.messages.effect_words import EffectWord, effect_word_payload, is_effect_word
+from snapline.messages.effect_words import EffectResolution, effect_word_payload, is_effect_word
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.oracles.dead_letters import word_name
 from snapline.sim.world.desk import WorldDesk
@@ -98,7 +98,7 @@ class SimOperator:
                     continue
                 is_done = key in self._stubs.done
                 result = encode_result(opened.name, self._stubs.done[key]) if is_done else b""
-                word = EffectWord(opened.key, opened.generation, opened.number, is_done, result)
+                word = EffectResolution(opened.key, opened.generation, opened.number, is_done, result)
                 self._said_of_effects += 1
                 payload = effect_word_payload(word)
                 self._open.append(ev.OfferedInput(agent.id, f"resolve-{self._said_of_effects}", payload, is_word=True))
@@ -119,7 +119,7 @@ class SimOperator:
         for number, identity, is_undoing in letters[first : first + count]:
             verb = self._verb(agent, identity, may_drop=not is_undoing)
             self._said += 1
-            payload = word_payload(LetterWord(verb, number, identity))
+            payload = word_payload(DeadLetterCommand(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
             self._desk.judge.books.letters.on_said(agent, offered.key, payload)
             self._open.append(offered)

@@ -61,6 +61,6 @@ class SnapshotQuestions:
             self._desk.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
-        """Questions that a leader who leads still was asked before that time."""
+        """RecoveryQueries that a leader who leads still was asked before that time."""
         open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]

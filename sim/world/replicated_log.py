@@ -25,7 +25,7 @@ from collections.abc import Callable
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.status import Standing
 from snapline.sim.choices import Choices
 from snapline.sim.world.raft_model import MS, Reign, Reigns, SimReplica, Slot, Waiting
@@ -103,7 +103,7 @@ class SimulatedLog:
         """A replica begins with its durable log, and an empty state until it hears what is committed."""
         replica = self._replicas[node]
         if replica.is_up:
-            raise MisuseError(f"replica {node} is up: crash it before you start it again")
+            raise UsageError(f"replica {node} is up: crash it before you start it again")
         replica.state, replica.applied, replica.known = FleetState(), 0, 0
         self.reigns.bring_up(replica)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.service.restoring import AnswerT
-from snapline.errors import MisuseError, NotFoundError, SnaplineError
+from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import RestoreReply
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import Kernel
@@ -145,7 +145,7 @@ class Restorer:
         probes = self._desk.judge.probes
         try:
             reply = answer()
-        except (MisuseError, NotFoundError) as error:  # for good
+        except (UsageError, NotFoundError) as error:  # for good
             self._answered[wish.token] = None
             probes.hit("restore refused")
             if "lack inputs" in str(error) and self._desk.scenario.budget == "within":

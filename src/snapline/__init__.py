@@ -17,24 +17,25 @@ from typing import TYPE_CHECKING
 from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
+    AuthenticationError,
     CircuitOpenError,
+    ConnectionRejectedError,
     CoordinatorUnavailableError,
     DamagedDataError,
-    DistrustError,
     DivergenceError,
     EffectFailedError,
     EncodingError,
+    ExternalFailureError,
     FleetDefinitionError,
     FleetEndedError,
     HandlerNotPublicError,
-    InputBuriedError,
-    InputNotTakenError,
+    InputDeadLetteredError,
     InputRefusedError,
+    InputRejectedError,
     InputsError,
     InputUnknownError,
     LogError,
     MessageTooLargeError,
-    MisuseError,
     NotFoundError,
     OlderIncarnationError,
     PeerError,
@@ -47,11 +48,10 @@ from snapline.errors import (
     StoreKeyError,
     StoreMissingError,
     TraceError,
-    TurnedAwayError,
     UnansweredCallError,
     UnknownOutcomeError,
+    UsageError,
     WaitTimeoutError,
-    WorldError,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.heartbeats import heartbeat
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.reading import Output, Undone
+    from snapline.agent_runtime.reading import Output, OutputsReverted
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.agent_runtime.snapshots.cut_contents import (
         DeadLetter,
@@ -76,12 +76,12 @@ if TYPE_CHECKING:
     from snapline.client.analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
-    from snapline.client.dead_letters import SettledLetter
+    from snapline.client.dead_letters import DeadLetterResult
     from snapline.client.endings import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.views import AgentState
-    from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
+    from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
     from snapline.storage.capture.torch_state import TorchState
@@ -95,7 +95,7 @@ _HOMES = {
     "Agent": "snapline.agent_runtime.agent",
     "AgentState": "snapline.messages.views",
     "Blob": "snapline.storage.capture.blob_value",
-    "ByHand": "snapline.protocols.policy",
+    "Manual": "snapline.protocols.policy",
     "Certificates": "snapline.client.connecting",
     "CircuitBreaker": "snapline.agent_runtime.breaker",
     "Client": "snapline.client.client",
@@ -120,14 +120,14 @@ _HOMES = {
     "RecoveryLine": "snapline.client.analysis",
     "Reply": "snapline.client.endings",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
-    "SettledLetter": "snapline.client.dead_letters",
+    "DeadLetterResult": "snapline.client.dead_letters",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.analysis",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
-    "Undone": "snapline.agent_runtime.reading",
+    "OutputsReverted": "snapline.agent_runtime.reading",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.heartbeats",
     "mark_dirty": "snapline.storage.capture.tracked",
@@ -143,18 +143,19 @@ __all__ = [
     "AgentMissingError",
     "AgentState",
     "AnswerMissingError",
+    "AuthenticationError",
     "Blob",
-    "ByHand",
     "Certificates",
     "CircuitBreaker",
     "CircuitOpenError",
     "Client",
+    "ConnectionRejectedError",
     "Context",
     "CoordinatorUnavailableError",
     "Cut",
     "DamagedDataError",
     "DeadLetter",
-    "DistrustError",
+    "DeadLetterResult",
     "DivergenceError",
     "DominoReport",
     "Effect",
@@ -162,25 +163,27 @@ __all__ = [
     "EncodingError",
     "Every",
     "EveryMessages",
+    "ExternalFailureError",
     "Fleet",
     "FleetDefinitionError",
     "FleetEndedError",
     "Fork",
     "HandlerNotPublicError",
     "History",
-    "InputBuriedError",
-    "InputNotTakenError",
+    "InputDeadLetteredError",
     "InputRefusedError",
+    "InputRejectedError",
     "InputUnknownError",
     "InputsError",
     "LocatedAgent",
     "LogError",
+    "Manual",
     "Message",
     "MessageTooLargeError",
-    "MisuseError",
     "NotFoundError",
     "OlderIncarnationError",
     "Output",
+    "OutputsReverted",
     "PeerError",
     "PendingSpawn",
     "PendingTimer",
@@ -191,7 +194,6 @@ __all__ = [
     "RecoveryLine",
     "Reply",
     "SavedAgent",
-    "SettledLetter",
     "SnaplineError",
     "Snapshot",
     "SnapshotAbortedError",
@@ -206,12 +208,10 @@ __all__ = [
     "Trace",
     "TraceError",
     "TransitMessage",
-    "TurnedAwayError",
     "UnansweredCallError",
-    "Undone",
     "UnknownOutcomeError",
+    "UsageError",
     "WaitTimeoutError",
-    "WorldError",
     "handler",
     "heartbeat",
     "mark_dirty",

@@ -1,7 +1,7 @@
 """Every error snapline raises, in one tree.
 
     SnaplineError
-    ├── MisuseError                 you misused this API: mend the call
+    ├── UsageError                 you misused this API: mend the call
     │   ├── FleetDefinitionError    a fleet that cannot be run as written
     │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
     │   ├── MessageTooLargeError    above 16 MiB
@@ -13,21 +13,21 @@
     ├── PeerError                   a peer broke the protocol
     │   ├── ProtocolError           a gap, a bad column, an impossible number
     │   ├── OlderIncarnationError   something of a run that has been replaced
-    │   └── TurnedAwayError         the coordinator or a peer refuses this host
-    └── WorldError                  the world failed: network, disk, time
+    │   └── ConnectionRejectedError         the coordinator or a peer refuses this host
+    └── ExternalFailureError                  the world failed: network, disk, time
         ├── TraceError              a trace that cannot be read, or contradicts itself
         ├── StoreError              the store cannot be read or written
         │   ├── StoreMissingError   there is no store at this place
         │   ├── StoreKeyError       the store has another key than was given, or one and none was given
         │   └── DamagedDataError    bytes that are not what was written (G11)
         ├── CoordinatorUnavailableError
-        │   └── DistrustError       somebody is there, and the certificates do not trust each other
+        │   └── AuthenticationError       somebody is there, and the certificates do not trust each other
         ├── UnknownOutcomeError     timed out: it may or may not have happened
         │   ├── InputUnknownError   an input that may have been taken
         │   └── AnswerMissingError  an input that was taken, and whose answer was not heard
-        ├── InputBuriedError        an input that became a dead letter
+        ├── InputDeadLetteredError        an input that became a dead letter
         ├── SnapshotAbortedError    a snapshot that was asked for is none
-        ├── InputNotTakenError      an input that was not taken in time
+        ├── InputRejectedError      an input that was not taken in time
         ├── FleetEndedError         nobody takes anything any more
         ├── StepCancelledError      nobody waits for a step any more
         ├── StepFailedError         a durable turn's step raised
@@ -51,27 +51,27 @@ class SnaplineError(Exception):
     exit_code = 1
 
 
-class MisuseError(SnaplineError, ValueError):
+class UsageError(SnaplineError, ValueError):
     """The caller misused the interface."""
 
     exit_code = 2
 
 
-class FleetDefinitionError(MisuseError):
+class FleetDefinitionError(UsageError):
     """A fleet that cannot be run as it is written."""
 
 
-class EncodingError(MisuseError):
+class EncodingError(UsageError):
     """A message or state that cannot be encoded, or decoded as its declared type."""
 
     exit_code = 1
 
 
-class MessageTooLargeError(MisuseError):
+class MessageTooLargeError(UsageError):
     """A message above 16 MiB."""
 
 
-class InputRefusedError(MisuseError):
+class InputRefusedError(UsageError):
     """An input that its agent will never take: there is no handler for it, it is not as declared, or its `key` was used for another one."""
 
     agent = key = ""
@@ -81,11 +81,11 @@ class HandlerNotPublicError(InputRefusedError):
     """An input that came through the gateway, and that no handler takes which is marked `@snapline.handler(public=True)`."""
 
 
-class DivergenceError(MisuseError):
+class DivergenceError(UsageError):
     """A durable turn that was begun earlier asks for something else than it did then. Its agent stands until other code runs it."""
 
 
-class NotFoundError(MisuseError):
+class NotFoundError(UsageError):
     """No such snapshot, agent or host."""
 
     exit_code = 4
@@ -111,23 +111,23 @@ class OlderIncarnationError(PeerError):
     exit_code = 5
 
 
-class TurnedAwayError(PeerError):
+class ConnectionRejectedError(PeerError):
     """The coordinator, or a peer, refuses this host for good."""
 
     exit_code = 5
 
 
-class WorldError(SnaplineError):
+class ExternalFailureError(SnaplineError):
     """Network, disk or time failed."""
 
 
-class TraceError(WorldError):
+class TraceError(ExternalFailureError):
     """A line of a trace that cannot be read, or contradicts earlier ones; the message names the lines."""
 
     exit_code = 6
 
 
-class StoreError(WorldError):
+class StoreError(ExternalFailureError):
     """The store cannot be read or written."""
 
 
@@ -149,23 +149,23 @@ class DamagedDataError(StoreError):
     exit_code = 6
 
 
-class CoordinatorUnavailableError(WorldError):
+class CoordinatorUnavailableError(ExternalFailureError):
     """No coordinator answers."""
 
     exit_code = 8
 
 
-class DistrustError(CoordinatorUnavailableError):
+class AuthenticationError(CoordinatorUnavailableError):
     """Something answers where the coordinator should be, and one side's certificate is not of an authority that the other trusts."""
 
     exit_code = 5
 
 
-class SnapshotAbortedError(WorldError):
+class SnapshotAbortedError(ExternalFailureError):
     """The epoch of a snapshot that was asked for was aborted, or none could begin. Ask again."""
 
 
-class UnknownOutcomeError(WorldError):
+class UnknownOutcomeError(ExternalFailureError):
     """Timed out: it may or may not have happened."""
 
     exit_code = 9
@@ -184,7 +184,7 @@ class AnswerMissingError(UnknownOutcomeError):
     number = 0
 
 
-class InputBuriedError(WorldError):
+class InputDeadLetteredError(ExternalFailureError):
     """An input was taken under its `number`, and no turn of its agent could take it: it is among the dead letters, and has no answer."""
 
     exit_code = 3
@@ -192,25 +192,25 @@ class InputBuriedError(WorldError):
     number = 0
 
 
-class InputNotTakenError(WorldError):
+class InputRejectedError(ExternalFailureError):
     """An input that was certainly not taken in the time that there was; another attempt may do better."""
 
     exit_code = 14
     agent = key = ""
 
 
-class FleetEndedError(WorldError):
+class FleetEndedError(ExternalFailureError):
     """The fleet has ended: nobody takes anything any more, and the input was not taken."""
 
     exit_code = 13
     agent = key = ""
 
 
-class StepCancelledError(WorldError):
+class StepCancelledError(ExternalFailureError):
     """Nobody waits for this attempt of a step any more: its turn was undone, or it took too long. Let go of everything, and end."""
 
 
-class StepFailedError(WorldError):
+class StepFailedError(ExternalFailureError):
     """A step of a durable turn has raised, each time that it was tried. `error` is the class's name, `reason` what it said."""
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "") -> None:
@@ -226,19 +226,19 @@ class EffectFailedError(StepFailedError):
         self.key = key
 
 
-class CircuitOpenError(WorldError):
+class CircuitOpenError(ExternalFailureError):
     """Calls of a service have failed again and again: for a while nobody calls it (`CircuitBreaker`)."""
 
 
-class WaitTimeoutError(WorldError, TimeoutError):
+class WaitTimeoutError(ExternalFailureError, TimeoutError):
     """What a durable turn waited for has not come in its time."""
 
 
-class UnansweredCallError(WorldError):
+class UnansweredCallError(ExternalFailureError):
     """The turn that was to answer a call has ended without an answer or failed, or there is no such agent: no answer will come."""
 
 
-class InputsError(WorldError):
+class InputsError(ExternalFailureError):
     """Some of many inputs have no receipt. `outcomes` has one entry for each input in their order: its receipt, or its error."""
 
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
@@ -246,5 +246,5 @@ class InputsError(WorldError):
         self.outcomes = tuple(outcomes)
 
 
-class LogError(WorldError):
+class LogError(ExternalFailureError):
     """The coordinator's log cannot be trusted or written; the process must end rather than contradict itself (G8)."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import NewType, TypeGuard
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 AgentId = NewType("AgentId", str)
 HostId = NewType("HostId", str)
@@ -19,10 +19,10 @@ def check_id(text: str, what: str = "agent") -> str:
     """Return `text` if it is a valid id.
 
     Raises:
-        MisuseError: it is not; names `what` kind of id it was to be.
+        UsageError: it is not; names `what` kind of id it was to be.
     """
     if _ID.fullmatch(text) is None:
-        raise MisuseError(
+        raise UsageError(
             f"{text!r} is no valid {what} id: use 1 to 128 characters out of letters, digits, '_', '.' and '-'"
         )
     return text
@@ -41,20 +41,20 @@ def check_receiver(agent: object) -> None:
     """Whether a message to an agent of this id can be kept, be there such an agent or not.
 
     Raises:
-        MisuseError: it cannot.
+        UsageError: it cannot.
     """
     if not is_plain(agent):
-        raise MisuseError(f"an agent id is text that UTF-8 can say, this one is {agent!r:.100}")
+        raise UsageError(f"an agent id is text that UTF-8 can say, this one is {agent!r:.100}")
 
 
 def check_failed(names: Iterable[str]) -> list[str]:
     """Return `names` if each is an agent, or `host:h1`.
 
     Raises:
-        MisuseError: one of them is no id, or it is one text in place of several.
+        UsageError: one of them is no id, or it is one text in place of several.
     """
     if isinstance(names, str):
-        raise MisuseError(f"{names!r} is one text: give a list, [{names!r}]")
+        raise UsageError(f"{names!r} is one text: give a list, [{names!r}]")
     found = list(names)
     for name in found:
         if name.startswith(HOST_PREFIX):

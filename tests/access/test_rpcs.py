@@ -11,7 +11,7 @@ from tests.integration.processes import snapline, together
 
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.security.rpc_authorization import DOORS
+from snapline.security.rpc_authorization import RPC_RULES
 
 Outcomes = dict[tuple[str, str], str]
 """Server and RPC → how it ended."""
@@ -70,7 +70,7 @@ async def everything_that_people_did_is_in_the_book(world: World) -> None:
     assert [each.number for each in audit.calls] == list(range(1, len(audit.calls) + 1)) and not audit.dropped
     found = {(each.name, each.is_borne, each.at, each.call, each.outcome) for each in audit.calls}
     for rpc, row in RPCS.items():
-        if DOORS[PATHS[rpc]].acts:
+        if RPC_RULES[PATHS[rpc]].acts:
             name, at = rpc.rpartition("/")[2], "h2" if row.at == "host" else ""
             for role in PEOPLE:
                 outcome = "allowed" if row.admits(role) else "refused"

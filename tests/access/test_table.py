@@ -16,7 +16,7 @@ from snapline.gateway.app import Gateway
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos import v1
 from snapline.security import rpc_authorization
-from snapline.security.rpc_authorization import DOORS
+from snapline.security.rpc_authorization import RPC_RULES
 from snapline.telemetry import metrics_server as metrics_door
 from snapline.view.acting import Operators
 from snapline.view.app import View
@@ -36,7 +36,7 @@ def test_every_rpc_has_a_row() -> None:
 def test_the_guard_goes_by_the_same_roles_and_sizes() -> None:
     assert set(ROLES) == set(rpc_authorization.ROLES)
     for rpc, row in RPCS.items():
-        door = DOORS[PATHS[rpc]]
+        door = RPC_RULES[PATHS[rpc]]
         assert set(door.roles) == {role.rstrip("!") for role in row.roles.split()}, rpc
         assert door.is_for_itself == ("!" in row.roles), rpc
         assert door.request_bytes_max == (0 if row.is_stream else row.bytes_max), rpc

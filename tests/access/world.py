@@ -34,7 +34,7 @@ SERVERS = {"coordinator": "c1", "host": "h2"}
 OWN_CONNECTION: list[tuple[str, str | int]] = [("grpc.use_local_subchannel_pool", 1)]
 """Options of a channel that shares its connection with no other."""
 
-PATHS = {path.rpartition(".")[2]: path for path in rpc_authorization.DOORS}
+PATHS = {path.rpartition(".")[2]: path for path in rpc_authorization.RPC_RULES}
 """`Service/Method` → the whole path."""
 
 

@@ -130,7 +130,7 @@ class ScriptedFleet:
         PLANNED.clear()
         protocol = options.get("protocol", "chandy-lamport")
         agents = {agent: Actor(Heard()) for agent in options["agents"].split(",")}
-        triggers = [snapline.ByHand()] if is_autonomous(protocol) else []
+        triggers = [snapline.Manual()] if is_autonomous(protocol) else []
         made = snapline.Fleet("scripted", agents=agents, protocol=protocol, triggers=triggers)
         kind = LoggedWorld if is_logged(protocol) else CoordinatedWorld
         self.world: FleetWorld = kind(made, int(options.get("hosts", "2")), 0)

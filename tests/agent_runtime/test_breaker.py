@@ -47,12 +47,12 @@ def test_after_so_many_failures_in_a_row_it_is_open_and_then_one_call_decides() 
 
 def test_misuse_is_no_failure_of_the_service() -> None:
     breaker, clock = snapline.CircuitBreaker(failures_max=1), Clock()
-    assert call(breaker, clock, snapline.MisuseError("wrong key")) == "failed" and breaker.failures == 0
+    assert call(breaker, clock, snapline.UsageError("wrong key")) == "failed" and breaker.failures == 0
 
 
 @pytest.mark.parametrize("wrong", [{"failures_max": 0}, {"open_s": 0.0}])
 def test_one_that_cannot_work_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(snapline.MisuseError, match="circuit breaker"):
+    with pytest.raises(snapline.UsageError, match="circuit breaker"):
         snapline.CircuitBreaker(**wrong)  # type: ignore[arg-type]  # one of each
 
 

@@ -15,7 +15,7 @@ from snapline.agent_runtime.fleet import encode_state, encode_unchecked
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
 from snapline.agent_runtime.host.restore import restored
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 from snapline.messages.host_messages import CheckpointsStored
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import (
@@ -200,6 +200,6 @@ def test_agent_may_come_several_times_and_is_named_once_in_the_report(store: Sto
     "captures", [[taken("a"), taken("b"), taken("a")], [taken("a", round=1, basis="tentative"), taken("b", round=2)]]
 )
 def test_what_cannot_be_one_pack_is_refused(store: Store, captures: list[TakenCheckpoint]) -> None:
-    with pytest.raises(MisuseError, match=r"comes twice|rounds \[1, 2\]"):
+    with pytest.raises(UsageError, match=r"comes twice|rounds \[1, 2\]"):
         write_checkpoints(store, "h1-1", 1, captures)
     assert store.checkpoint_packs() == []

@@ -18,7 +18,7 @@ from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.errors import StoreError
 from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, HostMessage
-from snapline.protocols.policy import ByHand, PolicyClock
+from snapline.protocols.policy import Manual, PolicyClock
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
 
@@ -307,7 +307,7 @@ async def test_a_skeleton_that_comes_late_leaves_no_bytes_behind(world: World, m
 
 async def test_a_receiver_forgotten_while_a_checkpoint_waits_leaves_no_bytes_behind(world: World) -> None:
     """The agent's table of what it sent was the very one of the command: the queue counted it in, and less of it out."""
-    agent = LoggedAgent(Backlog(), PolicyClock(ByHand(), "a"), None, None)
+    agent = LoggedAgent(Backlog(), PolicyClock(Manual(), "a"), None, None)
     sent = {"b": 1, "gone": 2}
     waiting = taken("a", 1, sent=sent)
     agent.settle(sent, {})

@@ -429,7 +429,7 @@ def test_a_reply_that_nobody_waits_for_is_dropped() -> None:
 async def test_a_plain_turn_cannot_wait() -> None:
     ctx = Context("a", 1, "z", Outside())
     for waits in (ctx.sleep(1), ctx.receive(Told), ctx.call("b", Quote(1), Told)):
-        with pytest.raises(snapline.MisuseError, match=r"waits, and a plain turn cannot: .*handler\(durable=True\)"):
+        with pytest.raises(snapline.UsageError, match=r"waits, and a plain turn cannot: .*handler\(durable=True\)"):
             await waits
 
 
@@ -440,7 +440,7 @@ async def test_a_plain_turns_steps_take_arguments_and_draws_are_its_own() -> Non
         await ctx.step("divide", divmod, 1, 0, retries=(0.0, 0.0))
     first, second = ctx.uuid(), ctx.uuid()
     assert isinstance(first, uuid.UUID) and first.version == 4 and first != second
-    with pytest.raises(snapline.MisuseError, match=r"retries of step 'add' are -1"):
+    with pytest.raises(snapline.UsageError, match=r"retries of step 'add' are -1"):
         await ctx.step("add", pow, 2, 5, retries=-1)
 
 
@@ -519,7 +519,7 @@ def test_an_instant_that_has_come_is_not_waited_for() -> None:
 async def test_an_instant_has_a_time_zone(instant: Any) -> None:
     ctx = Context("a", 1, "z", Steady(0))
     ctx.begin(journal=TurnJournal(SEED, None))
-    with pytest.raises(snapline.MisuseError, match=r"is no instant: it takes a datetime with a time zone"):
+    with pytest.raises(snapline.UsageError, match=r"is no instant: it takes a datetime with a time zone"):
         await ctx.sleep_until(instant)
 
 

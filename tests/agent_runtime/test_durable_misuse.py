@@ -95,7 +95,7 @@ class Clumsy(snapline.Agent):
         try:
             ctx.send("b", Told(1))
             self.later.set_result(None)
-        except snapline.MisuseError as error:
+        except snapline.UsageError as error:
             self.later.set_result(error)
 
     async def cancelled(self, ctx: Context) -> None:
@@ -198,7 +198,7 @@ async def test_a_context_is_not_for_what_runs_while_the_turn_waits() -> None:
     seat = Seat()
     paused = seat.start("stray")
     outcome = await seat.turns.object_of("a").later  # type: ignore[attr-defined]
-    assert isinstance(outcome, snapline.MisuseError) and "waits" in str(outcome)
+    assert isinstance(outcome, snapline.UsageError) and "waits" in str(outcome)
     found = msgspec.structs.replace(paused.pause.waits, outcome=DONE)
     ended = seat.go_on(found)
     assert ended.sends == [("b", encode_message(Told(2)))]

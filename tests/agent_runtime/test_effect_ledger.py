@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, open_at
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 
 
@@ -14,7 +14,7 @@ def word(
     return Output("a", 1, EFFECTS_TOPIC, record, f"{epoch}.1", epoch, epoch)
 
 
-def fates(*words: Output | Undone) -> dict[str, str]:
+def fates(*words: Output | OutputsReverted) -> dict[str, str]:
     return {f"{each.key}#{each.generation}": each.fate for each in fold(words)}
 
 
@@ -45,7 +45,7 @@ def test_an_effect_is_compensated_when_its_undoing_is_done_and_can_be_done_again
 
 def test_a_fleet_that_goes_back_undoes_what_came_after() -> None:
     words = [word("intent", "one"), word("done", "one"), word("intent", "two"), word("done", "two", epoch=5)]
-    back = Undone(3, (5,), "6.0")
+    back = OutputsReverted(3, (5,), "6.0")
     assert fates(*words, back) == {"one#1": "done", "two#1": "open"}, "its turn stands at it again"
     words[2] = word("intent", "two", epoch=4)
     assert fates(*words, back) == {"one#1": "done", "two#1": "undone"}
@@ -75,5 +75,5 @@ def test_what_was_open_in_the_cut_of_an_epoch_is_told_with_its_fate_now() -> Non
         [("two", "failed"), ("three", "open")],
         [("three", "open")],
     ]
-    back: list[Output | Undone] = [*later, Undone(2, (3, 4), "5.0"), word("intent", "four", epoch=6)]
+    back: list[Output | OutputsReverted] = [*later, OutputsReverted(2, (3, 4), "5.0"), word("intent", "four", epoch=6)]
     assert [(each.key, each.fate) for each in open_at(back, 6)] == [("two", "open"), ("four", "open")]

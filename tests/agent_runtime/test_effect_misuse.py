@@ -17,7 +17,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.undoing import load_undo, reference_of, undo_payload
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.packs.saved_effects import MadeEffect
 
 
@@ -80,7 +80,7 @@ class Payer(snapline.Agent):
 
     @snapline.handler
     async def on_plain(self, message: Plain, ctx: Context) -> None:
-        with pytest.raises(MisuseError, match=r"ctx\.saga waits, and a plain turn cannot"):
+        with pytest.raises(UsageError, match=r"ctx\.saga waits, and a plain turn cannot"):
             ctx.saga("trip")
         await ctx.effect("pay", pay)
 
@@ -151,7 +151,7 @@ def test_a_compensation_gets_what_it_declares() -> None:
     "reference", ["tests.no_such_module:f", f"{__name__}:no_such_function", ":", f"{__name__}:Seat.start"]
 )
 def test_one_that_is_not_there_any_more_says_so_when_it_is_called(reference: str) -> None:
-    with pytest.raises(MisuseError, match="there is no such function any more"):
+    with pytest.raises(UsageError, match="there is no such function any more"):
         load_undo("pay", reference, [], OWN)(key="k")
 
 
@@ -160,13 +160,13 @@ def test_one_that_is_not_there_any_more_says_so_when_it_is_called(reference: str
 )
 def test_functions_of_other_modules_are_not_called_whatever_stands_in_the_store(reference: str, tmp_path: Path) -> None:
     before = set(sys.modules)
-    with pytest.raises(MisuseError, match=r"nothing else is called|no such function"):
+    with pytest.raises(UsageError, match=r"nothing else is called|no such function"):
         load_undo("pay", reference, [msgspec.msgpack.encode(f"touch {tmp_path}/evil")], OWN)(key="k")
     assert not list(tmp_path.iterdir()) and set(sys.modules) == before, "and nothing is imported"
 
 
 def test_a_fleet_names_the_other_modules_whose_functions_undo_effects() -> None:
-    with pytest.raises(MisuseError, match=r"is a function of module posix.* Fleet\(compensation_modules="):
+    with pytest.raises(UsageError, match=r"is a function of module posix.* Fleet\(compensation_modules="):
         reference_of("pay", (system, "true"), OWN)
     assert reference_of("pay", (system, "true"), (*OWN, "posix"))[0] == "posix:system"
     for wrong in ("os", ["os:system"], [1], 7):
@@ -185,7 +185,7 @@ def test_an_agents_own_modules_are_the_packages_of_its_class_and_its_bases() -> 
 
 def test_arguments_that_it_does_not_take_any_more_are_told() -> None:
     reference, _ = reference_of("pay", (take_back,), OWN)
-    with pytest.raises(MisuseError, match="does not take the arguments that were kept"):
+    with pytest.raises(UsageError, match="does not take the arguments that were kept"):
         load_undo("pay", reference, [b"\x01"], OWN)(key="k")
 
 

@@ -27,7 +27,7 @@ from snapline.agent_runtime.undoing import read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import GONE, RETRY
-from snapline.messages.effect_words import UNDO, EffectWish, effect_wish_payload, key_of, read_effect_wish
+from snapline.messages.effect_words import UNDO, EffectRetry, effect_wish_payload, key_of, read_effect_wish
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.saved_effects import KnownEffect
 
@@ -36,7 +36,7 @@ BACK = intent(undo="m:undo", undo_arguments=[b"\x07"])
 
 
 def wish(verb: str, shown: str = "k") -> bytes:
-    return effect_wish_payload(EffectWish(verb, *key_of(shown)))
+    return effect_wish_payload(EffectRetry(verb, *key_of(shown)))
 
 
 def paid(protocol: str = "chandy-lamport", asked: EffectIntent = BACK) -> Driver:
@@ -251,7 +251,7 @@ def test_what_the_window_holds_comes_back_from_a_checkpoint_and_older_ones_have_
 
 
 def test_a_wish_that_cannot_be_read_is_none() -> None:
-    for payload in (b"", b"\x00wish", b"\x00wish\x93", effect_wish_payload(EffectWish("drop", "k", 1))):
+    for payload in (b"", b"\x00wish", b"\x00wish\x93", effect_wish_payload(EffectRetry("drop", "k", 1))):
         with pytest.raises(ProtocolError):
             read_effect_wish(payload)
     assert [key_of(x) for x in ("k", "k#2", "k/undo", "k#2/undo", "a#b")] == [

@@ -38,7 +38,7 @@ from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import GONE
 from snapline.messages.effect_records import StandingEffect
-from snapline.messages.effect_words import EffectWord, effect_word_payload, read_effect_word
+from snapline.messages.effect_words import EffectResolution, effect_word_payload, read_effect_word
 from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
@@ -47,7 +47,7 @@ TOLD = encode_result("pay", "receipt 8")
 
 
 def said(number: int = 1, *, is_done: bool = True, key: str = "k", generation: int = 1) -> bytes:
-    return effect_word_payload(EffectWord(key, generation, number, is_done, TOLD if is_done else b""))
+    return effect_word_payload(EffectResolution(key, generation, number, is_done, TOLD if is_done else b""))
 
 
 def saved(driver: Driver) -> AgentCheckpoint:
@@ -466,7 +466,7 @@ def test_a_word_that_cannot_be_read_is_none() -> None:
     for payload in (b"", b"\x00effect", b"\x00effect\x93", b"\x00retry"):
         with pytest.raises(ProtocolError):
             read_effect_word(payload)
-    assert read_effect_word(said()) == EffectWord("k", 1, 1, True, TOLD)
+    assert read_effect_word(said()) == EffectResolution("k", 1, 1, True, TOLD)
 
 
 # ---- mutants -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.freeze import FREEZE_NS, HostFreeze
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.messages import host_messages as msg
-from snapline.protocols.policy import ByHand
+from snapline.protocols.policy import Manual
 
 REFUSED = "field 'x' is a lock"
 
@@ -29,7 +29,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a driver of a core that forces a checkpoint before each message."""
 
     def driver() -> Driver:
-        monkeypatch.setattr(driving, "HostCore", functools.partial(HostCore, protocol="cbr", policy=ByHand()))
+        monkeypatch.setattr(driving, "HostCore", functools.partial(HostCore, protocol="cbr", policy=Manual()))
         return Driver(there=())
 
     yield driver

@@ -15,7 +15,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.fleet import load_fleet
-from snapline.errors import EncodingError, FleetDefinitionError, MisuseError
+from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 
 
 class Store(msgspec.Struct):
@@ -85,7 +85,7 @@ def fleet(name: Any = "f", agents: Any = None, **options: Any) -> snapline.Fleet
     ],
 )
 def test_wrong_definitions_are_refused_in_one_sentence(wrong: Callable[[], object], names: str) -> None:
-    with pytest.raises(MisuseError, match=names) as caught:
+    with pytest.raises(UsageError, match=names) as caught:
         wrong()
     assert "\n" not in str(caught.value)
 

@@ -182,7 +182,7 @@ async def test_and_so_in_a_plain_turn(what: str) -> None:
     failed = await seat.run(Plain(what))
     assert type(failed) is ev.TurnFailed and "ctx.step('pay', …)" in failed.error and not called
     if what == "task":
-        with pytest.raises(snapline.MisuseError, match="has ended"):
+        with pytest.raises(snapline.UsageError, match="has ended"):
             await seat.turns.object_of("a").kept  # type: ignore[attr-defined]
 
 

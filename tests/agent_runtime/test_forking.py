@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.snapshots.forking import Fork, ForkWish, fork_snapshot
 from snapline.agent_runtime.snapshots.state_setting import SettingError
 from snapline.agent_runtime.undoing import UNDO
-from snapline.errors import EncodingError, FleetDefinitionError, MisuseError
+from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.messages.host_messages import Welcome
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_said_in_a_sentence_and_nothing_is_written(
 
 
 def test_fields_are_set_by_declared_types_only(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match="name the fleet's classes with --fleet"):
+    with pytest.raises(UsageError, match="name the fleet's classes with --fleet"):
         fork(store, tmp_path / "f", settings={"r.pages": "1"}, fleet=None)
 
 
@@ -369,7 +369,7 @@ def test_the_definition_is_the_parents_or_the_one_that_is_given(store: Store, tm
 
 
 def test_vectors_without_their_places_cannot_be_forked(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match="was written by an earlier release, and lacks what a fork under hmnr needs"):
+    with pytest.raises(UsageError, match="was written by an earlier release, and lacks what a fork under hmnr needs"):
         fork(write(tmp_path, "hmnr"), tmp_path / "f", fleet=None)
 
 
@@ -409,7 +409,7 @@ def test_inputs_beyond_the_snapshot_are_dropped_or_copied_by_word(store: Store, 
 
 def test_inputs_that_are_not_kept_any_more_cannot_be_copied(store: Store, tmp_path: Path) -> None:
     log_inputs(store, 4, 5)
-    with pytest.raises(MisuseError, match=r"input 3 of agent 'r' is not kept any more.*--inputs drop"):
+    with pytest.raises(UsageError, match=r"input 3 of agent 'r' is not kept any more.*--inputs drop"):
         fork(store, tmp_path / "f", inputs="copy")
     assert not (tmp_path / "f").exists()
     assert fork(store, tmp_path / "f").inputs_dropped == 2

@@ -10,7 +10,7 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.outside import Outside, run_step
-from snapline.errors import MisuseError, StepCancelledError
+from snapline.errors import StepCancelledError, UsageError
 
 LONG_S = 60.0
 """Nothing here waits so long."""
@@ -144,5 +144,5 @@ async def test_outside_a_step_it_does_nothing() -> None:
 @pytest.mark.parametrize("seconds", [0, -1.0, 1e12])
 async def test_what_is_no_time_is_refused(seconds: float) -> None:
     ctx = Context("a", 1, "", Outside())
-    with pytest.raises(MisuseError, match="heartbeat_s of step 'look' is"):
+    with pytest.raises(UsageError, match="heartbeat_s of step 'look' is"):
         await ctx.step("look", print, heartbeat_s=seconds)

@@ -11,7 +11,7 @@ from tests.agent_runtime import test_host_mutants as mutants
 from tests.agent_runtime.host_script import renew
 from tests.kit.golden import check_script
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 SCENARIOS = {path.stem: path for path in (Path(__file__).resolve().parents[1] / "scenarios" / "host").glob("*.txt")}
 
@@ -37,5 +37,5 @@ def test_another_host_does_something_else(
     mutant(monkeypatch)
     try:
         assert check_script(SCENARIOS[name], renew) != ""
-    except MisuseError as error:
+    except UsageError as error:
         assert "no host has asked for a turn" in str(error), "it goes so far that the script cannot be played"

@@ -7,7 +7,7 @@ import pytest
 
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.durable import DONE, EffectIntent, EffectWork, Stand, TurnJournal
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 SEED = bytes(16)
@@ -34,7 +34,7 @@ def entries_of(journal: TurnJournal, result: bytes, work: Any = None) -> list[Jo
             stand = running.send(msgspec.structs.replace(stand.waits, outcome=DONE, result=result))
     except StopIteration:
         pass
-    except MisuseError as error:
+    except UsageError as error:
         assert "the turn's journal is full" in str(error) and "let a long plan go on in another turn" in str(error)
     return made
 
@@ -50,7 +50,7 @@ def test_a_full_journal_takes_no_entry_and_is_the_same_when_it_is_run_again(size
             running.send(None)
         assert ended.value.value == entry
         running = again.wait("step", "look", b"")
-    with pytest.raises(MisuseError, match="journal is full"):
+    with pytest.raises(UsageError, match="journal is full"):
         running.send(None)
 
 
@@ -58,7 +58,7 @@ def test_the_time_is_an_entry_too() -> None:
     journal = TurnJournal(SEED)
     for number in range(5):
         assert journal.now(lambda number=number: number) == number  # type: ignore[misc]  # mypy infers no default
-    with pytest.raises(MisuseError, match="5 entries with 40 bytes"):
+    with pytest.raises(UsageError, match="5 entries with 40 bytes"):
         journal.now(lambda: 0)
 
 

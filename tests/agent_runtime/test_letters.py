@@ -14,7 +14,7 @@ from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import DROP, GONE, RETRY, LetterWord, read_word, word_payload
+from snapline.messages.dead_letters import DROP, GONE, RETRY, DeadLetterCommand, read_word, word_payload
 from snapline.protocols.names import PROTOCOLS
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import (
@@ -32,7 +32,7 @@ LETTERS = [DeadLetterRecord("z", b"\x01" + bytes([65 + n]), "no", 3, 0) for n in
 
 
 def word(verb: str, number: int, letter: DeadLetterRecord | None = None) -> bytes:
-    return word_payload(LetterWord(verb, number, identity_of(letter or LETTERS[number - 4])))
+    return word_payload(DeadLetterCommand(verb, number, identity_of(letter or LETTERS[number - 4])))
 
 
 def with_letters(**fields: object) -> AgentCheckpoint:

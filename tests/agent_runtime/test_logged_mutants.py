@@ -13,7 +13,7 @@ from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.rounds import HostRounds
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.examples import domino
 from snapline.messages import host_messages as msg
 from snapline.protocols import koo_toueg as kt
@@ -103,7 +103,7 @@ def test_the_world_finds_it(mutant: Callable[[Patch], None], protocol: str, monk
     for seed in SEEDS:
         try:
             play_logged(seed, protocol)
-        except (AssertionError, ProtocolError, MisuseError):
+        except (AssertionError, ProtocolError, UsageError):
             return
     pytest.fail(f"{mutant.__name__} was not found in {len(SEEDS)} runs")
 

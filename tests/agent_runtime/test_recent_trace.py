@@ -11,13 +11,13 @@ from tests.agent_runtime.test_host_core_epochs import begin, mark
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import recent_trace
-from snapline.agent_runtime.host.environment import Surroundings
+from snapline.agent_runtime.host.environment import HostEnvironment
 from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines
 from snapline.agent_runtime.host.tracing import Tracing
 from snapline.errors import ProtocolError
 from snapline.messages.view_wire import decode_question, encode_question, trace_question, trace_wanted
 from snapline.messages.views import TRACE, Question, RecentTrace, TraceWanted
-from snapline.security.rpc_authorization import DOORS
+from snapline.security.rpc_authorization import RPC_RULES
 
 
 class Clock:
@@ -187,7 +187,7 @@ class Traced:
     def __init__(self, clock: Clock, file: File | None = None, file_every: int = 1) -> None:
         self.driver = Driver()
         self.driver.core.desk.trace_every = file_every if file is not None else 0
-        around = cast(Surroundings, clock)  # of which it needs three calls
+        around = cast(HostEnvironment, clock)  # of which it needs three calls
         self.tracing = Tracing(around, self.driver.core, self._feed, file, file_every)
 
     def _feed(self, event: ev.Event) -> None:
@@ -282,7 +282,7 @@ MAY = {"viewer": True, "operator": True, "admin": True, "host": False, "coordina
 @pytest.mark.parametrize("rpc", ["/snapline.protos.v1.Agents/Show", "/snapline.protos.v1.Coordinator/Status"])
 def test_who_may_look_may_see_what_happens_and_nobody_else(rpc: str) -> None:
     """What the screen asks: who is there, and each host what it has traced. It changes nothing that outlives a few seconds, and is no act."""
-    door = DOORS[rpc]
+    door = RPC_RULES[rpc]
     assert {role for role, may in MAY.items() if may} <= set(door.roles) and not door.acts
     if rpc.endswith("Show"):
         assert set(door.roles) == {role for role, may in MAY.items() if may}

@@ -17,7 +17,7 @@ from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 import snapline
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.errors import DamagedDataError, EncodingError, MisuseError, NotFoundError, StoreError, StoreMissingError
+from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
 from snapline.storage.capture import describe
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
@@ -113,7 +113,7 @@ def test_one_field_is_read_without_the_rest(reads: list[int], snapshot: snapline
         ("chat[0].mood", NotFoundError, r"the field 'chat\[0\]' has no 'mood': it has text, number"),
         ("turns.x", NotFoundError, "the field 'turns' has no fields: it is int"),
         ("weights[0]", NotFoundError, "it is <array <f8"),
-        ("chat[", MisuseError, "no path of a field"),
+        ("chat[", UsageError, "no path of a field"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_what_is_there(
@@ -164,7 +164,7 @@ def test_without_numpy_arrays_are_named_and_the_rest_is_read(
     snapshot: snapline.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(MisuseError, match=r"install snapline\[numpy\]"):
+    with pytest.raises(UsageError, match=r"install snapline\[numpy\]"):
         _ = snapshot.agents["a"].state
     shown: Any = snapshot.agents["a"].describe()
     assert isinstance(shown["weights"]["values"][0], float)
@@ -269,7 +269,7 @@ def test_snapshots_are_found_as_the_command_line_finds_them(host: Host) -> None:
 def test_what_is_not_there_is_named(host: Host, tmp_path: Path) -> None:
     with pytest.raises(StoreMissingError, match="there is no store at"):
         snapline.open_store(tmp_path / "nowhere")
-    with pytest.raises(MisuseError, match="no scheme of a store"):
+    with pytest.raises(UsageError, match="no scheme of a store"):
         snapline.open_store("ftp://host/store")
     store = snapline.open_store(host.store.location)
     with pytest.raises(NotFoundError, match="no snapshot '7' in the store"):

@@ -13,7 +13,7 @@ from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import Turns
-from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.errors import FleetDefinitionError, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,7 +53,7 @@ class Worker(snapline.Agent):
         try:
             ctx.send("other", Work())
             ctx.set_timer("t", 1.0, Work())
-        except MisuseError as error:
+        except UsageError as error:
             LATE.append(error)
         LEFT.set()
 

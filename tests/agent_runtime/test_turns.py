@@ -18,7 +18,7 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import check_image
 from snapline.agent_runtime.host.turns import CHECKED_BYTES_MAX, TRACEBACK_CHARACTERS_MAX, Turns
 from snapline.agent_runtime.outside import Outside
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 
 
 class Add(snapline.Message):
@@ -406,7 +406,7 @@ def test_a_context_is_good_for_its_own_turn_only(runner: Runner, fails: bool) ->
         lambda: asyncio.run(ctx.step("s", dict)),
     ]
     for call in calls:
-        with pytest.raises(MisuseError, match="turn of agent 'a' has ended"):
+        with pytest.raises(UsageError, match="turn of agent 'a' has ended"):
             call()
 
 
@@ -441,7 +441,7 @@ def test_a_context_that_only_sends_or_only_stops_says_so(ctx: Context) -> None:
 
 @pytest.mark.parametrize("topic", ["", "a b", "a/b", "x" * 129, 7])
 def test_topics_are_written_like_ids(ctx: Context, topic: str) -> None:
-    with pytest.raises(MisuseError, match="topic"):
+    with pytest.raises(UsageError, match="topic"):
         ctx.emit(topic, Add(1))
 
 
@@ -463,28 +463,28 @@ def test_a_message_is_encoded_when_it_is_sent(ctx: Context) -> None:
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e12])
 def test_impossible_delays_are_refused(ctx: Context, delay: float) -> None:
     """A delay that no checkpoint can hold would stop all checkpoints."""
-    with pytest.raises(MisuseError, match="timer 't'"):
+    with pytest.raises(UsageError, match="timer 't'"):
         ctx.set_timer("t", delay, Add(1))
 
 
 def test_names_must_be_text(ctx: Context) -> None:
     """A number would be found out by the coordinator's codec, or by the next recovery."""
-    with pytest.raises(MisuseError, match="agent id"):
+    with pytest.raises(UsageError, match="agent id"):
         ctx.send(7, Add(1))  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(MisuseError, match="timer"):
+    with pytest.raises(UsageError, match="timer"):
         ctx.set_timer(7, 1, Add(1))  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(MisuseError, match="agent id"):
+    with pytest.raises(UsageError, match="agent id"):
         ctx.spawn(7, Adder(Sum()))  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_spawn_is_checked_at_once(ctx: Context) -> None:
-    with pytest.raises(MisuseError, match="'two words' is no valid agent id"):
+    with pytest.raises(UsageError, match="'two words' is no valid agent id"):
         ctx.spawn("two words", Adder(Sum()))
     with pytest.raises(EncodingError, match="state of agent 'c'"):
         ctx.spawn("c", Adder(Sum(blob=object())))
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         ctx.spawn("c", Sum())  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(MisuseError, match=r"agent 'c' does not come back as declared.*\$\.total"):
+    with pytest.raises(UsageError, match=r"agent 'c' does not come back as declared.*\$\.total"):
         ctx.spawn("c", Adder(Sum(total="many")))  # type: ignore[arg-type]  # that is the point
     assert ctx.outcome().spawns == []
 
@@ -492,7 +492,7 @@ def test_a_spawn_is_checked_at_once(ctx: Context) -> None:
 def test_an_id_is_spawned_once_in_a_turn(ctx: Context) -> None:
     """Of two creations under one id one would be lost in silence."""
     ctx.spawn("c", Adder(Sum(1)))
-    with pytest.raises(MisuseError, match="agent 'c' is spawned twice in one turn"):
+    with pytest.raises(UsageError, match="agent 'c' is spawned twice in one turn"):
         ctx.spawn("c", Adder(Sum(2)))
     ctx.spawn("d", Adder(Sum(3)))
     assert [name for name, _, _ in ctx.outcome().spawns] == ["c", "d"]

@@ -236,7 +236,7 @@ def test_what_no_message_could_say_is_refused_where_it_is_said(
         saying(ctx, name)
 
     (error,) = errors(run(body))
-    assert "MisuseError: " in error
+    assert "UsageError: " in error
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257])

@@ -24,7 +24,7 @@ from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded
 from snapline.channels.listening import AddressBusyError
 from snapline.channels.options import client_options
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.security.dial_back import OwnCalls
 from snapline.security.transport import Security
 
@@ -358,9 +358,9 @@ async def test_a_taken_port_fails_loudly(acceptor: Host) -> None:
 
 async def test_other_machines_are_neither_served_nor_dialled_in_plaintext(acceptor: Host) -> None:
     transport = LinkTransport(acceptor, host="h3", security=Security.loopback())
-    with pytest.raises(MisuseError, match="--insecure"):
+    with pytest.raises(UsageError, match="--insecure"):
         await transport.start("0.0.0.0:0")
-    with pytest.raises(MisuseError, match="--insecure"):
+    with pytest.raises(UsageError, match="--insecure"):
         transport.dial("h4", "192.0.2.1:7000")
 
 

@@ -14,7 +14,7 @@ from snapline.channels.listening import (
     wait_until_free,
     why_not,
 )
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 
 def taken() -> tuple[socket.socket, str]:
@@ -59,4 +59,4 @@ def test_only_what_does_not_pass_is_a_wrong_address(address: str, kind: type[Exc
     assert type(error) is kind
     with pytest.raises(kind, match=f"no: .*({reason}).*; choose another"):
         raise error
-    assert issubclass(AddressBusyError, WorldError) and issubclass(AddressError, MisuseError)
+    assert issubclass(AddressBusyError, ExternalFailureError) and issubclass(AddressError, UsageError)

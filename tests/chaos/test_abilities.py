@@ -8,7 +8,7 @@ from snapline.chaos import preload
 from snapline.chaos.capabilities import Where, abilities, check_abilities, problems
 from snapline.chaos.cleanup import leftovers
 from snapline.chaos.templates import EVERYTHING, drawn
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.faults.faults import describe_words
 from snapline.sim.scenario import parse_scenario
 
@@ -31,7 +31,7 @@ def test_without_a_compiler_disks_and_clocks_cannot_be_had(monkeypatch: pytest.M
 @pytest.mark.parametrize("word", ['hold = { at = "1s" }', 'disk = { mode = "stale-read" }'])
 def test_a_file_that_asks_for_what_cannot_be_is_refused(word: str) -> None:
     scenario = parse_scenario(f'budget = "beyond"\n[fleet]\nhosts = 3\n[[fault]]\n{word}', source="a test")
-    with pytest.raises(MisuseError, match=r"fault\[0\].* cannot be carried out .*chaos doctor"):
+    with pytest.raises(UsageError, match=r"fault\[0\].* cannot be carried out .*chaos doctor"):
         check_abilities(scenario)
 
 
@@ -77,14 +77,14 @@ def test_elsewhere_what_is_drawn_can_be_carried_out_and_is_not_nothing(on: Where
 def test_elsewhere_a_file_that_asks_for_more_is_refused_in_one_sentence(fault: str, reason: str) -> None:
     scenario = parse_scenario(f"[fleet]\nhosts = 3\n[[fault]]\n{fault}", source="a test")
     check_abilities(scenario)
-    with pytest.raises(MisuseError, match=rf"fault\[0\].* on ssh: {reason}.*chaos doctor --on ssh") as refused:
+    with pytest.raises(UsageError, match=rf"fault\[0\].* on ssh: {reason}.*chaos doctor --on ssh") as refused:
         check_abilities(scenario, "ssh")
     assert "\n" not in str(refused.value)
 
 
 def test_elsewhere_limits_are_refused() -> None:
     scenario = parse_scenario("[fleet]\nhosts = 3\n[limits]\nchannel_credit = 2", source="a test")
-    with pytest.raises(MisuseError, match="limits cannot be set on ray"):
+    with pytest.raises(UsageError, match="limits cannot be set on ray"):
         check_abilities(scenario, "ray")
 
 

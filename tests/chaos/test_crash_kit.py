@@ -8,7 +8,7 @@ from tests.chaos import crash_programs as programs
 from snapline.chaos import crash_kit
 from snapline.chaos.crash_child import CrashNote, load
 from snapline.chaos.crash_kit import CrashKit, Program, said
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 
 @pytest.mark.parametrize("program", [programs.right, programs.right_and_asynchronous])
@@ -52,9 +52,9 @@ def test_what_is_wrong_without_a_kill_is_told_before_any(snapline_crash_kit: Cra
 
 
 def test_a_program_that_does_not_work_is_misuse(snapline_crash_kit: CrashKit) -> None:
-    with pytest.raises(MisuseError, match="ends_badly does not work undisturbed: ValueError: no store"):
+    with pytest.raises(UsageError, match="ends_badly does not work undisturbed: ValueError: no store"):
         snapline_crash_kit.run(programs.ends_badly)
-    with pytest.raises(MisuseError, match="writes_nothing changes no file below its folder"):
+    with pytest.raises(UsageError, match="writes_nothing changes no file below its folder"):
         snapline_crash_kit.run(programs.writes_nothing)
 
 
@@ -62,9 +62,9 @@ def test_a_program_that_does_not_end_or_ends_more_than_itself(
     snapline_crash_kit: CrashKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crash_kit, "LIFE_S_MAX", 1.0)
-    with pytest.raises(MisuseError, match="talks_for_ever does not work undisturbed: hangs"):
+    with pytest.raises(UsageError, match="talks_for_ever does not work undisturbed: hangs"):
         snapline_crash_kit.run(programs.talks_for_ever)
-    with pytest.raises(WorldError, match="the process in which the program lives has ended"):
+    with pytest.raises(ExternalFailureError, match="the process in which the program lives has ended"):
         snapline_crash_kit.run(programs.takes_all_along)
 
 
@@ -72,7 +72,7 @@ def test_a_program_whose_file_cannot_be_loaded_says_why(snapline_crash_kit: Cras
     (tmp_path / "half.py").write_text(
         "import os\nif os.environ.get('LD_PRELOAD'):\n    raise RuntimeError('half')\ndef program(folder, note): ...\n"
     )
-    with pytest.raises(WorldError, match="RuntimeError: half"):
+    with pytest.raises(ExternalFailureError, match="RuntimeError: half"):
         snapline_crash_kit.run(load(str(tmp_path / "half.py"), "program"))
 
 
@@ -80,7 +80,7 @@ def test_a_program_must_be_a_function_of_a_module(snapline_crash_kit: CrashKit) 
     def inner(folder: Path, note: CrashNote) -> None: ...
 
     for program in (inner, lambda folder, note: None):
-        with pytest.raises(MisuseError, match="is no function of a module"):
+        with pytest.raises(UsageError, match="is no function of a module"):
             snapline_crash_kit.run(program)
 
 

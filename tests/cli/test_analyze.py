@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from snapline.cli import analyze as module
 from snapline.cli.analyze import Pictures, parse_names
 from snapline.cli.main import app
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken as Taken
 from snapline.recovery.trace import Event, Header, MessageReceived, MessageSent, encode
 
@@ -270,7 +270,7 @@ def test_a_picture_that_cannot_be_written(run: Run, trace: Path) -> None:
 def test_names_of_the_failed() -> None:
     assert parse_names(None) is parse_names("") is parse_names("  ") is None
     assert parse_names(" a, b c ") == ["a", "b c"]
-    with pytest.raises(MisuseError, match="empty name"):
+    with pytest.raises(UsageError, match="empty name"):
         parse_names(",")
 
 

@@ -11,7 +11,7 @@ from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, StandingEffect
-from snapline.messages.effect_words import EffectWish, read_effect_wish
+from snapline.messages.effect_words import EffectRetry, read_effect_wish
 from snapline.messages.inputs import InputOutcome
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
@@ -93,7 +93,7 @@ def test_people_have_effects_tried_again_and_undone(run: Run, threaded: Threaded
     said = [
         read_effect_wish(x.payload) for host in threaded.fleet.hosts.values() for _, some in host.offered for x in some
     ]
-    assert EffectWish("undo", "refund-17", 2) in said and EffectWish("retry", "k", 1) in said
+    assert EffectRetry("undo", "refund-17", 2) in said and EffectRetry("retry", "k", 1) in said
 
 
 def test_one_effect_is_shown_with_its_compensations_from_a_store_at_rest(run: Run, tmp_path: Path) -> None:

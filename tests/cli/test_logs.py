@@ -20,7 +20,7 @@ from snapline.cli.log_entries import LEVELS, EntryReader, LogEntry, merge, parse
 from snapline.cli.log_files import find_logs
 from snapline.deploy.kept_fleet import KeptPlan, write_plan
 from snapline.deploy.plan import FleetPlan
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOON_NS = int(NOON.timestamp()) * 10**9
@@ -194,7 +194,7 @@ def test_since_is_an_age_or_an_instant(text: str, at_ns: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "10", "m", "yesterday", "2026-02-31T12:00:00Z", "10m "])
 def test_any_other_since_is_refused(text: str) -> None:
-    with pytest.raises(MisuseError, match="is no time"):
+    with pytest.raises(UsageError, match="is no time"):
         parse_since(text, NOON_NS)
 
 

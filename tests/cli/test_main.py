@@ -19,7 +19,7 @@ from snapline.cli.groups import NOUNS, WORDS
 from snapline.cli.main import app
 from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
-from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
+from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.security.transport import Security
 
 HEAVY = ("grpc", "numpy", "pysyncobj", "google.protobuf", "rich", "blake3", "lz4", "msgspec", "snapline.sim", "ray")
@@ -160,13 +160,13 @@ def test_a_bug_is_one_sentence_that_says_how_to_see_more() -> None:
     assert err == "snapline: unexpected ZeroDivisionError: division by zero (set SNAPLINE_TRACEBACK=1 to see where)\n"
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("x"), MisuseError("x")])
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), UsageError("x")])
 def test_the_traceback_is_there_for_who_asks(error: Exception) -> None:
     def body() -> None:
         raise error
 
     code, err = outcome_of(body, {"SNAPLINE_TRACEBACK": "1"})
-    assert code == (2 if isinstance(error, MisuseError) else 1)
+    assert code == (2 if isinstance(error, UsageError) else 1)
     assert "Traceback" in err and err.splitlines()[-1].startswith("snapline: ")
 
 
@@ -268,7 +268,7 @@ def test_arguments_are_pairs() -> None:
 
 @pytest.mark.parametrize("pairs", [["a"], ["=1"], ["a b=1"], ["a=1", "a=2"]])
 def test_arguments_that_are_none(pairs: list[str]) -> None:
-    with pytest.raises(MisuseError, match="--arg"):
+    with pytest.raises(UsageError, match="--arg"):
         parse_arguments(pairs)
 
 
@@ -279,7 +279,7 @@ def test_failed_agents() -> None:
 
 @pytest.mark.parametrize("failed", ["a,", "a b", "host:", "agent:x"])
 def test_failed_agents_that_are_none(failed: str) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         parse_failed(failed)
 
 
@@ -290,14 +290,14 @@ def test_addresses(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "7400", ":7400", "host", "host:", "host:x", "host:65536"])
 def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(MisuseError, match="--listen"):
+    with pytest.raises(UsageError, match="--listen"):
         check_address(address, "--listen")
 
 
 def test_addresses_of_replicas() -> None:
     assert check_addresses("a:1, b:2,c:3", "--coordinator") == "a:1,b:2,c:3"
     for wrong, words in (("a:1,", "'' is no address"), ("a:1,b", "'b' is no address"), ("a:1,a:1", "twice")):
-        with pytest.raises(MisuseError, match=words):
+        with pytest.raises(UsageError, match=words):
             check_addresses(wrong, "--coordinator")
 
 
@@ -319,7 +319,7 @@ def test_peers() -> None:
     ],
 )
 def test_peers_that_are_none(peers: str, words: str) -> None:
-    with pytest.raises(MisuseError, match=words):
+    with pytest.raises(UsageError, match=words):
         parse_peers(peers, "c1")
 
 
@@ -366,7 +366,7 @@ def test_who_is_trusted() -> None:
     Trust().security().check_listen_address("127.0.0.1:0")
     Trust(insecure=True).security().check_listen_address("0.0.0.0:0")
     for contradiction in (Trust(one), Trust(one, two), Trust(tls_ca=one), Trust(one, two, three, True)):
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             contradiction.security()
 
 

@@ -24,7 +24,7 @@ from snapline.cli.output import (
     text,
 )
 from snapline.cli.progress import FleetProgress, describe
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.concerns import Concern
 
 
@@ -65,7 +65,7 @@ def test_an_error_is_one_sentence_without_controls(
 
     @command
     def fail() -> None:
-        raise MisuseError(EVIL)
+        raise UsageError(EVIL)
 
     with pytest.raises(typer.Exit):
         fail()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kit.command_line import Run
 
 from snapline.cli.settings import CONTEXT_FILE, DEFAULTS, FILE, UserSettings
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_a_context_that_is_not_there_is_named() -> None:
 )
 def test_what_is_wrong_with_a_file_is_said(content: str, words: str) -> None:
     Path(FILE).write_text(content)
-    with pytest.raises(MisuseError, match=words):
+    with pytest.raises(UsageError, match=words):
         UserSettings()
 
 
@@ -95,7 +95,7 @@ def test_a_list_in_the_file_is_as_the_option_has_it() -> None:
 
 def test_a_file_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SNAPLINE_CONFIG", "nowhere.toml")
-    with pytest.raises(MisuseError, match=r"SNAPLINE_CONFIG names nowhere.toml, which is not there"):
+    with pytest.raises(UsageError, match=r"SNAPLINE_CONFIG names nowhere.toml, which is not there"):
         UserSettings()
 
 

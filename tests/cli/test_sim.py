@@ -24,7 +24,7 @@ from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
 from snapline.cli.sim_sweep_tables import show_briefly
 from snapline.cli.sim_sweeps import _sweep_code
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.explorer import exploration
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.faults.faults import describe_words
@@ -128,7 +128,7 @@ def test_seeds_are_those_that_their_words_say(parts: list[tuple[int, int]]) -> N
     text = ", ".join(f"{first}" if length == 1 else f"{first}:{first + length}" for first, length in parts)
     expected = [seed for first, length in parts for seed in range(first, first + length)]
     if any(length == 0 for _, length in parts) or len(set(expected)) < len(expected):
-        with pytest.raises(MisuseError, match="--seeds"):
+        with pytest.raises(UsageError, match="--seeds"):
             parse_seeds(text)
     else:
         assert list(parse_seeds(text)) == expected
@@ -136,13 +136,13 @@ def test_seeds_are_those_that_their_words_say(parts: list[tuple[int, int]]) -> N
 
 @pytest.mark.parametrize("text", ["", "a", "1:", ":3", "-1", "1-3", "3:1", "1,,2", "0:99999999", "1:2:3", "٣"])
 def test_what_are_no_seeds_is_refused(text: str) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         parse_seeds(text)
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a,a"])
 def test_what_is_no_list_is_refused(text: str) -> None:
-    with pytest.raises(MisuseError, match="--protocols"):
+    with pytest.raises(UsageError, match="--protocols"):
         parse_list(text, "--protocols")
 
 

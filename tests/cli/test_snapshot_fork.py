@@ -10,7 +10,7 @@ from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.encoding import encode_body
 from snapline.cli.snapshot_fork import parse_settings
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
@@ -164,6 +164,6 @@ def test_another_store_may_be_given_for_it(run: Run, data_dir: Path, tmp_path: P
 
 def test_settings_are_parsed_once_each() -> None:
     assert parse_settings(['a.b="x=y"', "c.d=[1]"]) == {"a.b": b'"x=y"', "c.d": b"[1]"}
-    with pytest.raises(MisuseError, match="given twice"):
+    with pytest.raises(UsageError, match="given twice"):
         parse_settings(["a.b=1", "a.b=2"])
     assert msgspec.json.decode(parse_settings(["a.b= 3"])["a.b"]) == 3

@@ -11,7 +11,7 @@ from tests.kit.command_line import Run
 from snapline.channels import listening
 from snapline.cli.demo_run import _meanwhile
 from snapline.deploy.local import Ending
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_the_demo_ends_as_soon_as_its_launcher_gives_up() -> None:
 
     async def give_up() -> Ending:
         await asyncio.sleep(0.01)
-        raise MisuseError("module 'x' needs 'numpy', which is not installed")
+        raise UsageError("module 'x' needs 'numpy', which is not installed")
 
     async def work() -> None:
         try:
@@ -98,6 +98,6 @@ async def test_the_demo_ends_as_soon_as_its_launcher_gives_up() -> None:
             raise
 
     async with asyncio.timeout(5):
-        with pytest.raises(MisuseError, match="needs 'numpy'"):
+        with pytest.raises(UsageError, match="needs 'numpy'"):
             await _meanwhile(give_up(), work())
     assert cancelled == [True]

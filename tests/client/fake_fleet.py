@@ -14,7 +14,7 @@ from snapline.messages.codec import writer_of
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import Context, DoorKeeper
+from snapline.security.rpc_authorization import Context, RpcGuard
 from snapline.security.transport import Security
 
 
@@ -87,7 +87,7 @@ class FakeFleet:
 
     async def serve(self, coordinator: FakeCoordinator) -> str:
         """One more replica; returns its address."""
-        server = grpc.aio.server(interceptors=(DoorKeeper(self.security),))
+        server = grpc.aio.server(interceptors=(RpcGuard(self.security),))
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
         port = self.security.add_port(server, "127.0.0.1:0")
         await server.start()

@@ -29,14 +29,14 @@ def test_the_domino_of_a_staircase(tmp_path: Path) -> None:
         "<svg" in shown and "2 of 2 agents go back if a fail" in shown and "<th>checkpoints passed over</th>" in shown
     )
     assert trace.domino(["a"], protocol="fdas").rolled_back <= 2
-    with pytest.raises(snapline.MisuseError, match="nobody"):
+    with pytest.raises(snapline.UsageError, match="nobody"):
         trace.domino(["nobody"])
 
 
 def test_a_folder_of_traces_and_what_is_none(tmp_path: Path) -> None:
-    with pytest.raises(snapline.MisuseError, match="has no traces"):
+    with pytest.raises(snapline.UsageError, match="has no traces"):
         snapline.open_trace(tmp_path)
-    with pytest.raises(snapline.MisuseError, match="cannot be read"):
+    with pytest.raises(snapline.UsageError, match="cannot be read"):
         snapline.open_trace(tmp_path / "none.jsonl")
     (tmp_path / "bad.jsonl").write_text("?\n")
     with pytest.raises(snapline.TraceError, match=r"bad\.jsonl: line 1"):

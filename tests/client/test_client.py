@@ -25,12 +25,12 @@ from snapline.errors import (
     CoordinatorUnavailableError,
     EncodingError,
     FleetEndedError,
-    InputNotTakenError,
     InputRefusedError,
+    InputRejectedError,
     InputsError,
     InputUnknownError,
     MessageTooLargeError,
-    MisuseError,
+    UsageError,
 )
 from snapline.messages.inputs import InputOutcome
 from snapline.protos.v1 import coordinator_pb2_grpc
@@ -119,7 +119,7 @@ async def test_what_was_not_taken_in_time_is_known_not_to_be(monkeypatch: pytest
     monkeypatch.setattr(queues, "WAIT_MOST_NS", 10**12)
     async with fleet_and_client() as (fleet, client):
         fleet.hosts["h1"].answers = lambda offered: InputOutcome("retry", 0, "agent a is new")
-        with pytest.raises(InputNotTakenError) as caught:
+        with pytest.raises(InputRejectedError) as caught:
             await client.send("a", Paid(1), "k", timeout_s=3)
         assert str(caught.value) == "the input with key k for agent a was not taken in time: agent a is new"
         assert (caught.value.agent, caught.value.key, caught.value.exit_code) == ("a", "k", 14)
@@ -195,10 +195,10 @@ async def test_some_of_many_may_fail_and_each_says_why() -> None:
 @pytest.mark.parametrize(
     ("agent", "message", "key", "error", "words"),
     [
-        ("no id", Paid(1), None, MisuseError, "no valid agent id"),
-        ("a", Paid(1), "", MisuseError, "is no key"),
-        ("a", Paid(1), "k" * 129, MisuseError, "is no key"),
-        ("a", Paid(1), 7, MisuseError, "7 is no key"),
+        ("no id", Paid(1), None, UsageError, "no valid agent id"),
+        ("a", Paid(1), "", UsageError, "is no key"),
+        ("a", Paid(1), "k" * 129, UsageError, "is no key"),
+        ("a", Paid(1), 7, UsageError, "7 is no key"),
         ("a", Paid(1, object()), None, EncodingError, "field 'note'"),  # type: ignore[arg-type]  # the wrong one
         ("a", Paid(1, "x" * 2**24), None, MessageTooLargeError, "16,777,216"),
         ("a", ("Paid", {"note": object()}), None, EncodingError, "cannot be written as JSON"),
@@ -214,7 +214,7 @@ async def test_what_cannot_be_sent_is_refused_here(
         with pytest.raises(error, match=words):
             await client.send_many([("a", Paid(1)), (agent, message, key)])
         assert not fleet.hosts["h1"].offered
-        with pytest.raises(MisuseError, match="timeout_s must be above 0, and a day at most"):
+        with pytest.raises(UsageError, match="timeout_s must be above 0, and a day at most"):
             await client.send("a", Paid(1), timeout_s=0)
 
 
@@ -242,7 +242,7 @@ async def test_beyond_its_room_a_client_waits(monkeypatch: pytest.MonkeyPatch) -
         fleet.hosts["h1"].hold = []
         sending = asyncio.create_task(client.send_many([("a", Paid(number)) for number in range(10)]))
         await until(lambda: fleet.hosts["h1"].hold)
-        with pytest.raises(InputNotTakenError, match="this client has too many under way") as caught:
+        with pytest.raises(InputRejectedError, match="this client has too many under way") as caught:
             await client.send("c", Paid(1), "k", timeout_s=0.5)
         assert caught.value.key == "k"
         sending.cancel()
@@ -275,7 +275,7 @@ async def test_a_closed_client_ends_what_is_under_way_and_takes_nothing() -> Non
         await client.close()
         with pytest.raises(InputUnknownError, match="the client was closed"):
             await sending
-        with pytest.raises(InputNotTakenError, match="the client was closed"):
+        with pytest.raises(InputRejectedError, match="the client was closed"):
             await client.send("a", Paid(1))
 
 
@@ -335,7 +335,7 @@ async def test_nobody_there_is_told_when_it_connects(tmp_path: Path) -> None:
         ({"address": "127.0.0.1:9", "insecure": True, "tls": Certificates("c", "k", "a")}, "contradicts"),
         ({"address": "192.0.2.1:9"}, "plaintext"),
     ):
-        with pytest.raises(MisuseError, match=words):
+        with pytest.raises(UsageError, match=words):
             await Client.connect(**arguments)
 
 
@@ -361,9 +361,9 @@ async def test_a_program_without_an_event_loop_has_the_same() -> None:
                 client.send("nobody", Paid(1))
             assert [x.agent for x in client.agents()] == ["a", "b", "c"] and client.status()["fleet"] == "shop"
         client.close()
-        with pytest.raises(MisuseError, match="this client is closed"):
+        with pytest.raises(UsageError, match="this client is closed"):
             client.send("a", Paid(1))
-        with pytest.raises(MisuseError, match="whom to ask"):
+        with pytest.raises(UsageError, match="whom to ask"):
             SyncClient.connect()
 
     await asyncio.to_thread(program)
@@ -383,7 +383,7 @@ async def test_with_certificates_a_client_may_and_others_are_told(tmp_path: Path
         with pytest.raises(AgentMissingError):
             await client.send("a", Paid(1))
     host = authority.issue("h1", role="host")
-    with pytest.raises(MisuseError, match="Locate takes one of viewer, operator, admin, client, and it says host h1"):
+    with pytest.raises(UsageError, match="Locate takes one of viewer, operator, admin, client, and it says host h1"):
         await Client.connect(fleet.address, tls=Certificates(host.certificate, host.key, host.authority))
     await fleet.stop()
 

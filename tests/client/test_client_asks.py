@@ -14,9 +14,9 @@ from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
     EncodingError,
-    InputBuriedError,
+    InputDeadLetteredError,
     InputRefusedError,
-    MisuseError,
+    UsageError,
 )
 
 LIMIT_S = 20.0
@@ -49,7 +49,7 @@ async def test_an_answer_of_another_type() -> None:
         fleet.hosts["h1"].replies = lambda *_: ev.AskAnswer("replied", 3, b"\5Taken\x80")
         with pytest.raises(EncodingError, match=r"the answer, a Taken, cannot be read: .*`number`"):
             await client.ask("a", Paid(1), reply_type=Taken)
-        with pytest.raises(MisuseError, match="is none that a message can have"):
+        with pytest.raises(UsageError, match="is none that a message can have"):
             await client.ask("a", Paid(1), reply_type=3)
 
 
@@ -80,7 +80,7 @@ async def test_a_dead_letter_is_told_as_one() -> None:
     async with fleet_and_client() as (fleet, client):
         fleet.hosts["h1"].replies = lambda *_: ev.AskAnswer("buried", 1)
         with pytest.raises(
-            InputBuriedError,
+            InputDeadLetteredError,
             match="as input 1 of agent a under key k, and became a dead letter: `snapline agent dead-letters",
         ) as caught:
             await client.ask("a", Paid(1), "k")

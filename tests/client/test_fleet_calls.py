@@ -5,7 +5,7 @@ from tests.client.fake_fleet import FakeCoordinator, FakeFleet, fleet_and_client
 
 from snapline.client.client import Client
 from snapline.client.sync_client import SyncClient
-from snapline.errors import CoordinatorUnavailableError, MisuseError, SnapshotAbortedError, UnknownOutcomeError
+from snapline.errors import CoordinatorUnavailableError, SnapshotAbortedError, UnknownOutcomeError, UsageError
 from snapline.protos.v1 import coordinator_pb2 as pb
 
 
@@ -38,7 +38,7 @@ async def test_without_a_word_in_time_it_is_unknown() -> None:
         fleet.coordinator.is_silent = True
         with pytest.raises(UnknownOutcomeError, match="did not answer in time; what was asked may have happened"):
             await client.snapshot(timeout_s=0.2)
-        with pytest.raises(MisuseError, match="timeout_s must be above 0"):
+        with pytest.raises(UsageError, match="timeout_s must be above 0"):
             await client.snapshot(timeout_s=0)
 
 

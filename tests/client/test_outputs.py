@@ -28,10 +28,10 @@ from snapline.errors import (
     CoordinatorUnavailableError,
     DamagedDataError,
     EncodingError,
-    MisuseError,
     NotFoundError,
     SnaplineError,
     StoreError,
+    UsageError,
 )
 from snapline.messages.codec import writer_of
 from snapline.messages.coordinator_client import LEADER_KEY
@@ -143,7 +143,7 @@ class World:
             epoch, root_of(epoch), epoch - 1 if after is None else after, outputs, created_ns=10**18
         )
 
-    async def all(self, **options: Any) -> list[snapline.Output | snapline.Undone]:
+    async def all(self, **options: Any) -> list[snapline.Output | snapline.OutputsReverted]:
         return [each async for each in self.client.outputs(follow=False, **options)]
 
 
@@ -159,7 +159,7 @@ async def world() -> AsyncIterator[World]:
         await fleet.stop()
 
 
-def numbers(found: list[snapline.Output | snapline.Undone]) -> list[int]:
+def numbers(found: list[snapline.Output | snapline.OutputsReverted]) -> list[int]:
     return [each.number for each in found if isinstance(each, snapline.Output)]
 
 
@@ -176,7 +176,7 @@ async def test_outputs_come_as_plain_values_and_as_a_class() -> None:
         assert [each.message for each in found if isinstance(each, snapline.Output)][1] == Sold("item 2", 2)
         with pytest.raises(EncodingError, match="the output is a Sold, and message_type says Returned"):
             await made.all(message_type=Returned)
-        with pytest.raises(MisuseError, match="message_type"):
+        with pytest.raises(UsageError, match="message_type"):
             await made.all(message_type=3)
 
 
@@ -186,11 +186,11 @@ async def test_a_reader_is_told_of_what_is_undone_and_reads_on_from_any_cursor()
             made.release(epoch, sold("a1", epoch))
         made.release(5, sold("a1", 2), after=1)
         found = await made.all()
-        assert [each if isinstance(each, snapline.Undone) else each.number for each in found] == [
+        assert [each if isinstance(each, snapline.OutputsReverted) else each.number for each in found] == [
             1,
             2,
             3,
-            snapline.Undone(1, (2, 3), "5.0"),
+            snapline.OutputsReverted(1, (2, 3), "5.0"),
             2,
         ]
         for index, each in enumerate(found):
@@ -347,10 +347,10 @@ async def test_a_consumer_goes_on_where_it_has_acknowledged() -> None:
         assert numbers(await made.all()) == [3]
         with pytest.raises(NotFoundError, match="the oldest that are left are of epoch 3"):
             await made.all(after="1.1")
-        with pytest.raises(MisuseError, match="after and consumer both"):
+        with pytest.raises(UsageError, match="after and consumer both"):
             await made.all(after="1.1", consumer="billing")
         for consumer, cursor in (("a/b", "1.1"), ("billing", "x"), ("billing", "9.1")):
-            with pytest.raises(MisuseError):
+            with pytest.raises(UsageError):
                 await made.client.acknowledge(consumer, cursor)
 
 
@@ -369,7 +369,7 @@ async def test_a_client_without_an_event_loop_reads_and_acknowledges() -> None:
                 assert [each.cursor for each in client.outputs(follow=False)] == ["1.1", "2.1"]
                 kept: Iterator[object] = client.outputs()
                 next(kept)
-            with pytest.raises(MisuseError, match="closed"):
+            with pytest.raises(UsageError, match="closed"):
                 next(iter(client.outputs()))
 
         await asyncio.to_thread(work)
@@ -389,7 +389,7 @@ def test_a_store_at_rest_is_read_as_a_fleet_that_runs(tmp_path: Path) -> None:
     assert found == [
         snapline.Output("a1", 1, "sales", Sold("item 1", 1), "1.1", 1, 1),
         snapline.Output("a1", 3, "sales", Sold("item 3", 3), "2.1", 2, 3),
-        snapline.Undone(1, (2,), "4.0"),
+        snapline.OutputsReverted(1, (2,), "4.0"),
     ]
     assert list(opened.outputs(after="2.1")) == found[2:]
 
@@ -405,7 +405,7 @@ def test_what_a_failure_means() -> None:
         reading.on_failure(5, CoordinatorUnavailableError("gone"))
     reading.on_page(ReadOutputsReply((), "1.1"))
     assert reading.on_failure(100, StoreError("busy")) == 0.05 and reading.cursor == "1.1"
-    for error in (DamagedDataError("x"), NotFoundError("x"), MisuseError("x"), EncodingError("x"), ValueError("x")):
+    for error in (DamagedDataError("x"), NotFoundError("x"), UsageError("x"), EncodingError("x"), ValueError("x")):
         with pytest.raises(type(error)):
             reading.on_failure(100, error)
 

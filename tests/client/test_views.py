@@ -14,10 +14,10 @@ from snapline.errors import (
     AgentMissingError,
     DamagedDataError,
     FleetEndedError,
-    MisuseError,
     NotFoundError,
     StoreError,
     UnknownOutcomeError,
+    UsageError,
 )
 from snapline.messages.views import AgentState, WaitingAgent
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
@@ -122,7 +122,7 @@ async def test_what_cannot_be_told_is_said_in_one_sentence(shop: Shop) -> None:
         await client.state("d")
     with pytest.raises(NotFoundError, match="the state has no 'sum': it has amount, notes"):
         await client.state("a", field="sum")
-    with pytest.raises(MisuseError, match="is no path of a field"):
+    with pytest.raises(UsageError, match="is no path of a field"):
         await client.state("a", field="[")
     with pytest.raises(DamagedDataError, match="the state of agent 'b' in epoch 1 cannot be read"):
         await client.state("b")

@@ -7,7 +7,7 @@ from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.host_removal import Forgetting
+from snapline.coordinator.leader.hosts.host_removal import HostRemoval
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
@@ -45,7 +45,7 @@ def all_new_runs_are_probed(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Records stay for ever."""
-    patch.setattr(Forgetting, "evaluate", lambda self: None)
+    patch.setattr(HostRemoval, "evaluate", lambda self: None)
 
 
 def needed_hosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from tests.coordinator import test_leader, test_lines
 
 from snapline.coordinator.leader import requests
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 
 Patch = pytest.MonkeyPatch
@@ -28,7 +28,7 @@ def a_fleet_that_has_ended_takes_any_host_for_its_own(patch: Patch) -> None:
 
 
 def a_stranger_that_comes_late_is_turned_away(patch: Patch) -> None:
-    patch.setattr(Attendance, "send_off", lambda self, session: self.turn_away(session, "ended", is_final=True))
+    patch.setattr(HostSessions, "send_off", lambda self, session: self.turn_away(session, "ended", is_final=True))
 
 
 def who_was_over_is_refused(patch: Patch) -> None:

@@ -38,7 +38,7 @@ from snapline.coordinator.service.replicated import MirroredMachine
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING, RUNNING
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError
+from snapline.errors import DamagedDataError, LogError, NotFoundError, UsageError
 from snapline.protocols.names import is_autonomous
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch
@@ -252,7 +252,7 @@ def test_the_check_finds_what_is_wrong(
         if fleet.state.newest_complete() or not fleet.state.image.completed:
             try:
                 check(fleet, image)
-            except (AssertionError, MisuseError, NotFoundError):
+            except (AssertionError, UsageError, NotFoundError):
                 return
     pytest.fail("no seed finds it")
 
@@ -356,7 +356,7 @@ def test_a_store_without_a_line_is_refused(fleet: Fleet) -> None:
     epoch = fleet.epoch()
     image = fleet.backup()
     fleet.store.delete_epoch(epoch)
-    with pytest.raises(MisuseError, match="no snapshot that the fleet could go back to"):
+    with pytest.raises(UsageError, match="no snapshot that the fleet could go back to"):
         restored_state(image, fleet.store)
 
 
@@ -365,14 +365,14 @@ def test_the_first_epoch_may_be_newer_than_the_backup_and_damaged(fleet: Fleet) 
     assert FleetState.restore(restored_state(image, fleet.store).state).newest_complete() == 0
     epoch = fleet.epoch()
     (Path(fleet.store.location) / fleet.packs[epoch]).unlink()
-    with pytest.raises(MisuseError, match=rf"epoch {epoch}: .*packs"):
+    with pytest.raises(UsageError, match=rf"epoch {epoch}: .*packs"):
         restored_state(image, fleet.store)
 
 
 def test_a_fleet_that_has_not_begun_has_nothing_to_restore(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     fleet.define()
-    with pytest.raises(MisuseError, match="had not begun"):
+    with pytest.raises(UsageError, match="had not begun"):
         restored_state(fleet.backup(), fleet.store)
 
 
@@ -418,10 +418,10 @@ def test_an_image_that_cannot_be_read_is_no_backup(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_or_another_store_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     write_backup(tmp_path / "backup", fleet.backup(), fleet.store.store_id)
-    with pytest.raises(MisuseError, match="not empty"):
+    with pytest.raises(UsageError, match="not empty"):
         restore(tmp_path / "backup", Path(fleet.store.location), store=fleet.store.location, node="c1")
     Store.create(tmp_path / "other")
-    with pytest.raises(MisuseError, match=f"belongs to store {fleet.store.store_id}"):
+    with pytest.raises(UsageError, match=f"belongs to store {fleet.store.store_id}"):
         restore(tmp_path / "backup", tmp_path / "new", store=str(tmp_path / "other"), node="c1")
     assert not (tmp_path / "new").exists()
 

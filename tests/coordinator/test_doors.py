@@ -15,14 +15,14 @@ from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.users import AskedPeople
 from snapline.channels.options import client_options
 from snapline.coordinator.service import host_stream
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.host_messages import Directive, TurnedAway
 from snapline.messages.wire import decode_host_message
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security import response_limits as under_way
 from snapline.security import rpc_authorization
-from snapline.security.rpc_authorization import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, DoorKeeper
+from snapline.security.rpc_authorization import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, RpcGuard
 from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import Identity, Security, server_name
 
@@ -121,7 +121,7 @@ async def test_requests_are_bounded_and_have_a_status_of_their_own(protected: Pr
 
 async def test_the_sentence_says_which_roles_may(protected: Protected) -> None:
     client = CoordinatorClient(protected.address, protected.security("viewer", "victor"))
-    with pytest.raises(MisuseError, match="CreateSnapshot takes one of operator, admin, and it says viewer victor"):
+    with pytest.raises(UsageError, match="CreateSnapshot takes one of operator, admin, and it says viewer victor"):
         await client.create_snapshot(10)
     await client.close()
 
@@ -139,7 +139,7 @@ async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
         assert answer.turned_away.is_final and "says host h1, the caller says host h2" in answer.turned_away.reason
     client = CoordinatorClient(protected.address, protected.security("host", "h1"))
     assert await client.report_host_exit("h1", "i", "gone") is False
-    with pytest.raises(MisuseError, match="it says host h1, and the call is about h2"):
+    with pytest.raises(UsageError, match="it says host h1, and the call is about h2"):
         await client.report_host_exit("h2", "i", "gone")
     await client.close()
     launcher = CoordinatorClient(protected.address, protected.security("launcher", "l"))
@@ -214,7 +214,7 @@ async def test_streams_are_calls_under_way_too(protected: Protected, monkeypatch
 def _is_awaited(protected: Protected) -> bool:
     import gc
 
-    return any("host/h1" in guard._gates for guard in gc.get_objects() if isinstance(guard, DoorKeeper))
+    return any("host/h1" in guard._gates for guard in gc.get_objects() if isinstance(guard, RpcGuard))
 
 
 # ---- people -----------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ async def test_a_token_says_who_calls_and_what_they_do_is_written_down(protected
     token = new_token()
     bob = CoordinatorClient(protected.address, bearing(bearer, token))
     with pytest.raises(
-        MisuseError, match="this token may not do that: it was revoked, its time is over, or it never was"
+        UsageError, match="this token may not do that: it was revoked, its time is over, or it never was"
     ):
         await bob.status()
     await admin.make_token("bob", "operator", digest_of(token), 3600)
@@ -235,11 +235,11 @@ async def test_a_token_says_who_calls_and_what_they_do_is_written_down(protected
         await bob.forget_host("h7")
     for _ in range(3):
         with pytest.raises(
-            MisuseError, match="this token may not do that: MakeToken takes one of admin, and it says operator bob"
+            UsageError, match="this token may not do that: MakeToken takes one of admin, and it says operator bob"
         ):
             await bob.make_token("eve", "admin", digest_of("x"), 60)
     await admin.revoke_token("bob")
-    with pytest.raises(MisuseError, match="it was revoked"):
+    with pytest.raises(UsageError, match="it was revoked"):
         await bob.status()
     assert (await admin.read_tokens()).tokens == ()
     told = [
@@ -278,14 +278,14 @@ async def test_a_token_counts_for_what_it_says_and_no_certificate_beside_it(prot
     ):
         vera = CoordinatorClient(protected.address, security)
         await vera.status()
-        with pytest.raises(MisuseError, match="it says viewer vera"):
+        with pytest.raises(UsageError, match="it says viewer vera"):
             await vera.backup()
         await vera.close()
     bare = CoordinatorClient(protected.address, protected.security("bearer", "people"))
-    with pytest.raises(MisuseError, match="and it says bearer people"):
+    with pytest.raises(UsageError, match="and it says bearer people"):
         await bare.status()
     nonsense = CoordinatorClient(protected.address, bearing(protected.security("admin", "root"), "x" * 500))
-    with pytest.raises(MisuseError, match="this token may not do that"):
+    with pytest.raises(UsageError, match="this token may not do that"):
         await nonsense.status()
     for client in (admin, bare, nonsense):
         await client.close()
@@ -296,7 +296,7 @@ async def test_a_host_asks_who_bears_a_token_and_says_what_was_asked_of_it(prote
     token = new_token()
     await admin.make_token("bob", "operator", digest_of(token), 3600)
     people = AskedPeople(protected.address, protected.security("host", "h1"))
-    with pytest.raises(MisuseError, match="host h1 is no member of this fleet"):
+    with pytest.raises(UsageError, match="host h1 is no member of this fleet"):
         await people.holder(digest_of(token))
     host = GrpcHost("h1", protected.address, protected.running.open_store())
     await host.connect(protected.channel("host", "h1"))
@@ -307,7 +307,7 @@ async def test_a_host_asks_who_bears_a_token_and_says_what_was_asked_of_it(prote
     await people.record(caller, "Settle", "a: verb retry", "allowed")
     await admin.revoke_token("bob")
     assert await people.holder(digest_of(token)) == ("operator", "bob"), "it is believed for some seconds"
-    with pytest.raises(MisuseError, match="the token is not good, or not any more"):
+    with pytest.raises(UsageError, match="the token is not good, or not any more"):
         await people.record(caller, "Settle", "a: verb drop", "allowed")
     settled = [each for each in (await admin.read_audit(50)).calls if each.call == "Settle"]
     assert [(each.at, each.name, each.about) for each in settled] == [("h1", "bob", "a: verb retry")]
@@ -320,12 +320,12 @@ async def test_a_host_asks_who_bears_a_token_and_says_what_was_asked_of_it(prote
 
 
 def roles_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DoorKeeper, "_refusal", lambda self, caller, door, method: None)
+    patch.setattr(RpcGuard, "_refusal", lambda self, caller, door, method: None)
 
 
 def requests_have_any_size(patch: pytest.MonkeyPatch) -> None:
-    larger = {rpc: door._replace(request_bytes_max=2**30) for rpc, door in rpc_authorization.DOORS.items()}
-    patch.setattr(rpc_authorization, "DOORS", larger)
+    larger = {rpc: door._replace(request_bytes_max=2**30) for rpc, door in rpc_authorization.RPC_RULES.items()}
+    patch.setattr(rpc_authorization, "RPC_RULES", larger)
 
 
 @pytest.mark.parametrize("mutant", [roles_are_not_asked, requests_have_any_size])

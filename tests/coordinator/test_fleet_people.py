@@ -24,7 +24,7 @@ from snapline.coordinator.state.fleet_records import (
     Unknown,
 )
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.errors import CoordinatorUnavailableError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.security.rpc_authorization import Caller
 from snapline.security.tokens import digest_of
 from snapline.security.transport import Identity, Security
@@ -100,7 +100,7 @@ async def test_what_cannot_be_written_down_is_not_let_in() -> None:
         await door.record(ADA, "CreateSnapshot", "", "allowed")
     door, log = people()
     await door.revoke_token("ada")
-    with pytest.raises(MisuseError, match="the token of ada is not good any more"):
+    with pytest.raises(UsageError, match="the token of ada is not good any more"):
         await door.record(ADA, "CreateSnapshot", "", "allowed")
     assert log.state.image.calls == []
 
@@ -108,9 +108,9 @@ async def test_what_cannot_be_written_down_is_not_let_in() -> None:
 async def test_a_token_is_good_for_a_year_at_most() -> None:
     door, _ = people()
     for valid_s in (0, 367 * 24 * 3600):
-        with pytest.raises(MisuseError, match="up to 366 days"):
+        with pytest.raises(UsageError, match="up to 366 days"):
             await door.make_token("bob", "viewer", digest_of("x"), valid_s)
-    with pytest.raises(MisuseError, match="bob/2"):
+    with pytest.raises(UsageError, match="bob/2"):
         await door.make_token("bob/2", "viewer", digest_of("x"), 60)
 
 
@@ -142,14 +142,14 @@ async def test_a_name_is_not_believed_from_a_host(
     proof: Caller, call: str, outcome: str, reason: str, tmp_path: Path
 ) -> None:
     door, log = people(security=Authority(tmp_path).issue("c1", role="coordinator").security())
-    with pytest.raises(MisuseError, match=reason):
+    with pytest.raises(UsageError, match=reason):
         await door.record_at("h1", proof, call, "", outcome)
     assert log.entries == []
 
 
 async def test_hosts_that_are_not_members_have_nothing_written_down() -> None:
     door, log = people(hosts={"h1": ALIVE, "h2": LOST})
-    with pytest.raises(MisuseError, match="h9 is no member"):
+    with pytest.raises(UsageError, match="h9 is no member"):
         await door.record_at("h9", Caller(None, DIGEST), "Settle", "", "allowed")
     with pytest.raises(CoordinatorUnavailableError, match="h2 is lost"):
         await door.record_at("h2", Caller(None, DIGEST), "Settle", "", "allowed")
@@ -175,9 +175,9 @@ async def test_certificates_of_others_prove_nobody(tmp_path: Path) -> None:
         (ours.issue("bob", role="viewer"), "cannot have been allowed"),
         (ours.issue("ada", role="operator", uri="spiffe://elsewhere/operator/ada"), "names nobody of this fleet"),
     ):
-        with pytest.raises(MisuseError, match=reason):
+        with pytest.raises(UsageError, match=reason):
             await door.record_at("h1", proof_of(leaf), "Settle", "", "allowed")
     chained = Caller(None, b"", other.issue("eve", role="admin").certificate.read_bytes() + other.path.read_bytes())
-    with pytest.raises(MisuseError, match="no authority of this fleet"):
+    with pytest.raises(UsageError, match="no authority of this fleet"):
         await door.record_at("h1", chained, "Settle", "", "allowed")
     assert log.entries == []

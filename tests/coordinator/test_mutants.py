@@ -9,7 +9,7 @@ from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, ToldChannels
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.retention import Retention
-from snapline.coordinator.leader.hosts.failure_detector import Suspicion
+from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
 from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
@@ -177,7 +177,7 @@ def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """G10: nobody is ever suspected."""
-    patch.setattr(Suspicion, "_propose_losses", lambda self: None)
+    patch.setattr(FailureDetector, "_propose_losses", lambda self: None)
 
 
 def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
-from snapline.errors import LogError, MisuseError
+from snapline.errors import LogError, UsageError
 from snapline.protos.v1 import operation_pb2
 
 KINDS: list[op.Kind] = [
@@ -56,7 +56,7 @@ def test_the_digest_tells_kinds_and_values_apart() -> None:
 def test_64_kib_are_refused() -> None:
     fits = op.Operation(1, "c", 1, op.AbortEpoch(1, "x" * (op.OPERATION_BYTES_MAX - 30)))
     assert len(op.encode_operation(fits)) <= op.OPERATION_BYTES_MAX
-    with pytest.raises(MisuseError, match="operations end at 65535"):
+    with pytest.raises(UsageError, match="operations end at 65535"):
         op.encode_operation(op.Operation(1, "c", 1, op.AbortEpoch(1, "x" * op.OPERATION_BYTES_MAX)))
 
 

@@ -14,7 +14,7 @@ from snapline.agent_runtime.reading import Output
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.restoring import Ask, Restoring, effects_left
 from snapline.coordinator.state import operations as op
-from snapline.errors import MisuseError, NotFoundError, WorldError
+from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, LEFT, EffectRecord
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
@@ -163,7 +163,7 @@ async def test_last_is_the_newest_of_the_log_and_an_unknown_number_is_told_what_
     made = restoring(agreed)
     assert (await made.preview("last", is_dropping=False)).epoch == 3
     agreed.do(op.ForgetEpochs((1,)))
-    with pytest.raises(MisuseError, match="go back to one of epochs 2, 3"):
+    with pytest.raises(UsageError, match="go back to one of epochs 2, 3"):
         await made.preview("1", is_dropping=False)
     with pytest.raises(NotFoundError):
         await made.preview("nobody", is_dropping=False)
@@ -176,22 +176,22 @@ async def test_inputs_that_no_log_holds_are_named_unless_they_are_dropped_anyway
     agreed: Agreed, logged: tuple[int, ...], missing: str
 ) -> None:
     made = restoring(agreed, *logged)
-    with pytest.raises(MisuseError, match=f"lack inputs {missing} of agent a0"):
+    with pytest.raises(UsageError, match=f"lack inputs {missing} of agent a0"):
         await made.restore("1", "t", "", is_dropping=False, ask=asked(agreed))
     assert (await made.restore("1", "t", "", is_dropping=True, ask=asked(agreed))).void_epochs == (2, 3)
 
 
 async def test_same_token_is_the_same_restore_and_refusals_say_whether_they_may_pass(agreed: Agreed) -> None:
     made = restoring(agreed, 5, 6, 7)
-    with pytest.raises(WorldError, match="later"):
+    with pytest.raises(ExternalFailureError, match="later"):
         await made.restore("2", "t", "", is_dropping=False, ask=asked(agreed, refused="later", may_pass=True))
-    with pytest.raises(MisuseError, match="never"):
+    with pytest.raises(UsageError, match="never"):
         await made.restore("2", "t", "", is_dropping=False, ask=asked(agreed, refused="never"))
     done = await made.restore("2", "t", "why", is_dropping=False, ask=asked(agreed))
     again = await made.restore("2", "t", "why", is_dropping=False, ask=asked(agreed, refused="not asked at all"))
     assert done == again and agreed.state.plan is not None
     assert agreed.state.plan.reason == "back to epoch 2 on purpose: why"
-    with pytest.raises(MisuseError, match="token"):
+    with pytest.raises(UsageError, match="token"):
         await made.restore("2", "", "", is_dropping=False, ask=asked(agreed))
 
 

@@ -22,7 +22,7 @@ from snapline.coordinator.service.server import (
     read_address,
     run_coordinator,
 )
-from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError, SnaplineError
+from snapline.errors import CoordinatorUnavailableError, LogError, NotFoundError, SnaplineError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
@@ -121,7 +121,7 @@ async def test_a_fleet_starts_and_takes_a_snapshot(running: Running) -> None:
         ("nobody", "unknown", ""),
     ]
     assert [x.agent for x in (await client.locate_all()).agents] == ["a0", "a1", "a2", "a3"]
-    with pytest.raises(MisuseError, match="2001 agents asked for at once; 2000 are allowed"):
+    with pytest.raises(UsageError, match="2001 agents asked for at once; 2000 are allowed"):
         await client.locate(["a"] * 2001)
     with pytest.raises(NotFoundError, match="no agent 'nobody'"):
         await client.recovery_line(["nobody"])
@@ -287,7 +287,7 @@ async def test_an_operator_forgets_a_host(running: Running) -> None:
     await third.until(lambda x: x.HasField("welcome"))
     with pytest.raises(NotFoundError, match="no host 'h9'"):
         await client.forget_host("h9")
-    with pytest.raises(MisuseError, match="host h3 is alive"):
+    with pytest.raises(UsageError, match="host h3 is alive"):
         await client.forget_host("h3")
     await third.drop()
     await client.report_host_exit("h3", "h3-1", "killed")
@@ -303,7 +303,7 @@ async def test_an_end_is_of_the_run_that_is_meant_and_of_no_later_one(running: R
     """A call that comes again, or was meant for an earlier run, must not end the process that has taken its place."""
     _, client, hosts = await start_fleet(running)
     (start,) = [x.host_start for x in (await client.status()).hosts if x.host == "h1"]
-    with pytest.raises(MisuseError, match=rf"start {start + 1} of host h1 is over already: it runs as start {start}"):
+    with pytest.raises(UsageError, match=rf"start {start + 1} of host h1 is over already: it runs as start {start}"):
         await client.end_host("h1", host_start=start + 1)
     await client.end_host("h1", host_start=start)
     told = await hosts[1].until(lambda x: x.HasField("turned_away"))
@@ -325,9 +325,9 @@ async def test_a_store_of_another_fleet_and_an_open_port_are_refused(
     with pytest.raises(LogError, match=r"logs of c1 are lost.*--data-dir.*restore-backup.*empty --store"):
         await run_coordinator(running.options(data_dir=tmp_path / "new"))
     Store.create(tmp_path / "store-2")
-    with pytest.raises(MisuseError, match=r"another store .* and the log is of the store"):
+    with pytest.raises(UsageError, match=r"another store .* and the log is of the store"):
         await run_coordinator(running.options(store=str(tmp_path / "store-2")))
-    with pytest.raises(MisuseError, match="--insecure"):
+    with pytest.raises(UsageError, match="--insecure"):
         await run_coordinator(running.options(listen="0.0.0.0:0"))
 
 

@@ -9,8 +9,8 @@ from tests.coordinator.bench import SECOND
 from snapline.coordinator.leader import stop_question
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
-from snapline.coordinator.leader.hosts.partitions import NetworkCut, NetworkCuts, Pair, Running
-from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running
+from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
@@ -29,67 +29,67 @@ def nobody_decides_about_cuts(patch: Patch) -> None:
 def only_ids_decide(patch: Patch) -> None:
     """Of each pair the larger id goes, whoever is cut from more."""
 
-    def mutant(self: NetworkCuts, found: dict[Pair, NetworkCut]) -> dict[str, str]:
+    def mutant(self: Partitions, found: dict[Pair, NetworkCut]) -> dict[str, str]:
         return {max(pair): f"cut from {min(pair)} for 2.0 s" for pair in found}
 
-    patch.setattr(NetworkCuts, "_choose", mutant)
+    patch.setattr(Partitions, "_choose", mutant)
 
 
 def idle_links_count(patch: Patch) -> None:
-    known = NetworkCuts._cuts
+    known = Partitions._cuts
 
-    def mutant(self: NetworkCuts) -> dict[Pair, NetworkCut]:
+    def mutant(self: Partitions) -> dict[Pair, NetworkCut]:
         return {pair: NetworkCut(cut.since_ns, True) for pair, cut in known(self).items()}
 
-    patch.setattr(NetworkCuts, "_cuts", mutant)
+    patch.setattr(Partitions, "_cuts", mutant)
 
 
 def one_pair_at_a_time(patch: Patch) -> None:
     """Each recovery is for one host alone."""
-    choose = NetworkCuts._choose
-    patch.setattr(NetworkCuts, "_choose", lambda self, found: dict(list(choose(self, found).items())[:1]))
+    choose = Partitions._choose
+    patch.setattr(Partitions, "_choose", lambda self, found: dict(list(choose(self, found).items())[:1]))
 
 
 def cuts_count_before_the_fleet_runs(patch: Patch) -> None:
-    evaluate = NetworkCuts.evaluate
+    evaluate = Partitions.evaluate
 
-    def mutant(self: NetworkCuts) -> None:
+    def mutant(self: Partitions) -> None:
         self._running = Running(self._desk.state.plan_number, 1)
         evaluate(self)
 
-    patch.setattr(NetworkCuts, "evaluate", mutant)
+    patch.setattr(Partitions, "evaluate", mutant)
 
 
 def words_of_any_run_count(patch: Patch) -> None:
-    def mutant(self: NetworkCuts, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
+    def mutant(self: Partitions, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
         return self._attendance.attached_session(peer) if peer in plan.hosts and peer != host else None
 
-    patch.setattr(NetworkCuts, "_other", mutant)
+    patch.setattr(Partitions, "_other", mutant)
 
 
 def who_was_put_out_is_used_at_once(patch: Patch) -> None:
-    patch.setattr(Spares, "usable", lambda self, hosts: hosts)
+    patch.setattr(StandbyHosts, "usable", lambda self, hosts: hosts)
 
 
 def who_was_put_out_is_waited_for(patch: Patch) -> None:
-    patch.setattr(Spares, "is_put_out", lambda self, host: False)
+    patch.setattr(StandbyHosts, "is_put_out", lambda self, host: False)
 
 
 def the_grace_does_not_protect(patch: Patch) -> None:
-    patch.setattr(Spares, "may_go", lambda self, host: True)
+    patch.setattr(StandbyHosts, "may_go", lambda self, host: True)
 
 
 def spare_for_ever(patch: Patch) -> None:
-    def mutant(self: Spares, host: str) -> bool:
+    def mutant(self: StandbyHosts, host: str) -> bool:
         return bool(self._desk.state.image.hosts[host].spare)
 
-    patch.setattr(Spares, "_is_kept_away", mutant)
+    patch.setattr(StandbyHosts, "_is_kept_away", mutant)
 
 
 def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
-    evaluate = NetworkCuts.evaluate
+    evaluate = Partitions.evaluate
 
-    def mutant(self: NetworkCuts) -> None:
+    def mutant(self: Partitions) -> None:
         for session in self._attendance._sessions.values():
             if isinstance(session.stage, Attached):
                 session.beaten_ns = min(session.beaten_ns, session.stage.heard_ns) - 5 * SECOND
@@ -97,7 +97,7 @@ def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
             self._running = Running(self._running.plan, self._running.since_ns - 5 * SECOND)
         evaluate(self)
 
-    patch.setattr(NetworkCuts, "evaluate", mutant)
+    patch.setattr(Partitions, "evaluate", mutant)
 
 
 def plans_are_waited_for_for_ever(patch: Patch) -> None:

@@ -17,7 +17,13 @@ from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.deploy.status import HostReading
-from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError, WorldError
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    ExternalFailureError,
+    NotFoundError,
+    UnknownOutcomeError,
+    UsageError,
+)
 from snapline.messages.concerns import Concern
 from snapline.messages.turn_deaths import TurnDeath
 
@@ -120,7 +126,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         fleets.append(fleet)
         try:
             await fleet.start()
-        except MisuseError:
+        except UsageError:
             await fleet.stop()
             raise
         return fleet
@@ -203,7 +209,7 @@ async def test_a_host_that_was_started_wrongly_ends_a_fleet_that_has_ended_alrea
     world.commands.code["h1"] = "import time; time.sleep(.5)"
     world.client.answer = Status(phase="finished", reason="done")
     fleet = await world.make()
-    with pytest.raises(MisuseError, match=r"^another fleet$"):
+    with pytest.raises(UsageError, match=r"^another fleet$"):
         await fleet.wait(LIMIT_S)
 
 
@@ -299,7 +305,7 @@ async def test_the_others_go_on_without_a_replica_that_keeps_failing_but_not_wit
         await fleet.wait(0.1)
     world.commands.code["c2"] = world.commands.code["c1"].replace("c1", "c2")
     fleet.kill("c2")
-    with pytest.raises(MisuseError, match=r"^the disk of c2 is full$"):
+    with pytest.raises(UsageError, match=r"^the disk of c2 is full$"):
         await fleet.wait(LIMIT_S)
 
 
@@ -317,7 +323,7 @@ async def test_a_host_that_keeps_failing_is_given_up_with_its_last_words(
     monkeypatch.setattr(keeper, "RESTARTS_MAX", 2)
     world.commands.code["h1"] = "raise SystemExit('no disk left')"
     fleet = await world.make()
-    with pytest.raises(WorldError, match=r"h1 ended 3 times in a row, .*exit code 1: no disk left"):
+    with pytest.raises(ExternalFailureError, match=r"h1 ended 3 times in a row, .*exit code 1: no disk left"):
         await fleet.wait(LIMIT_S)
     assert world.commands.count("h1") == 3
 
@@ -343,7 +349,7 @@ def test_pauses_grow_to_a_limit(tmp_path: Path) -> None:
 async def test_a_misused_host_ends_the_fleet_at_once(world: World) -> None:
     world.commands.code["h2"] = "import sys; print('snapline: there is no module nowhere'); sys.exit(2)"
     fleet = await world.make()
-    with pytest.raises(MisuseError, match=r"^there is no module nowhere$"):
+    with pytest.raises(UsageError, match=r"^there is no module nowhere$"):
         await fleet.wait(LIMIT_S)
     assert world.commands.count("h2") == 1
 
@@ -402,7 +408,7 @@ async def test_a_fleet_keeps_its_number_of_coordinators(world: World) -> None:
     first = await world.make(coordinators=3)
     await first.stop()
     (first.data_dir / "coordinator").mkdir()
-    with pytest.raises(MisuseError, match="has 3 coordinators, and keeps them: give --coordinators 3"):
+    with pytest.raises(UsageError, match="has 3 coordinators, and keeps them: give --coordinators 3"):
         await world.make(coordinators=1)
     again = await world.make(coordinators=3)
     assert again.address == first.address
@@ -425,13 +431,13 @@ async def test_who_is_not_there_is_named(world: World) -> None:
 
 @pytest.mark.parametrize("hosts", [0, -1, launched.HOSTS_MAX + 1])
 def test_the_number_of_hosts_is_bounded(tmp_path: Path, hosts: int) -> None:
-    with pytest.raises(MisuseError, match=f"not {hosts}"):
+    with pytest.raises(UsageError, match=f"not {hosts}"):
         LocalFleet(StubCommands(), data_dir=tmp_path, hosts=hosts)
 
 
 @pytest.mark.parametrize("coordinators", [0, 2, 4, 7])
 def test_replicas_are_one_three_or_five(tmp_path: Path, coordinators: int) -> None:
-    with pytest.raises(MisuseError, match=f"1, 3 or 5 coordinators, not {coordinators}"):
+    with pytest.raises(UsageError, match=f"1, 3 or 5 coordinators, not {coordinators}"):
         LocalFleet(StubCommands(), data_dir=tmp_path, hosts=1, coordinators=coordinators)
 
 

@@ -17,7 +17,7 @@ from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.post_caller import PostCaller, PostGoneError, ReplacedError
 from snapline.deploy.post_wire import PostAnswer, PostRequest
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ async def test_a_post_of_another_version_is_refused(tmp_path: Path) -> None:
     greeting = (
         'import sys; print(\'Welcome!\'); print(\'{"snapline":"0.0.1","address":""}\', flush=True); sys.stdin.read()'
     )
-    with pytest.raises(WorldError, match=r"snapline 0.0.1 is installed there, and .* here"):
+    with pytest.raises(ExternalFailureError, match=r"snapline 0.0.1 is installed there, and .* here"):
         await PostLine.open([sys.executable, "-c", greeting])
 
 
@@ -220,7 +220,7 @@ def test_a_runtime_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypat
     assert runtime_folder("a") != runtime_folder("b")
     (root,) = tmp_path.iterdir()
     root.chmod(0o755)
-    with pytest.raises(MisuseError, match="not a folder of this user alone"):
+    with pytest.raises(UsageError, match="not a folder of this user alone"):
         runtime_folder("a")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from snapline.deploy import ray_cluster
 from snapline.deploy.ray_cluster import RayCluster
-from snapline.errors import WorldError
+from snapline.errors import ExternalFailureError
 
 
 def node(address: str, *, is_alive: bool = True, **resources: float) -> dict[str, object]:
@@ -29,5 +29,5 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_the_worlds_fault(
     monkeypatch.setattr(ray_cluster, "PORT_WAIT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(WorldError, match=rf"no Ray cluster answers at {host}:{port} \(.*`ray start --head`"):
+    with pytest.raises(ExternalFailureError, match=rf"no Ray cluster answers at {host}:{port} \(.*`ray start --head`"):
         ray_cluster._check_reachable(f"{host}:{port}")

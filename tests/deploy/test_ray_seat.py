@@ -13,7 +13,7 @@ from snapline.deploy.plan import NODE, PRIVATE, FleetPlan, commands_of, own_file
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_worker import NodeSeat, PrivateFiles, exit_from
 from snapline.deploy.running_fleet import ALONE
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.security.certificates import Authority
 
 
@@ -82,7 +82,7 @@ async def test_a_seat_that_was_started_again_knows_nothing_of_a_process_before(s
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MisuseError, match=r"pip install 'snapline\[ray\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'snapline\[ray\]'"):
         RayCluster("fleet", "auto")
 
 
@@ -98,7 +98,7 @@ def test_nobody_gets_the_keys_of_another_and_nobody_that_of_the_authority(tmp_pa
     assert len(set(keys)) == len(names)
     assert own_files(read, "coordinator", ALONE) == own_files(read, "coordinator", "c1")
     assert all((folder / "ca.key").read_bytes() not in own_files(read, role, name).values() for role, name in names)
-    with pytest.raises(MisuseError, match=r"host-h3.crt cannot be read: `snapline auth issue .* host h3` makes it"):
+    with pytest.raises(UsageError, match=r"host-h3.crt cannot be read: `snapline auth issue .* host h3` makes it"):
         read_certificates(folder, hosts=3, coordinators=1)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snapline.deploy.slurm import Element, Slurm, parse_elements, split_name
 from snapline.deploy.slurm_launcher import SlurmLauncher
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True) | st.integers(0, 2000).map(lambda n: f"h{n}")
 
@@ -53,9 +53,9 @@ def script(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("sbatch: error: invalid partition specified: nowhere", MisuseError),
-        ("sbatch: unrecognized option '--tiem=1'", MisuseError),
-        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", WorldError),
+        ("sbatch: error: invalid partition specified: nowhere", UsageError),
+        ("sbatch: unrecognized option '--tiem=1'", UsageError),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", ExternalFailureError),
     ],
 )
 async def test_what_sbatch_refuses_is_the_users_to_mend_and_the_rest_is_the_worlds(
@@ -68,7 +68,7 @@ async def test_what_sbatch_refuses_is_the_users_to_mend_and_the_rest_is_the_worl
 
 
 async def test_without_slurm_one_sentence_says_what_is_needed() -> None:
-    with pytest.raises(MisuseError, match=r"squeue cannot be run here .*: this needs a machine of a Slurm cluster"):
+    with pytest.raises(UsageError, match=r"squeue cannot be run here .*: this needs a machine of a Slurm cluster"):
         await Slurm("bank", {"squeue": "/nowhere/squeue"}).elements()
 
 
@@ -123,7 +123,7 @@ async def test_more_processes_than_the_cluster_has_room_for_are_refused_before_a
     slurm = Slurm("bank", {"sbatch": script(tmp_path, SMALL)})
     await slurm.check(2, [])
     await slurm.check(4, [])  # a limit of one large job, and none of four small ones
-    with pytest.raises(MisuseError, match=r"no room for 3 processes at once.*fewer --hosts"):
+    with pytest.raises(UsageError, match=r"no room for 3 processes at once.*fewer --hosts"):
         await slurm.check(3, ["--exclusive"])
 
 
@@ -150,18 +150,16 @@ async def test_a_configuration_that_cannot_be_read_is_the_users_to_mend(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = Slurm("bank", {"squeue": script(tmp_path, text)})
-    with pytest.raises(
-        MisuseError, match=r"configuration cannot be read: .*(Parse error|cannot stat file).*SLURM_CONF"
-    ):
+    with pytest.raises(UsageError, match=r"configuration cannot be read: .*(Parse error|cannot stat file).*SLURM_CONF"):
         await slurm.call("squeue", limit_s=2.0)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere"))
-    with pytest.raises(MisuseError, match=r"configuration cannot be read: .*nowhere is not there"):
+    with pytest.raises(UsageError, match=r"configuration cannot be read: .*nowhere is not there"):
         await slurm.elements()
 
 
 async def test_a_controller_that_is_away_is_the_worlds(tmp_path: Path) -> None:
     slurm = Slurm("bank", {"squeue": script(tmp_path, "exec sleep 60")})
-    with pytest.raises(WorldError, match=r"has not answered within 0\.5 s: does `scontrol ping`"):
+    with pytest.raises(ExternalFailureError, match=r"has not answered within 0\.5 s: does `scontrol ping`"):
         await slurm.call("squeue", limit_s=0.5)
 
 
@@ -174,7 +172,7 @@ async def test_nodes_that_are_not_this_machine_need_certificates(addresses: str,
     await SlurmLauncher("bank", data_dir="/data", slurm=slurm, trust=("--insecure",)).check(1)
     bare = SlurmLauncher("bank", data_dir="/data", slurm=slurm)
     if open_at:
-        with pytest.raises(MisuseError, match=r"at 10\.9\.9\.9 would speak in plaintext.*--tls DIR.*--insecure"):
+        with pytest.raises(UsageError, match=r"at 10\.9\.9\.9 would speak in plaintext.*--tls DIR.*--insecure"):
             await bare.check(1)
     else:
         await bare.check(1)

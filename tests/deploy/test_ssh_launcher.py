@@ -17,7 +17,7 @@ from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.sshd import MACHINES, SshBench, Sshd, find_sshd, own_sshd
 from snapline.deploy.ssh_launcher import SshLauncher
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 
@@ -72,7 +72,7 @@ async def test_a_machine_that_cannot_be_used_says_why_in_one_sentence(
     """Those that can be are left as they were."""
     ssh = ("ssh", "-F", str(sshd.config))
     launcher = SshLauncher("bank", sorted({"m1", machine}), data_dir=str(tmp_path), ssh=ssh, python=python)
-    with pytest.raises(MisuseError) as refused:
+    with pytest.raises(UsageError) as refused:
         await launcher.open(["c1"])
     assert words in str(refused.value)
     await launcher.close()
@@ -81,7 +81,7 @@ async def test_a_machine_that_cannot_be_used_says_why_in_one_sentence(
 
 async def test_who_does_not_listen_is_named(tmp_path: Path) -> None:
     launcher = SshLauncher("bank", ["ssh://nobody@127.0.0.1:1"], data_dir=str(tmp_path))
-    with pytest.raises(WorldError, match=r"ssh://nobody@127.0.0.1:1: .*onnection refused"):
+    with pytest.raises(ExternalFailureError, match=r"ssh://nobody@127.0.0.1:1: .*onnection refused"):
         await launcher.open(["c1"])
 
 

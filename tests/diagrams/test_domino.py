@@ -15,7 +15,7 @@ from tests.recovery.executions import parse, random_trace
 from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.domino import script as page_script
 from snapline.diagrams.traced import Traced, analysis_svg
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.analysis import analyze
 from snapline.recovery.lines import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
@@ -170,7 +170,7 @@ def test_with_a_protocol_the_page_shows_its_execution() -> None:
     forced = analysis_html(trace, protocol="cbr")
     assert "Domino under cbr" in forced
     assert sum(len(positions) for positions in checkpoints(forced)) == 3 + 1 + 3
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         analysis_html(trace, protocol="no-such")
 
 

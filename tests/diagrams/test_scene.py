@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from snapline.diagrams import svg
 from snapline.diagrams.scene import Arrow, Band, Bar, Front, Mark, Scene, Sign, Track, beside, clock, round_step
 from snapline.diagrams.svg import draw
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -188,9 +188,9 @@ def test_steps_are_round(least: float, step: int) -> None:
 
 
 def test_a_part_on_an_unknown_lane_is_refused() -> None:
-    with pytest.raises(MisuseError, match="no lane for b"):
+    with pytest.raises(UsageError, match="no lane for b"):
         scene(["a"], arrows=[Arrow("m", "a", "b", 1)])
-    with pytest.raises(MisuseError, match="twice"):
+    with pytest.raises(UsageError, match="twice"):
         scene(["a", "a"])
 
 

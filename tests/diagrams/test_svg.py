@@ -14,7 +14,7 @@ from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.style import COLORS
 from snapline.diagrams.text import analysis_text
 from snapline.diagrams.traced import analysis_svg
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.lines import Round
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
@@ -213,9 +213,9 @@ def test_windows_are_cut_to_the_trace_and_refused_outside_it() -> None:
     analysis = analyze(trace)
     assert analysis_svg(trace, analysis, window=(-5, 99)) == analysis_svg(trace, analysis)
     assert names(elements(analysis_svg(trace, analysis, window=(2, 3)), "position"), "position") == ["2"]
-    with pytest.raises(MisuseError, match="has 4 events"):
+    with pytest.raises(UsageError, match="has 4 events"):
         analysis_svg(trace, analysis, window=(4, 9))
-    with pytest.raises(MisuseError, match="from 3 to 3 is empty"):
+    with pytest.raises(UsageError, match="from 3 to 3 is empty"):
         analysis_svg(trace, analysis, window=(3, 3))
 
 

@@ -13,7 +13,7 @@ import pytest
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples import bank, hello, pagerank
 from snapline.examples.forward_push import UNIT, Problem, choose_seeds, gather, messages_in_all, rounds_for
 from snapline.examples.import_graph import ImportGraph, write_graph
@@ -269,7 +269,7 @@ def test_a_shard_saved_in_the_middle_goes_on_to_the_same_unit(graph_file: str) -
     ],
 )
 def test_a_wrong_argument_is_named(graph_file: str, arguments: dict[str, str]) -> None:
-    with pytest.raises(MisuseError, match=next(iter(arguments)).removesuffix("s")):
+    with pytest.raises(UsageError, match=next(iter(arguments)).removesuffix("s")):
         small_pagerank(graph_file, **arguments)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples.forward_push import (
     EARLY_ROUNDS,
     ROUNDS_MAX,
@@ -325,7 +325,7 @@ def test_a_tolerance_fixes_the_rounds(tolerance: float, rounds: int) -> None:
 
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, 1.5, float("nan"), 1e-17])
 def test_a_tolerance_out_of_range_is_refused(tolerance: float) -> None:
-    with pytest.raises(MisuseError, match="tolerance"):
+    with pytest.raises(UsageError, match="tolerance"):
         rounds_for(tolerance)
 
 
@@ -350,5 +350,5 @@ def test_seeds_are_the_modules_with_most_imports_ties_in_order() -> None:
 )
 def test_a_problem_out_of_range_is_refused(wrong: dict[str, object]) -> None:
     fields = {"imports": [[1]] * 5, "seeds": (0,), "shards": 2, "batch": 1, "part": 1, "rounds": 9}
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         Problem(**(fields | wrong))  # type: ignore[arg-type]  # wrong values are the point

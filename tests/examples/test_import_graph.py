@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples.import_graph import ImportGraph, read_graph, read_tree, write_graph
 
 
@@ -120,12 +120,12 @@ def test_a_written_graph_reads_back_equal_and_writes_the_same_bytes(package: Pat
 )
 def test_a_file_that_holds_no_graph_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "graph.json").write_text(text)
-    with pytest.raises(MisuseError, match="write it again"):
+    with pytest.raises(UsageError, match="write it again"):
         read_graph(tmp_path / "graph.json")
 
 
 def test_a_place_without_modules_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match="no Python module"):
+    with pytest.raises(UsageError, match="no Python module"):
         read_tree(tmp_path / "nowhere")
-    with pytest.raises(MisuseError, match="no import graph"):
+    with pytest.raises(UsageError, match="no import graph"):
         read_graph(tmp_path / "nowhere.json")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples.dictionary import SMALL, look_up
 from snapline.examples.language_model import ask, read_calls
 from snapline.examples.research_team import note_on
@@ -40,5 +40,5 @@ def test_references_are_headwords_whatever_stands_in_their_braces(tmp_path: Path
 
 
 def test_a_question_that_nobody_has_asked_says_what_to_do() -> None:
-    with pytest.raises(MisuseError, match=r"--arg model=smollm2.*What is love"):
+    with pytest.raises(UsageError, match=r"--arg model=smollm2.*What is love"):
         ask("", "What is love?", "")

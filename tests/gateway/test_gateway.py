@@ -18,7 +18,7 @@ from tests.gateway.test_connections import serving
 import snapline
 from snapline import errors
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.client.client import Client
 from snapline.client.endings import Receipt
 from snapline.client.giving import OutsideMessage
@@ -115,7 +115,7 @@ async def test_the_list_of_the_gateway_serves_handlers_that_are_not_public() -> 
         assert (await http.post("/agents/a/Clothed")).status_code == 422, "the agent's own word"
         assert "/agents/{agent}/Closed" in (await http.get("/openapi.json")).json()["paths"]
     for pattern in ("Closed", "/Closed", "a/"):
-        with pytest.raises(errors.MisuseError, match="use AGENT/TYPE"):
+        with pytest.raises(errors.UsageError, match="use AGENT/TYPE"):
             Served([pattern])
 
 
@@ -217,10 +217,10 @@ def test_beyond_loopback_a_token_is_asked_for() -> None:
     check_exposure("::1", "")
     check_exposure("0.0.0.0", TOKEN)
     with pytest.raises(
-        errors.MisuseError, match=r"--listen 0\.0\.0\.0 can be reached from elsewhere: give --token-file"
+        errors.UsageError, match=r"--listen 0\.0\.0\.0 can be reached from elsewhere: give --token-file"
     ):
         check_exposure("0.0.0.0", "")
-    with pytest.raises(errors.MisuseError, match="a token of 5 characters can be guessed"):
+    with pytest.raises(errors.UsageError, match="a token of 5 characters can be guessed"):
         check_exposure("127.0.0.1", "short")
 
 
@@ -394,7 +394,7 @@ async def test_a_reader_that_takes_nothing_costs_no_more_than_32_mib(message: No
 class Said(Client):
     """A client whose coordinator has these outputs, and fails then."""
 
-    def __init__(self, said: list[Output | Undone], error: Exception | None = None) -> None:
+    def __init__(self, said: list[Output | OutputsReverted], error: Exception | None = None) -> None:
         self.said, self.error = said, error
         self.asked: list[tuple[str, str]] = []
 
@@ -427,9 +427,9 @@ def output_of(fields: object) -> Output:
     return Output("a", 1, "bills", {"type": "Paid", "fields": msgspec.Raw(msgspec.msgpack.encode(fields))}, "3.0", 3)
 
 
-OUTPUTS: list[Output | Undone] = [
+OUTPUTS: list[Output | OutputsReverted] = [
     output_of({"amount": 5}),
-    Undone(2, (3,), "4."),
+    OutputsReverted(2, (3,), "4."),
 ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.access.table import FILES, GATEWAY, PORTS, PRIVATE, PUBLIC, VIEW, WITHIN, Route
 
-from snapline.security.rpc_authorization import DOORS, ROLES
+from snapline.security.rpc_authorization import ROLES, RPC_RULES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 BEGIN, END = "<!-- made by `python -m tests.house.roles_page`: {} -->\n", "<!-- end -->\n"
@@ -16,7 +16,7 @@ def roles() -> list[str]:
     lines = ["", "| role | what it is for |", "| --- | --- |"]
     lines += [f"| `{role}` | {text} |" for role, text in ROLES.items()]
     lines += ["", f"| call | {' | '.join(ROLES)} |", f"| --- |{' :-: |' * len(ROLES)}"]
-    for rpc, door in DOORS.items():
+    for rpc, door in RPC_RULES.items():
         service, _, name = rpc.rpartition("/")
         shown = f"`{service.rpartition('.')[2]}/{name}`"
         marks = ["itself" if role in ("host", "coordinator") and door.is_for_itself else "yes" for role in ROLES]

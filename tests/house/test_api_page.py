@@ -52,5 +52,5 @@ def test_what_users_may_call_is_on_the_page(page: str) -> None:
 def test_a_name_without_a_topic_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = make_api(root)
     monkeypatch.setitem(module.TOPICS, "Fleets", ("Fleet",))
-    with pytest.raises(SystemExit, match="Adaptive, ByHand, Every, EveryMessages: give them a topic"):
+    with pytest.raises(SystemExit, match="Adaptive, Every, EveryMessages, Manual: give them a topic"):
         module.make_page()

@@ -2,7 +2,7 @@
 
 from tests.house.roles_page import PAGE, renewed
 
-from snapline.security.rpc_authorization import DOORS
+from snapline.security.rpc_authorization import RPC_RULES
 
 
 def test_the_page_shows_the_table_as_it_is() -> None:
@@ -15,7 +15,7 @@ NO_ACTS = {"Ask", "MoveConsumer"}
 
 
 def test_what_operators_may_do_and_viewers_may_not_is_written_down() -> None:
-    for rpc, door in DOORS.items():
+    for rpc, door in RPC_RULES.items():
         is_act = bool({"operator", "admin"} & set(door.roles)) and "viewer" not in door.roles
         is_reading = door.roles == ("admin",) and rpc.rpartition("/")[2].startswith("Read")
         assert door.acts == (is_act and not is_reading and rpc.rpartition("/")[2] not in NO_ACTS), rpc

@@ -29,7 +29,7 @@ from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.chaos import preload
 from snapline.chaos.control import Wrongs
 from snapline.client.client import Client
-from snapline.errors import InputBuriedError, MisuseError, NotFoundError
+from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 from snapline.examples.payments import Book, read_entries
 from snapline.storage.store.store import Store
 
@@ -94,7 +94,7 @@ class Troubles(Killer):
 
     async def _poison(self) -> None:
         self.poisons += 1
-        with contextlib.suppress(InputBuriedError):
+        with contextlib.suppress(InputDeadLetteredError):
             await self._client.ask(
                 "trouble", Poison(self.poisons), f"poison-{self.poisons}", timeout_s=STEP_LIMIT_S, reply_type=None
             )
@@ -107,7 +107,7 @@ class Troubles(Killer):
         epoch = self._chosen.choice(epochs[-GONE_BACK_MAX:])
         try:
             await self._client.restore(epoch, reason="a try")
-        except (MisuseError, NotFoundError) as gone:
+        except (UsageError, NotFoundError) as gone:
             assert f"epoch {epoch}" in str(gone), gone
             return
         self.kills[RESTORE] += 1

@@ -17,7 +17,7 @@ from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
-from snapline.errors import InputBuriedError
+from snapline.errors import InputDeadLetteredError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -91,7 +91,7 @@ async def test_commands_ask_and_say_what_became_of_a_bad_one(data_dir: Path) -> 
         bad = await snapline(*command, '{"serial": -1}', "--key", "b")
         assert bad.code == 3 and "became a dead letter" in bad.err, bad.err
         async with await Client.connect(data_dir=data_dir) as client:
-            with pytest.raises(InputBuriedError):
+            with pytest.raises(InputDeadLetteredError):
                 await client.ask("counter-0", Tick(-1), "b", early=True)
             answer = (await client.ask("counter-0", Tick(8), reply_type=Counted)).message
             assert (answer.count, answer.serial) == (2, 8)

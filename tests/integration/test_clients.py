@@ -21,7 +21,7 @@ from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt
-from snapline.errors import AgentMissingError, InputRefusedError, MisuseError
+from snapline.errors import AgentMissingError, InputRefusedError, UsageError
 from snapline.examples.bank import Tokens
 
 pytestmark = pytest.mark.timeout(180)
@@ -187,15 +187,15 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_
             assert set(places.values()) == {"h1", "h2"}, "each is dialled by its own name"
             receipts = await client.send_many([(agent, Tokens(amount=1)) for agent in places])
             assert [receipt.number for receipt in receipts] == [1] * 4
-            with pytest.raises(MisuseError, match="CreateSnapshot takes one of operator, admin, and it says client"):
+            with pytest.raises(UsageError, match="CreateSnapshot takes one of operator, admin, and it says client"):
                 await client.snapshot()
-            with pytest.raises(MisuseError, match="RecoveryLine takes one of viewer, operator, admin, and it says"):
+            with pytest.raises(UsageError, match="RecoveryLine takes one of viewer, operator, admin, and it says"):
                 await client.recovery_line()
         async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
-            with pytest.raises(MisuseError, match="Offer takes one of client, and it says operator operator"):
+            with pytest.raises(UsageError, match="Offer takes one of client, and it says operator operator"):
                 await operator.send("teller-0", Tokens(amount=1))
             assert (await operator.snapshot())["is_new"] is True
         with pytest.raises(
-            MisuseError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
+            UsageError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
         ):
             await Client.connect(fleet.local.address, tls=files("launcher"))

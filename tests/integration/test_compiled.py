@@ -10,7 +10,7 @@ import pytest
 
 import snapline
 from snapline.compiled import is_compiled
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.mutants import mutated
 
 SITE = str(Path(snapline.__file__).parents[1])
@@ -50,5 +50,5 @@ def test_the_version_says_it() -> None:
 
 
 def test_no_mutant_is_put_in() -> None:
-    with pytest.raises(MisuseError, match="without SNAPLINE_COMPILE"), mutated("deliver-before-record"):
+    with pytest.raises(UsageError, match="without SNAPLINE_COMPILE"), mutated("deliver-before-record"):
         pass

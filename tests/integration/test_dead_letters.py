@@ -14,7 +14,7 @@ from tests.integration.secured import PACED_BANK, running_secured
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
-from snapline.errors import InputBuriedError, MisuseError, NotFoundError
+from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,7 +25,7 @@ async def order(client: Client, clerk: str) -> None:
     """Until all are dead letters for good."""
     receipts = await client.send_many([(clerk, Ordered(serial), f"order-{serial}") for serial in range(EACH)])
     assert [receipt.number for receipt in receipts] == list(range(1, EACH + 1))
-    with pytest.raises(InputBuriedError):  # told when a snapshot holds it, so no recovery undoes it
+    with pytest.raises(InputDeadLetteredError):  # told when a snapshot holds it, so no recovery undoes it
         await client.ask(clerk, Ordered(EACH - 1), f"order-{EACH - 1}", timeout_s=LIMIT_S)
 
 
@@ -85,7 +85,7 @@ async def test_commands_retry_and_drop_and_say_what_is_wrong(data_dir: Path) -> 
             await client.send_many([("clerk-0", Ordered(serial)) for serial in range(3)])
             with pytest.raises(NotFoundError, match="no dead letter 9; those that it has: 1, 2, 3"):
                 await client.drop_dead_letters("clerk-0", [9])
-            with pytest.raises(MisuseError, match="named twice"):
+            with pytest.raises(UsageError, match="named twice"):
                 await client.drop_dead_letters("clerk-0", [1, 1])
         again = await snapline(*letters, "retry", "clerk-0", "2", *where)
         assert (again.code, [row["outcome"] for row in again.rows("dead_letters")]) == (3, ["failed"])
@@ -126,7 +126,7 @@ async def test_with_certificates_operators_may_and_clients_may_not(data_dir: Pat
             return Certificates(f"{leaf}.crt", f"{leaf}.key", certificates / "ca.crt")
 
         async with await Client.connect(fleet.local.address, tls=files("client")) as client:
-            with pytest.raises(MisuseError, match="Show takes one of viewer, operator, admin, and it says client"):
+            with pytest.raises(UsageError, match="Show takes one of viewer, operator, admin, and it says client"):
                 await client.retry_dead_letters("teller-0")
         async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
             assert await operator.drop_dead_letters("teller-0") == []

@@ -8,7 +8,7 @@ from tests.integration.running import running
 
 import snapline
 from snapline.agent_runtime.snapshots.reader import open_store
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,7 +22,7 @@ async def test_people_say_of_one_effect_what_came_of_it_and_of_another_that_it_w
     async with running(data_dir, "doubters:fleet", {"folder": str(folder)}, hosts=1) as fleet:
         await fleet.until(lambda now: paid.read_text() == "seat\n")
         async with await snapline.Client.connect(data_dir=data_dir) as client:
-            with pytest.raises(MisuseError, match="needs nobody's word"):
+            with pytest.raises(UsageError, match="needs nobody's word"):
                 await client.resolve_effect("a", "seat", result="early")
             await fleet.recovered_from("h1")
             with pytest.raises(NotFoundError, match="it stands at 'seat'"):
@@ -30,14 +30,14 @@ async def test_people_say_of_one_effect_what_came_of_it_and_of_another_that_it_w
             assert [(each.key, each.fate) for each in await client.effects()] == [("seat", "needs people")]
             await client.resolve_effect("a", "seat", result="by people")
             await fleet.until(lambda now: paid.read_text() == "seat\nhotel\n")
-            with pytest.raises(MisuseError, match="effect 'hotel' of agent 'a' has not failed: is called"):
+            with pytest.raises(UsageError, match="effect 'hotel' of agent 'a' has not failed: is called"):
                 await client.retry_effect("a", "hotel")
             await fleet.recovered_from("h1")
             hold.unlink()
             await client.retry_effect("a", "hotel")
             for _ in range(2):
                 await client.undo_effect("a", "seat")
-            with pytest.raises(MisuseError, match="was undone"):
+            with pytest.raises(UsageError, match="was undone"):
                 await client.retry_effect("a", "seat")
             await client.send("a", doubters.End())
         await fleet.end()

@@ -14,7 +14,7 @@ from tests.integration.running import Running, running
 from snapline.agent_runtime.reading import Output
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples.payments import Book, read_entries
 from snapline.messages.effect_records import EffectRecord
 from snapline.messages.status import FleetStatus
@@ -118,7 +118,7 @@ async def taken_back(fleet: Running, data_dir: Path) -> None:
     now = await fleet.until(lambda now: now.phase == "running" and now.last_complete_epoch > BACK)
     async with await Client.connect(data_dir=data_dir) as client:
         for target in range(now.last_complete_epoch - BACK, now.last_complete_epoch):
-            with contextlib.suppress(MisuseError):  # it was aborted, or is void
+            with contextlib.suppress(UsageError):  # it was aborted, or is void
                 await client.restore(target)
                 return
     raise AssertionError("there is no epoch to go back to")

@@ -17,7 +17,7 @@ from tests.integration.processes import snapline
 from tests.integration.running import Running, running
 
 from snapline.client.client import Client
-from snapline.errors import InputNotTakenError, InputUnknownError
+from snapline.errors import InputRejectedError, InputUnknownError
 from snapline.examples.bank import Tokens
 from snapline.messages.status import FleetStatus
 
@@ -99,7 +99,7 @@ async def not_taken(client: Client, agent: str) -> tuple[int, str]:
             await client.send(agent, Tokens(amount=0), f"full-{number}", timeout_s=0.5)
         except InputUnknownError:
             continue
-        except InputNotTakenError as error:
+        except InputRejectedError as error:
             return number, str(error)
     raise AssertionError("unreachable")
 

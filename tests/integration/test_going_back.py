@@ -12,10 +12,10 @@ from tests.integration.fleets.tills import Counts, Notes, Paid
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import Running, running
 
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
-from snapline.errors import InputRefusedError, MisuseError
+from snapline.errors import InputRefusedError, UsageError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -83,7 +83,7 @@ async def back_and_forth(fleet: Running, client: Client, data_dir: Path) -> None
         await client.send("till-0", Paid(4), "order-4")
     assert await pay(client, 6) == [6], "numbers of dropped inputs are not used again"
     await until_paid(client, 1, 2, 3, 6)
-    with pytest.raises(MisuseError, match=r"void|does not keep"):
+    with pytest.raises(UsageError, match=r"void|does not keep"):
         await client.restore(done["void_epochs"][0])
     history = await snapline("recovery", "history", "--data-dir", data_dir, "-o", "table")
     assert f"back to epoch {target} on purpose: a test" in history.out
@@ -117,7 +117,7 @@ async def test_fleet_goes_back_stays_back_and_its_inputs_come_again_or_are_dropp
 
 async def test_readers_of_outputs_are_told_what_is_taken_back(data_dir: Path) -> None:
     stop = data_dir.with_name("stop")
-    found: list[Output | Undone] = []
+    found: list[Output | OutputsReverted] = []
 
     async def read() -> None:
         async with await Client.connect(data_dir=data_dir) as client:
@@ -140,16 +140,16 @@ async def test_readers_of_outputs_are_told_what_is_taken_back(data_dir: Path) ->
         stop.touch()
         await fleet.end()
         await asyncio.wait_for(reading, LIMIT_S)
-    (told,) = [each for each in found if isinstance(each, Undone)]
+    (told,) = [each for each in found if isinstance(each, OutputsReverted)]
     assert told.after == target
     assert standing(found) == standing(open_store(data_dir / "store").outputs("odd", message_type=Issue))
 
 
-def standing(found: Iterable[Output | Undone]) -> list[Output]:
+def standing(found: Iterable[Output | OutputsReverted]) -> list[Output]:
     """What is not taken back."""
     kept: list[Output] = []
     for each in found:
-        kept = [x for x in kept if x.epoch <= each.after] if isinstance(each, Undone) else [*kept, each]
+        kept = [x for x in kept if x.epoch <= each.after] if isinstance(each, OutputsReverted) else [*kept, each]
     assert [each.message.serial for each in kept if each.agent == "printer-0"] == sorted(
         {each.message.serial for each in kept if each.agent == "printer-0"}
     )

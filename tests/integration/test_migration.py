@@ -11,7 +11,7 @@ from tests.integration.processes import ROOT
 from tests.integration.running import Running, running
 
 from snapline.agent_runtime.snapshots.cut import load_cut
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 AGENTS = 4
 MARBLES = 5
@@ -183,7 +183,7 @@ async def test_a_fleet_goes_on_from_states_of_older_code(
     await play_until_one_was_taken(code, data_dir, arguments)
     code.install(AFTER)
     async with running(data_dir, "marbles.agents:fleet", arguments, hosts=2) as players:
-        with pytest.raises(MisuseError, match=r"write @snapline.migrates\(Player, from_version=0\)"):
+        with pytest.raises(UsageError, match=r"write @snapline.migrates\(Player, from_version=0\)"):
             await players.local.wait(60)
 
     code.install(AFTER, STEPS)

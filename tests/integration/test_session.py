@@ -9,7 +9,7 @@ import pytest
 from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
-from snapline.errors import DistrustError
+from snapline.errors import AuthenticationError
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.host_messages import Directive, Finish, Leave
 from snapline.messages.wire import encode_directive
@@ -96,7 +96,7 @@ async def test_a_host_that_nobody_ever_trusted_ends(tmp_path: Path, monkeypatch:
     warned: list[str] = []
     session = Session(f"127.0.0.1:{port}", host, Leave, lambda directive: None, warned.append)
     with pytest.raises(
-        DistrustError, match=r"do not trust each other \(its certificate is not trusted here: .* --tls-ca"
+        AuthenticationError, match=r"do not trust each other \(its certificate is not trusted here: .* --tls-ca"
     ):
         await session.run()
     (said,) = warned

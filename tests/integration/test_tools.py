@@ -14,7 +14,7 @@ from tests.integration.running import Running, running
 
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 
@@ -116,7 +116,7 @@ async def test_programs_get_what_the_commands_print(fleet: Running) -> None:
         assert await client.recovery_line(["host:h1"]) == lost.json
         with pytest.raises(NotFoundError, match="no agent 'nobody'"):
             await client.recovery_line(["nobody"])
-        with pytest.raises(MisuseError, match="'teller-1' is one text"):
+        with pytest.raises(UsageError, match="'teller-1' is one text"):
             await client.recovery_line("teller-1")
 
 

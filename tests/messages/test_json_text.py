@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.json_text import read_json
 
 BAD: dict[bytes | str, str] = {
@@ -27,7 +27,7 @@ BAD: dict[bytes | str, str] = {
     ("given", "reason"), BAD.items(), ids=[reason or str(n) for n, reason in enumerate(BAD.values())]
 )
 def test_what_is_no_json_of_a_message_is_refused(given: bytes | str, reason: str) -> None:
-    with pytest.raises(MisuseError, match=reason):
+    with pytest.raises(UsageError, match=reason):
         read_json(given)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.costs import hourly_cost_s, mtbf_said, mtbf_seen, poisson_limits, simplest
 from snapline.protocols.interval import daly
 from snapline.protocols.names import PROTOCOLS
@@ -52,13 +52,13 @@ def test_no_failure_says_only_how_often_they_are_not() -> None:
 
 @pytest.mark.parametrize("wrong", [(-1, 1.0), (1, 0.0), (1, -1.0), (0, math.nan), (0, math.inf)])
 def test_impossible_observations_are_refused(wrong: tuple[int, float]) -> None:
-    with pytest.raises(MisuseError, match="is not possible"):
+    with pytest.raises(UsageError, match="is not possible"):
         mtbf_seen(*wrong)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
 def test_times_that_are_none_are_refused(wrong: float) -> None:
-    with pytest.raises(MisuseError, match="mean time between failures"):
+    with pytest.raises(UsageError, match="mean time between failures"):
         mtbf_said(wrong)
 
 

@@ -28,7 +28,7 @@ from tests.protocols.executions import (
     useless_by_all_cuts,
 )
 
-from snapline.errors import DamagedDataError, MisuseError, ProtocolError
+from snapline.errors import DamagedDataError, ProtocolError, UsageError
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.hmnr import HmnrRule
@@ -437,13 +437,13 @@ def test_an_image_of_another_agent_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("agent", [-1, ORDINALS_MAX])
 def test_impossible_ordinals_are_misuse(agent: int) -> None:
-    with pytest.raises(MisuseError, match="ordinals"):
+    with pytest.raises(UsageError, match="ordinals"):
         make_rule("bcs", agent)
 
 
 @pytest.mark.parametrize("call", [lambda: make_rule("fine", 0), lambda: restore_rule("lazy-fine", 0, b"")])
 def test_unknown_protocols_are_misuse_and_the_known_ones_are_named(call: Callable[[], object]) -> None:
-    with pytest.raises(MisuseError, match="uncoordinated, bcs, hmnr, fdas, fdi, bhmr, nras, cbr, cas"):
+    with pytest.raises(UsageError, match="uncoordinated, bcs, hmnr, fdas, fdi, bhmr, nras, cbr, cas"):
         call()
 
 

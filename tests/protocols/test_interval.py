@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.interval import daly, young
 
 Interval = Callable[[float, float], float]
@@ -72,5 +72,5 @@ def test_nonsense_is_refused(
     """No pause, no failures: then there is no such interval, and the caller should not ask."""
     if nonsense is not None:
         cost_s, mtbf_s = (nonsense, 1) if name == "cost_s" else (1, nonsense)
-    with pytest.raises(MisuseError, match=f"{name} is .*: give the measured seconds"):
+    with pytest.raises(UsageError, match=f"{name} is .*: give the measured seconds"):
         interval(cost_s, mtbf_s)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.protocols.koo_toueg import (
     Answer,
     CheckpointRequested,
@@ -194,7 +194,7 @@ def test_a_commit_over_a_no_is_an_error(core: KooTouegCore) -> None:
 @pytest.mark.parametrize("event", [MessageSent("a", 9), MessageConsumed("c", 2)])
 def test_nothing_happens_while_blocked(core: KooTouegCore, event: Event) -> None:
     feed(core, CheckpointRequested(1, None, 0))
-    with pytest.raises(MisuseError, match="b is blocked by round 1"):
+    with pytest.raises(UsageError, match="b is blocked by round 1"):
         core.handle(0, event)
 
 
@@ -313,7 +313,7 @@ def test_an_answer_without_a_question_is_an_error() -> None:
 
 
 def test_a_round_needs_initiators_that_are_there() -> None:
-    with pytest.raises(MisuseError, match="no initiator"):
+    with pytest.raises(UsageError, match="no initiator"):
         KooTouegRound(1, [])
-    with pytest.raises(MisuseError, match="a has left"):
+    with pytest.raises(UsageError, match="a has left"):
         KooTouegRound(1, ["a"], gone=["a"])

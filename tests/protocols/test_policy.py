@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.policy import (
     JITTER,
     MTBF_PRIOR_S,
     POLICIES_MOST,
     Adaptive,
     AnyOf,
-    ByHand,
     Every,
     EveryMessages,
+    Manual,
     Policy,
     PolicyClock,
     format_policy,
@@ -31,7 +31,7 @@ singles = (
     st.builds(Every, periods, st.floats(0, 1, exclude_max=True) | st.just(JITTER))
     | st.builds(EveryMessages, st.integers(1, 10**12))
     | st.builds(lambda m, pair: Adaptive(m, min(pair), max(pair)), st.none() | periods, st.tuples(periods, periods))
-    | st.just(ByHand())
+    | st.just(Manual())
 )
 policies = singles | st.lists(singles, min_size=2, max_size=POLICIES_MOST).map(lambda parts: AnyOf(tuple(parts)))
 
@@ -75,7 +75,7 @@ def test_messages_are_counted_from_the_last_checkpoint_whatever_its_cause() -> N
 
 
 def test_by_hand_is_due_only_when_asked() -> None:
-    clock = active(ByHand())
+    clock = active(Manual())
     assert clock.due_ns is None and not clock.is_due(10**18)
     clock.asked()
     assert clock.is_due(0)
@@ -96,7 +96,7 @@ def test_nothing_is_due_while_nothing_has_happened(policy: Policy, now_ns: int) 
 
 
 def test_any_of_several_makes_it_due() -> None:
-    policy = AnyOf((Every(10, jitter=0), EveryMessages(5), Every(4, jitter=0), EveryMessages(7), ByHand()))
+    policy = AnyOf((Every(10, jitter=0), EveryMessages(5), Every(4, jitter=0), EveryMessages(7), Manual()))
     clock = active(policy)
     assert clock.due_ns == 4 * SECOND
     clock.consumed(3)
@@ -328,9 +328,9 @@ def test_the_cost_is_a_moving_mean_that_forgets() -> None:
 
 def test_impossible_measurements_are_refused() -> None:
     clock = PolicyClock(Adaptive(), "a")
-    with pytest.raises(MisuseError, match="monotonic clock"):
+    with pytest.raises(UsageError, match="monotonic clock"):
         clock.taken(0, -1)
-    with pytest.raises(MisuseError, match="-1 failures"):
+    with pytest.raises(UsageError, match="-1 failures"):
         clock.failure_rate(-1, 0)
 
 
@@ -351,8 +351,8 @@ def test_impossible_measurements_are_refused() -> None:
         ("adaptive", Adaptive()),
         ("adaptive mtbf 1h least 2s most 5m", Adaptive(3600, 2, 300)),
         ("adaptive most 1m", Adaptive(most_s=60)),
-        ("by hand", ByHand()),
-        ("  every   2s or\t100 messages  or by  hand ", AnyOf((Every(2), EveryMessages(100), ByHand()))),
+        ("by hand", Manual()),
+        ("  every   2s or\t100 messages  or by  hand ", AnyOf((Every(2), EveryMessages(100), Manual()))),
     ],
 )
 def test_policies_are_read_as_users_write_them(text: str, policy: Policy) -> None:
@@ -369,7 +369,7 @@ def test_policies_are_read_as_users_write_them(text: str, policy: Policy) -> Non
         (EveryMessages(1), "1 message"),
         (Adaptive(86400.0, most_s=60), "adaptive mtbf 24h most 1m"),
         (AnyOf((Every(2), EveryMessages(100))), "every 2s or 100 messages"),
-        (ByHand(), "by hand"),
+        (Manual(), "by hand"),
     ],
 )
 def test_policies_are_written_plainly(policy: Policy, text: str) -> None:
@@ -392,7 +392,7 @@ def test_text_and_encoding_keep_a_policy_to_the_last_bit(policy: Policy) -> None
     ],
 )
 def test_what_is_no_policy_is_refused_with_the_choices(text: str) -> None:
-    with pytest.raises(MisuseError, match="is no policy: write 'every 2s'"):
+    with pytest.raises(UsageError, match="is no policy: write 'every 2s'"):
         parse_policy(text)
 
 
@@ -404,7 +404,7 @@ def test_what_is_no_policy_is_refused_with_the_choices(text: str) -> None:
     ],
 )
 def test_impossible_policies_are_refused(text: str) -> None:
-    with pytest.raises(MisuseError, match=r"is not possible|swap them"):
+    with pytest.raises(UsageError, match=r"is not possible|swap them"):
         parse_policy(text)
 
 
@@ -414,9 +414,9 @@ def test_impossible_policies_are_refused_as_values_too() -> None:
         lambda: Every(1, jitter=math.nan),
         lambda: Adaptive(math.inf),
         lambda: AnyOf(()),
-        lambda: AnyOf((ByHand(),)),
+        lambda: AnyOf((Manual(),)),
     ):
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             make()
     with pytest.raises(msgspec.ValidationError, match="not possible"):
         msgspec.json.decode(b'{"type":"messages","count":0}', type=Policy)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.recovery.executions import Ends, Going, parse, random_trace
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.rules import RULES
 from snapline.recovery import decide
 from snapline.recovery.analysis import analyze, decide_and_analyze
@@ -90,9 +90,9 @@ def test_who_fails_is_given_in_the_order_of_the_trace() -> None:
 
 
 def test_an_unknown_agent_is_named_with_those_there_are() -> None:
-    with pytest.raises(MisuseError, match="no agent 'x': it has a, b"):
+    with pytest.raises(UsageError, match="no agent 'x': it has a, b"):
         analyze(parse("a>b"), ["a", "x"])
-    with pytest.raises(MisuseError, match="none at all"):
+    with pytest.raises(UsageError, match="none at all"):
         analyze(Trace([], []), ["x"])
 
 
@@ -244,5 +244,5 @@ def test_which_channels_reorder(text: str, channels: set[tuple[str, str]]) -> No
 
 
 def test_an_unknown_protocol_is_named_with_the_choices() -> None:
-    with pytest.raises(MisuseError, match=r"'chandy-lamport' is unknown: choose one of none, .*bcs.*hmnr.*cas"):
+    with pytest.raises(UsageError, match=r"'chandy-lamport' is unknown: choose one of none, .*bcs.*hmnr.*cas"):
         analyze(parse("a>b"), protocol="chandy-lamport")

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from tests.recovery.history_world import execute
 
-from snapline.errors import MisuseError, NotFoundError, ProtocolError
+from snapline.errors import NotFoundError, ProtocolError, UsageError
 from snapline.recovery.cuts import DependencyRecord
 from snapline.recovery.history import FleetHistory, Line, LineCost
 from snapline.recovery.history_image import AgentImage, CheckpointImage, HistoryImage
@@ -253,7 +253,7 @@ def test_what_is_needed_cannot_be_forgotten(make: MakeHistory) -> None:
     history = make("a")
     history.add("a", 1, {}, {"b": 1})
     for number in (0, 1, 2):
-        with pytest.raises(MisuseError, match=f"checkpoint {number} of a is not obsolete"):
+        with pytest.raises(UsageError, match=f"checkpoint {number} of a is not obsolete"):
             history.forget("a", [number])
 
 

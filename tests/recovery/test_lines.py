@@ -21,7 +21,7 @@ from tests.recovery.executions import (
     subsets,
 )
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery import lines
 from snapline.recovery.execution import Execution, Line
 from snapline.recovery.lines import domino_rounds, recovery_line, recovery_line_by_checkpoints, rounds
@@ -192,7 +192,7 @@ def test_rounds_against_their_definition() -> None:
 
 
 def test_unknown_agents_are_named() -> None:
-    with pytest.raises(MisuseError, match=r"no agent 'x', 'y': it has a, b"):
+    with pytest.raises(UsageError, match=r"no agent 'x', 'y': it has a, b"):
         domino_rounds(parse("a>b"), ["y", "a", "x"])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.security.certificates import AUTHORITY_DAYS, Authority
 from snapline.security.transport import server_name, spiffe_uri
 
@@ -49,21 +49,21 @@ def test_what_is_issued_later_is_of_the_same_domain_and_replaces_what_was(tmp_pa
 
 
 def test_an_authority_outlives_what_it_signs(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match=f"1 to {AUTHORITY_DAYS} days"):
+    with pytest.raises(UsageError, match=f"1 to {AUTHORITY_DAYS} days"):
         Authority.create(tmp_path).issue("host", "h1", days=AUTHORITY_DAYS + 1)
 
 
 def test_nothing_is_overwritten_and_nothing_is_made_of_nonsense(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(MisuseError, match="not empty"):
+    with pytest.raises(UsageError, match="not empty"):
         Authority.create(tmp_path / "full")
-    with pytest.raises(MisuseError, match="no trust domain"):
+    with pytest.raises(UsageError, match="no trust domain"):
         Authority.create(tmp_path / "new", domain="a/b")
-    with pytest.raises(MisuseError, match="`snapline auth init` makes one"):
+    with pytest.raises(UsageError, match="`snapline auth init` makes one"):
         Authority.load(tmp_path / "full")
     authority = Authority.create(tmp_path / "new")
-    with pytest.raises(MisuseError, match="'king' is no role: there are viewer, operator"):
+    with pytest.raises(UsageError, match="'king' is no role: there are viewer, operator"):
         authority.issue("king", "k")
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         authority.issue("host", "../h1")

@@ -14,7 +14,7 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.security import response_limits as under_way
-from snapline.security.rpc_authorization import DoorKeeper
+from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 
 STATUS = "/snapline.protos.v1.Coordinator/Status"
@@ -35,7 +35,7 @@ class Large(coordinator_pb2_grpc.CoordinatorServicer):
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Large, int]]:
     large = Large()
-    server = grpc.aio.server(options=server_options(), interceptors=(DoorKeeper(Security.loopback()),))
+    server = grpc.aio.server(options=server_options(), interceptors=(RpcGuard(Security.loopback()),))
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(large, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -15,7 +15,7 @@ from tests.security.certificates import Authority, Leaf
 
 from snapline.channels.frame import Refused
 from snapline.channels.options import client_options
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.security.transport import Security, is_loopback, server_name
 
 
@@ -192,7 +192,7 @@ async def test_a_file_that_was_read_while_it_was_written_is_not_used(
 
 async def test_missing_files_say_which(tmp_path: Path) -> None:
     security = Security.tls(authority=tmp_path / "ca", certificate=tmp_path / "crt", key=tmp_path / "key")
-    with pytest.raises(WorldError, match="ca"):
+    with pytest.raises(ExternalFailureError, match="ca"):
         security.open_channel("127.0.0.1:1", role="host", name="h2")
 
 
@@ -217,7 +217,7 @@ def test_only_loopback_goes_without_certificates(address: str, expected: bool) -
     if expected:
         Security.loopback().check_listen_address(address)
     else:
-        with pytest.raises(MisuseError, match="--insecure"):
+        with pytest.raises(UsageError, match="--insecure"):
             Security.loopback().check_listen_address(address)
     Security.insecure().check_listen_address(address)
 

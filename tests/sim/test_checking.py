@@ -15,7 +15,7 @@ from tests.sim import checked_fleets as fleets
 
 import snapline
 from snapline.cli import sim_scenarios
-from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.errors import FleetDefinitionError, UsageError
 from snapline.sim.checking import (
     DEFAULT_FAULTS,
     Subject,
@@ -163,7 +163,7 @@ def test_faults_that_name_hosts_keep_them() -> None:
     faults = Scenario(fleet=FleetPart(hosts=3), fault=[FaultPart(pause=PauseWord(host="h3"))])
     scenario = Subject(fleets.sound, faults=faults).scenario(1)
     assert (scenario.fleet.hosts, scenario.fault, scenario.name) == (3, faults.fault, "passers")
-    with pytest.raises(MisuseError, match=r"passers: fault\[0\]\.pause\.host is \"h3\": use h1, h2"):
+    with pytest.raises(UsageError, match=r"passers: fault\[0\]\.pause\.host is \"h3\": use h1, h2"):
         Subject(fleets.sound, faults=faults, hosts=2).scenario(1)
 
 
@@ -198,7 +198,7 @@ def test_a_scenario_is_drawn_as_it_stands(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_possible_is_said_in_one_sentence(target: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(MisuseError) as caught:
+    with pytest.raises(UsageError) as caught:
         Subject(target, **options).scenario(1)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim import toys
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.interval import daly
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, format_scenario, parse_scenario
@@ -214,12 +214,12 @@ def test_expected_costs_add_up() -> None:
 
 @pytest.mark.parametrize("mtbf_s", [0.0, -1.0, math.inf, math.nan])
 def test_impossible_times_between_failures_are_refused(mtbf_s: float) -> None:
-    with pytest.raises(MisuseError, match="mtbf_s is"):
+    with pytest.raises(UsageError, match="mtbf_s is"):
         recommend(compared("bcs", seeds=2, intervals=("1s",)), mtbf_s)
 
 
 def test_advice_without_failures_is_refused() -> None:
-    with pytest.raises(MisuseError, match="without failures and cells with them"):
+    with pytest.raises(UsageError, match="without failures and cells with them"):
         recommend(compared("bcs", rates=(0.0,), seeds=2), 10.0)
 
 
@@ -245,7 +245,7 @@ def test_the_figure_has_a_bar_and_a_whisker_per_cell() -> None:
 
 
 def test_a_figure_of_an_unknown_metric_names_those_that_there_are() -> None:
-    with pytest.raises(MisuseError, match="overhead"):
+    with pytest.raises(UsageError, match="overhead"):
         figure(compared("bcs", seeds=2, intervals=("1s",)), "beauty")
 
 
@@ -281,7 +281,7 @@ def test_the_advice_reads_as_text() -> None:
 )
 def test_what_cannot_be_compared_is_refused(changes: dict[str, list[str]], match: str) -> None:
     arguments: dict[str, object] = {"protocols": ["bcs"], "jobs": 0, "runner": toys.priced, **changes}
-    with pytest.raises(MisuseError, match=match):
+    with pytest.raises(UsageError, match=match):
         compare(TEMPLATE, **arguments)  # type: ignore[arg-type]  # wrong on purpose
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.storage.making import make_manifest, make_store, seeded_bytes, write_packs
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.sim.choices import Key, RandomChoices, RecordedChoices
 from snapline.sim.world import disk as disk_module
 from snapline.sim.world.disk import STALE_NS, NodeDisk, VirtualDisk
@@ -404,9 +404,9 @@ def test_faults_of_all_and_of_one_are_switches_of_their_own() -> None:
 
 
 def test_a_fault_or_file_that_is_not_there_is_misuse() -> None:
-    with pytest.raises(MisuseError, match="eoi"):
+    with pytest.raises(UsageError, match="eoi"):
         VirtualDisk().set_fault("h1", "eoi", True)
-    with pytest.raises(MisuseError, match="missing"):
+    with pytest.raises(UsageError, match="missing"):
         VirtualDisk().flip("missing", 0)
 
 

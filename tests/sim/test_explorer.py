@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.naive_explorer import InducedFleet, StampedFleet, count
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived, TurnBoundaryReached
 from snapline.protocols.koo_toueg import ChannelTables, CheckpointRequested, KooTouegCore
 from snapline.protocols.names import CIC_PROTOCOLS
@@ -90,11 +90,11 @@ def test_the_same_exploration_twice_is_the_same() -> None:
 
 
 def test_what_cannot_be_explored_is_refused() -> None:
-    with pytest.raises(MisuseError, match="chandy-lamport-plain"):
+    with pytest.raises(UsageError, match="chandy-lamport-plain"):
         explore("paxos")
-    with pytest.raises(MisuseError, match="agents is 1"):
+    with pytest.raises(UsageError, match="agents is 1"):
         Bounds(agents=1)
-    with pytest.raises(MisuseError, match="sends is -1"):
+    with pytest.raises(UsageError, match="sends is -1"):
         Bounds(sends=-1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 from tests.sim.fake_executor import FakeExecutor
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.faults.conditions import Condition, Conditions, Part
 from snapline.sim.faults.durations import duration_ns, format_duration
@@ -460,7 +460,7 @@ BEYOND: list[tuple[Scenario, str]] = [
 
 @pytest.mark.parametrize(("scenario", "said"), BEYOND, ids=[said for _, said in BEYOND])
 def test_faults_beyond_the_budget_are_refused_unless_said_so(scenario: Scenario, said: str) -> None:
-    with pytest.raises(MisuseError, match=said):
+    with pytest.raises(UsageError, match=said):
         check_budget(scenario)
     check_budget(msgspec.structs.replace(scenario, budget="beyond"))
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.sim import given_fleets as given
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.choices import DrawnRandom, RandomChoices, RecordedChoices
 from snapline.sim.report.text import summarise
@@ -92,14 +92,14 @@ def test_a_function_that_raises_breaks_the_run_and_is_named() -> None:
     ],
 )
 def test_inputs_that_are_none_are_refused_at_once(inputs: Any, words: str) -> None:
-    with pytest.raises(MisuseError, match=words):
+    with pytest.raises(UsageError, match=words):
         Subject(given.counting, inputs=inputs)
 
 
 def test_a_line_that_is_no_input_is_named(tmp_path: Path) -> None:
     place = tmp_path / "orders.jsonl"
     place.write_text('{"agent": "clerk1", "type": "Order", "fields": {"number": 1}}\n{"agent": "clerk1"}\n')
-    with pytest.raises(MisuseError, match=r"orders\.jsonl:2"):
+    with pytest.raises(UsageError, match=r"orders\.jsonl:2"):
         Subject(given.counting, inputs=place)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from snapline.messages.dead_letters import DROP, GONE, RETRY, LetterWord, word_payload
+from snapline.messages.dead_letters import DROP, GONE, RETRY, DeadLetterCommand, word_payload
 from snapline.sim.oracles.dead_letters import Letter, check_letters, letters_of, word_name
 from snapline.sim.oracles.ground_truth import Books
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
@@ -29,7 +29,7 @@ class Scene:
             self.books.on_buried(0, PLAN, "a", "timer", "a", payload)
 
     def say(self, verb: str, number: int, payload: bytes, *, key: str = "k", is_acknowledged: bool = True) -> bytes:
-        word = word_payload(LetterWord(verb, number, Letter(number, "a", payload).identity))
+        word = word_payload(DeadLetterCommand(verb, number, Letter(number, "a", payload).identity))
         self.books.letters.on_said("a", key, word)
         if is_acknowledged:
             self.books.letters.on_acknowledged(SAID_NS, key)

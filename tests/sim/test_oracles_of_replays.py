@@ -9,7 +9,7 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.outside import Outside
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.oracles.ground_truth import Books
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.oracles.judge import Judge, Terms
@@ -172,7 +172,7 @@ def test_at_the_end_the_judge_runs_everything_again() -> None:
 
 
 def test_a_probe_must_be_in_the_catalogue() -> None:
-    with pytest.raises(MisuseError, match="add it to CATALOGUE"):
+    with pytest.raises(UsageError, match="add it to CATALOGUE"):
         Probes().hit("no such thing")
 
 

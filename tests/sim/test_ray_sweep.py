@@ -9,7 +9,7 @@ import pytest
 from tests.sim import toys
 
 from snapline.deploy.conformance.raylets import raylets
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
 from snapline.sim.search.ray_sweep import sweep_on_ray
@@ -24,7 +24,7 @@ TEMPLATE = Scenario(name="toy", fleet=FleetPart(pattern=PatternPart(messages=20)
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MisuseError, match=r"pip install 'snapline\[ray\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'snapline\[ray\]'"):
         sweep_on_ray(TEMPLATE, range(3), runner=toys.toy)
 
 
@@ -107,5 +107,5 @@ def test_a_cluster_stops_after_so_many_failures(address: str) -> None:
 @needs_ray
 @pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named() -> None:
-    with pytest.raises(MisuseError, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:1"):
         sweep_on_ray(TEMPLATE, range(3), address="127.0.0.1:1", runner=toys.toy)

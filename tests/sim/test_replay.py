@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.sim import toys
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices
 from snapline.sim.report.folder import write_run
 from snapline.sim.run import run
@@ -55,15 +55,15 @@ def test_another_commit_is_a_warning(tmp_path: Path) -> None:
 def test_another_schema_is_refused_with_the_commit_that_can_read_it(tmp_path: Path) -> None:
     path = written(tmp_path) / "result.json"
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 2').replace('"schema":1', '"schema":2'))
-    with pytest.raises(MisuseError, match=r"schema 2.*abc"):
+    with pytest.raises(UsageError, match=r"schema 2.*abc"):
         read_repro(tmp_path)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match=r"result\.json"):
+    with pytest.raises(UsageError, match=r"result\.json"):
         read_repro(tmp_path)
     (written(tmp_path) / "config.toml").unlink()
-    with pytest.raises(MisuseError, match=r"config\.toml"):
+    with pytest.raises(UsageError, match=r"config\.toml"):
         read_repro(tmp_path)
 
 

@@ -8,7 +8,7 @@ from tests.sim.log_world import SECOND, World
 from snapline.coordinator.state.fleet_records import Committed, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.world.raft_model import LEASE_NS, MS, Reign, Reigns, SimReplica
@@ -236,7 +236,7 @@ def test_unknown_means_kept_lost_or_late() -> None:
 
 
 def test_who_is_up_cannot_be_started() -> None:
-    with pytest.raises(MisuseError, match="c1 is up"):
+    with pytest.raises(UsageError, match="c1 is up"):
         calm_world().log.start("c1")
 
 

@@ -29,7 +29,7 @@ from tests.sim.recordings import (
     result_of,
 )
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.trace import (
     Header,
     encode,
@@ -241,7 +241,7 @@ def test_choices_come_back_with_their_types_and_order(tmp_path: Path, record: di
 
 
 def test_a_key_that_would_not_come_back_is_refused() -> None:
-    with pytest.raises(MisuseError, match=r"1\.5"):
+    with pytest.raises(UsageError, match=r"1\.5"):
         files.choices_json({("net", (1.5,)): 1})
 
 
@@ -261,9 +261,9 @@ def test_any_text_survives_in_a_result(tmp_path: Path, words: str) -> None:
 def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path: Path, damage: str) -> None:
     place = write(tmp_path, Fleet().run(random_steps(5, 30)), Result(name="x", seed=1, verdict="pass"))
     (place / damage).write_bytes(b'{"kind": 3')
-    with pytest.raises(MisuseError, match=re.escape(damage)):
+    with pytest.raises(UsageError, match=re.escape(damage)):
         rebuild(place)
-    with pytest.raises(MisuseError, match="nowhere"):
+    with pytest.raises(UsageError, match="nowhere"):
         rebuild(tmp_path / "nowhere")
 
 
@@ -286,9 +286,9 @@ def test_a_name_cannot_lead_out_of_the_base(tmp_path: Path, name: str) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MisuseError, match="file"):
+    with pytest.raises(UsageError, match="file"):
         folder_for(tmp_path / "file", "x", 1, datetime(2026, 1, 1, tzinfo=UTC))
-    with pytest.raises(MisuseError, match="file"):
+    with pytest.raises(UsageError, match="file"):
         write(tmp_path / "file", None, Result(name="x", seed=1, verdict="pass"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.faults.words import REFUSED_WORDS
 from snapline.sim.scenario import (
     PATTERN_NAMES,
@@ -117,7 +117,7 @@ def test_durations_are_exact(number: object, unit: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("wrong", ["5", "5 s", "s", "5sec", "1e3s", "٣s", "nan s", "--1s", "1.s ", "5smm"])
 def test_what_is_no_duration_is_refused(wrong: str) -> None:
-    with pytest.raises(MisuseError, match="is not a duration"):
+    with pytest.raises(UsageError, match="is not a duration"):
         duration_ns(wrong)
 
 
@@ -185,7 +185,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("toml", "said"), WRONG, ids=[said[:40] for _, said in WRONG])
 def test_errors_name_file_key_and_what_is_allowed(toml: str, said: str) -> None:
-    with pytest.raises(MisuseError) as raised:
+    with pytest.raises(UsageError) as raised:
         parse_scenario(toml, source="cut.toml")
     message = str(raised.value)
     assert message.startswith("cut.toml: ") and said in message
@@ -194,7 +194,7 @@ def test_errors_name_file_key_and_what_is_allowed(toml: str, said: str) -> None:
 
 @pytest.mark.parametrize("word", sorted(REFUSED_WORDS))
 def test_words_without_effect_are_refused_with_a_reason(word: str) -> None:
-    with pytest.raises(MisuseError, match=rf"fault\[0\]\.{word} cannot be: .*: use "):
+    with pytest.raises(UsageError, match=rf"fault\[0\]\.{word} cannot be: .*: use "):
         parse_scenario(f"[[fault]]\n{word} = {{}}", source="x.toml")
 
 
@@ -222,7 +222,7 @@ def test_any_wrong_value_is_an_error_of_ours_or_no_error(scenario: Scenario, val
     tomllib.loads(toml)
     try:
         read = parse_scenario(toml, source="junk.toml")
-    except MisuseError as error:
+    except UsageError as error:
         assert str(error).startswith("junk.toml: ")
     else:
         assert parse_scenario(format_scenario(read), source="junk.toml") == read

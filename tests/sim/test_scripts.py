@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.epoch_recording import EpochRecording
@@ -145,7 +145,7 @@ def notices(path: Path) -> bool:
     """By a difference, by a command that cannot be carried out any more, or by a core that finds itself broken."""
     try:
         return check_script(path) != ""
-    except (MisuseError, AssertionError):
+    except (UsageError, AssertionError):
         return True
 
 
@@ -263,7 +263,7 @@ class RandomScript:
     def try_step(self, line: str) -> bool:
         try:
             trace = self.fleet.run(self.command(line))
-        except MisuseError as error:
+        except UsageError as error:
             assert str(error).startswith("line 1: ")
             return False
         self.trace += trace
@@ -400,7 +400,7 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_command_gives_one_sentence_with_its_line(text: str) -> None:
-    with pytest.raises(MisuseError) as caught:
+    with pytest.raises(UsageError) as caught:
         run_script(text)
     sentence = str(caught.value)
     assert WRONG[text] in sentence

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim import toys
 
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
 from snapline.sim.faults.words import CrashWord, PauseWord
 from snapline.sim.report.files import read_choices
@@ -186,13 +186,13 @@ def test_progress_tells_of_every_kept_step() -> None:
 def test_a_run_that_passes_is_refused() -> None:
     scenario, seed, result = failing()
     result.verdict, result.violations = "pass", []
-    with pytest.raises(MisuseError, match="nothing to shrink"):
+    with pytest.raises(UsageError, match="nothing to shrink"):
         shrink(scenario, seed, result, runner=toys.toy)
 
 
 def test_a_run_that_does_not_fail_again_is_refused() -> None:
     scenario, seed, result = failing()
-    with pytest.raises(MisuseError, match="check its determinism"):
+    with pytest.raises(UsageError, match="check its determinism"):
         shrink(scenario, seed, result, runner=toys.flagged_pass)
 
 

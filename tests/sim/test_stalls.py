@@ -6,8 +6,8 @@ import pytest
 
 from snapline.coordinator.leader import stop_question
 from snapline.coordinator.leader.hosts import partitions
-from snapline.coordinator.leader.hosts.failure_detector import Suspicion
-from snapline.coordinator.leader.hosts.partitions import CUT_NS, NetworkCuts
+from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
+from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.state.fleet_records import HostRecord
 from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord, PauseWord, ResetWord
@@ -179,27 +179,27 @@ def test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next() -> None:
 
 def silence_is_a_loss(patch: pytest.MonkeyPatch) -> None:
     """As it was: a host of which nothing is heard for two seconds."""
-    judge = Suspicion._suspicion_of
+    judge = FailureDetector._suspicion_of
 
-    def mutant(self: Suspicion, host: str, record: HostRecord) -> str:
+    def mutant(self: FailureDetector, host: str, record: HostRecord) -> str:
         session = self._attendance.session_of(host)
         is_silent = session is not None and self._attendance.quiet_ns(session) >= CUT_NS
         return "nothing heard of it for 2 s" if is_silent else judge(self, host, record)
 
-    patch.setattr(Suspicion, "_suspicion_of", mutant)
+    patch.setattr(FailureDetector, "_suspicion_of", mutant)
 
 
 def reports_do_not_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspicion, "on_busy_reported", lambda self, event: None)
+    patch.setattr(FailureDetector, "on_busy_reported", lambda self, event: None)
 
 
 def busy_hosts_are_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(NetworkCuts, "_is_busy", lambda self, session: False)
+    patch.setattr(Partitions, "_is_busy", lambda self, session: False)
     patch.setattr(partitions, "_woken_ns", lambda session: 0)
 
 
 def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(NetworkCuts, "evaluate", lambda self: None)
+    patch.setattr(Partitions, "evaluate", lambda self: None)
 
 
 def plans_are_waited_for_for_ever(patch: pytest.MonkeyPatch) -> None:

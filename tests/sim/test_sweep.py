@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.sim import toys
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import Choices
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
@@ -214,7 +214,7 @@ def test_a_runner_that_is_no_function_of_a_module_is_refused() -> None:
     def local(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
         return toys.toy(scenario, seed)
 
-    with pytest.raises(MisuseError, match="as a function of a module"):
+    with pytest.raises(UsageError, match="as a function of a module"):
         sweep(scenario(), [1], jobs=1, runner=local)
 
 
@@ -230,12 +230,12 @@ def test_a_runner_is_found_by_its_file_if_its_module_is_not_on_the_path(tmp_path
 def test_workers_that_cannot_load_the_runner_say_so() -> None:
     setup = make_setup([scenario()], runner=toys.toy)
     gone = msgspec.structs.replace(setup, runner=msgspec.structs.replace(setup.runner, name="gone"))
-    with pytest.raises(MisuseError, match="gone"):
+    with pytest.raises(UsageError, match="gone"):
         list(run_tasks(gone, [Task(1)], jobs=1))
 
 
 def test_other_numbers_of_jobs_are_refused() -> None:
-    with pytest.raises(MisuseError, match="jobs is -1"):
+    with pytest.raises(UsageError, match="jobs is -1"):
         sweep(scenario(), [1], jobs=-1, runner=toys.toy)
 
 

@@ -14,7 +14,7 @@ from tests.sim.workload_cuts import MUTATIONS, Checkpoints
 from tests.sim.workload_executor import Executor, PunctualExecutor
 
 import snapline
-from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.errors import FleetDefinitionError, UsageError
 from snapline.examples.forward_push import UNIT
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.scenario import PATTERN_NAMES, FleetPart, PatternPart, TriggerPart
@@ -328,9 +328,9 @@ def test_triggers() -> None:
 
     assert triggers("messages", "hmnr") == (snapline.EveryMessages(9),)
     assert triggers("adaptive", "bcs") == (snapline.Adaptive(least_s=0.5),)
-    assert triggers("none", "fdas") == (snapline.ByHand(),)
+    assert triggers("none", "fdas") == (snapline.Manual(),)
     assert triggers("none", "chandy-lamport") == triggers("none", "koo-toueg") == ()
-    assert triggers("period", "uncoordinated", "domino") == (snapline.ByHand(),)
+    assert triggers("period", "uncoordinated", "domino") == (snapline.Manual(),)
     assert triggers("period", "koo-toueg", "domino") == (snapline.Every(0.5, 0.1),)
     with pytest.raises(FleetDefinitionError, match="chandy-lamport takes"):
         triggers("messages", "chandy-lamport")
@@ -347,11 +347,11 @@ def test_the_users_own_fleet() -> None:
 
 
 def test_what_cannot_be_played_is_refused_in_one_sentence() -> None:
-    with pytest.raises(MisuseError, match="'rign': use one of ring, pipeline"):
+    with pytest.raises(UsageError, match="'rign': use one of ring, pipeline"):
         make_workload(part_of("rign"))
-    with pytest.raises(MisuseError, match=r"fleet.agents is 1: pattern ring needs at least 2"):
+    with pytest.raises(UsageError, match=r"fleet.agents is 1: pattern ring needs at least 2"):
         make_workload(part_of("ring", agents=1))
-    with pytest.raises(MisuseError, match=r"pattern pagerank takes at most 256"):
+    with pytest.raises(UsageError, match=r"pattern pagerank takes at most 256"):
         make_workload(part_of("pagerank", agents=257))
 
 

@@ -17,7 +17,7 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedDisk, below
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key
 from snapline.storage.store.store import Store
 from snapline.storage.transfer import archive, archive_disk
@@ -107,7 +107,7 @@ def test_an_encrypted_and_signed_store_stays_so(tmp_path: Path) -> None:
         check_oracle(Store.open("archive", disk=disk, keys=keys), 2, source.oracles[2])
     with pytest.raises(StoreError, match="SNAPLINE_STORE_KEY"):
         read_archive(path, make_target(), keys=NO_KEYS)
-    with pytest.raises(MisuseError, match="digests in it depend on its keys"):
+    with pytest.raises(UsageError, match="digests in it depend on its keys"):
         read_archive(path, make_target(), keys=keys)
     source.store.delete_epoch(2)
     assert [x.epoch for x in read_archive(path, source.store, keys=keys)] == [2]
@@ -122,7 +122,7 @@ def test_a_file_that_exists_is_not_replaced(tmp_path: Path) -> None:
     path.write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("taken", "dangling"):
-        with pytest.raises(MisuseError, match="exists: choose another name"):
+        with pytest.raises(UsageError, match="exists: choose another name"):
             export(source, tmp_path, name=name)
     assert path.read_text() == "mine" and sorted(os.listdir(tmp_path)) == ["dangling", "taken"]
 
@@ -130,7 +130,7 @@ def test_a_file_that_exists_is_not_replaced(tmp_path: Path) -> None:
 def test_one_that_appears_meanwhile_is_not_replaced_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, path = make_source(), tmp_path / "taken"
     monkeypatch.setattr(archive, "_check_free", lambda path: path.write_text("mine"))
-    with pytest.raises(MisuseError, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         export(source, tmp_path, name="taken")
     assert path.read_text() == "mine" and os.listdir(tmp_path) == ["taken"]
 
@@ -146,7 +146,7 @@ def test_without_hard_links_it_is_written_all_the_same(
     source = make_source()
     if is_taken:
         monkeypatch.setattr(archive, "_check_free", lambda path: path.write_text("mine"))
-        with pytest.raises(MisuseError, match="exists"):
+        with pytest.raises(UsageError, match="exists"):
             export(source, tmp_path)
         assert (tmp_path / "some.tar").read_text() == "mine"
     else:
@@ -169,12 +169,12 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
     source = make_source()
     with pytest.raises(NotFoundError, match="epoch 9"):
         export(source, tmp_path, (1, 9))
-    with pytest.raises(MisuseError, match="name one"):
+    with pytest.raises(UsageError, match="name one"):
         export(source, tmp_path, ())
     with pytest.raises(StoreError, match="cannot write"):
         export(source, tmp_path / "nowhere")
     monkeypatch.setattr(archive, "MEMBER_BYTES_MAX", 100)
-    with pytest.raises(MisuseError, match="too many for an archive"):
+    with pytest.raises(UsageError, match="too many for an archive"):
         export(source, tmp_path)
     assert os.listdir(tmp_path) == []
 

@@ -18,7 +18,7 @@ from tests.storage.making import (
 )
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PackBlob
 from snapline.storage.packs.checkpoint import InTransitMessage, encode_checkpoint, size_of
 from snapline.storage.packs.pack import PackReference, PackWriter
@@ -88,7 +88,7 @@ def test_names_of_another_form_are_refused(store: Store, name: str) -> None:
     """When a pack is written; and in an index that is whole otherwise."""
     assert layout.parse_checkpoint_name(name) is None
     path = layout.PackName("w", 1, "0" * 32, layout.CHECKPOINTS)
-    with pytest.raises(MisuseError, match=r"look like <number>\.<agent>"):
+    with pytest.raises(UsageError, match=r"look like <number>\.<agent>"):
         list(PackWriter(path, store_id=store.store_id).pieces([PackBlob(name, KIND_CHECKPOINT, b"")]))
 
 
@@ -167,20 +167,20 @@ def test_impossible_names_are_refused(store: Store) -> None:
             lambda path=path: store.refer_to_checkpoints(path),
             lambda path=path: store.delete_checkpoints([path]),
         ):
-            with pytest.raises(MisuseError, match="no path of a checkpoint pack"):
+            with pytest.raises(UsageError, match="no path of a checkpoint pack"):
                 call()
     taken = write_taken(store, 1)
-    with pytest.raises(MisuseError, match="no path of a pack"):
+    with pytest.raises(UsageError, match="no path of a pack"):
         store.read_pack_index(taken)
     for plan in (0, -1, 2**63):
-        with pytest.raises(MisuseError, match="no number of a plan"):
+        with pytest.raises(UsageError, match="no number of a plan"):
             store.write_checkpoints(writer="w", plan=plan, blobs=[])
-    with pytest.raises(MisuseError, match="writer"):
+    with pytest.raises(UsageError, match="writer"):
         store.write_checkpoints(writer="..", plan=1, blobs=[])
-    with pytest.raises(MisuseError, match=r"checkpoint '3.a' comes twice in the pack checkpoints/w/1\."):
+    with pytest.raises(UsageError, match=r"checkpoint '3.a' comes twice in the pack checkpoints/w/1\."):
         store.write_checkpoints(writer="w", plan=1, blobs=[("a", 3, b"1"), ("a", 4, b"2"), ("a", 3, b"3")])
     for agent, number in (("", 1), ("a b", 1), ("a" * 129, 1), ("a", -1), ("a", 2**63)):
-        with pytest.raises(MisuseError, match=r"no valid agent id|no number of a checkpoint"):
+        with pytest.raises(UsageError, match=r"no valid agent id|no number of a checkpoint"):
             store.write_checkpoints(writer="w", plan=1, blobs=[(agent, number, b"")])
     assert store.checkpoint_packs() == [taken.path]
 

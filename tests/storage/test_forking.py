@@ -13,7 +13,7 @@ from tests.storage.protecting import NEW, OLD
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 from tests.storage.test_transfer import disk_of, make_source
 
-from snapline.errors import DamagedDataError, MisuseError, SnaplineError, StoreError, StoreMissingError
+from snapline.errors import DamagedDataError, SnaplineError, StoreError, StoreMissingError, UsageError
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedInput
@@ -172,11 +172,11 @@ def test_the_first_gap_is_named() -> None:
 
 def test_a_fork_is_not_made_over_anything() -> None:
     source, other = make_source(), make_source(seed=3)
-    with pytest.raises(MisuseError, match="there is a store at simulated already"):
+    with pytest.raises(UsageError, match="there is a store at simulated already"):
         fork(source.store, 2, disk_of(other.store))
     disk = SimulatedDisk()
     disk.nodes["notes.txt"] = Inode(b"x", b"x")
-    with pytest.raises(MisuseError, match=r"holds 'notes.txt' and is no store"):
+    with pytest.raises(UsageError, match=r"holds 'notes.txt' and is no store"):
         fork(source.store, 2, disk, begin_again=True)
     other.check(other.store, 3)
 
@@ -236,9 +236,9 @@ def check_left(image: SimulatedDisk, make: Callable[..., Store], keys: Keys | No
     except StoreMissingError as error:
         if "fork" in image.nodes:
             assert "make it again with `snapline snapshot fork --again`" in str(error)
-            with pytest.raises(MisuseError, match="was not finished"):
+            with pytest.raises(UsageError, match="was not finished"):
                 make(image.copy(), keys=keys)
-            with pytest.raises(MisuseError, match="was not finished"):
+            with pytest.raises(UsageError, match="was not finished"):
                 Store.open_or_create("simulated", disk=image.copy(), keys=keys)
         else:
             assert not any(path.startswith(("packs/", "refs/", "manifests/", "log/")) for path in image.files())
@@ -279,7 +279,7 @@ def test_a_crash_while_the_remains_are_removed_does_no_harm() -> None:
 
 def test_what_is_no_unfinished_fork_is_not_removed() -> None:
     made = fork(make_source().store, 2, SimulatedDisk())
-    with pytest.raises(MisuseError, match="there is a store"):
+    with pytest.raises(UsageError, match="there is a store"):
         fork(make_source().store, 2, disk_of(made), begin_again=True)
     clear_unfinished(disk_of(made))
     clear_unfinished(disk_of(make_source().store))

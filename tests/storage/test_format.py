@@ -23,7 +23,7 @@ from tests.storage.making import (
 )
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import (
     NO_OUTPUTS,
     AgentCheckpoint,
@@ -184,7 +184,7 @@ def test_manifests_say_which_inputs_were_consumed_and_outputs_emitted(name: str)
     assert len(roots) == 4, "they are part of the root"
     for wrong in ({"a1": 0}, {"a1": -1}, {"a1": 2**63}, {"a/1": 1}):
         metadata = msgspec.structs.replace(manifest.metadata, **{name: wrong})
-        with pytest.raises(MisuseError, match="the manifest of epoch 1 cannot be written"):
+        with pytest.raises(UsageError, match="the manifest of epoch 1 cannot be written"):
             encode_manifest(msgspec.structs.replace(manifest, metadata=metadata))
 
 

@@ -21,7 +21,7 @@ from tests.storage.protecting import (
 )
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.keys import key_records, key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys, open_key, read_record
@@ -101,7 +101,7 @@ def test_a_key_that_needs_another_file_stops_rotation_before_it_begins() -> None
 
 
 def test_rotation_needs_a_new_key() -> None:
-    with pytest.raises(MisuseError, match="snapline keys generate"):
+    with pytest.raises(UsageError, match="snapline keys generate"):
         rotate(make_used()[0], OLD, NO_KEYS)
     assert rotate(make_disk()) == 0, "nothing is encrypted yet"
 

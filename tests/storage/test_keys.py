@@ -26,7 +26,7 @@ from tests.storage.protecting import (
 )
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.keys import key_files, key_records
 from snapline.storage.keys.key_files import (
     NO_KEYS,
@@ -87,7 +87,7 @@ def test_secrets_are_for_their_owner_alone(key_file: Path, signing_files: tuple[
 def test_a_secret_that_others_can_use_is_refused(mode: int, key_file: Path, signing_files: tuple[Path, Path]) -> None:
     for path, read in ((key_file, read_wrapping_key), (signing_files[0], read_signing_key)):
         path.chmod(mode)
-        with pytest.raises(MisuseError, match=f"chmod 600 {path}"):
+        with pytest.raises(UsageError, match=f"chmod 600 {path}"):
             read(path)
         path.chmod(0o400)
         read(path)
@@ -102,7 +102,7 @@ def test_no_key_serves_another_purpose(key_file: Path, signing_files: tuple[Path
         if right == given:
             read(path)
         else:
-            with pytest.raises(MisuseError, match="give the other file"):
+            with pytest.raises(UsageError, match="give the other file"):
                 read(path)
 
 
@@ -117,23 +117,23 @@ def test_flipped_bits_in_every_byte_of_a_key_file_are_found(key_file: Path, sign
             path.write_bytes(bytes(changed))
             try:
                 assert read(path) == right and bit // 8 == len(data) - 3
-            except MisuseError as error:
+            except UsageError as error:
                 assert str(path) in str(error)
                 assert data.split()[2].decode()[:20] not in str(error), "no message holds a secret"
         for wrong in (b"", data[:-2], data + b"\n", data * 2, b"x" * 10_000):
             path.write_bytes(wrong)
-            with pytest.raises(MisuseError):
+            with pytest.raises(UsageError):
                 read(path)
 
 
 def test_a_key_file_is_never_written_over(key_file: Path, signing_files: tuple[Path, Path], tmp_path: Path) -> None:
     """It may be the only copy."""
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(MisuseError, match="only copy"):
+    with pytest.raises(UsageError, match="only copy"):
         generate_wrapping_key(key_file)
-    with pytest.raises(MisuseError, match="only copy"):
+    with pytest.raises(UsageError, match="only copy"):
         generate_signing_key(key_file, tmp_path / "new.pub")
-    with pytest.raises(MisuseError, match="only copy"):
+    with pytest.raises(UsageError, match="only copy"):
         generate_signing_key(tmp_path / "new", signing_files[1])
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before, "and nothing is left behind"
 
@@ -143,9 +143,9 @@ def test_places_that_hold_no_key_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir(0o700)
     (tmp_path / "text").write_text("hello")
     for name, words in (("pipe", "no file"), ("folder", "folder"), ("nowhere", "No such file"), ("text/x", "text/x")):
-        with pytest.raises(MisuseError, match=words):
+        with pytest.raises(UsageError, match=words):
             read_wrapping_key(tmp_path / name)
-    with pytest.raises(MisuseError, match="check the path"):
+    with pytest.raises(UsageError, match="check the path"):
         generate_wrapping_key(tmp_path / "nowhere" / "key")
 
 
@@ -188,21 +188,21 @@ def test_the_environment_of_the_process_counts(key_file: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["SNAPLINE_STORE_KEY", "SNAPLINE_SIGNING_KEY", "SNAPLINE_VERIFY_KEY"])
 @pytest.mark.parametrize("value", ["", ":", "/a:", ":/a"])
 def test_an_empty_variable_is_no_way_to_a_plain_store(name: str, value: str) -> None:
-    with pytest.raises(MisuseError, match=f"{name} is set, but names no file"):
+    with pytest.raises(UsageError, match=f"{name} is set, but names no file"):
         keys_from_environment({name: value})
 
 
 def test_one_key_signs(signing_files: tuple[Path, Path]) -> None:
-    with pytest.raises(MisuseError, match="names 2 files"):
+    with pytest.raises(UsageError, match="names 2 files"):
         keys_from_environment({"SNAPLINE_SIGNING_KEY": f"{signing_files[0]}:{signing_files[0]}"})
 
 
 def test_too_many_key_files_are_refused(key_file: Path, signing_files: tuple[Path, Path]) -> None:
     count = key_files.KEY_FILES_MAX
     assert len(read_keys(store_keys=[key_file] * count).wrapping) == 1
-    with pytest.raises(MisuseError, match=f"at most {count}"):
+    with pytest.raises(UsageError, match=f"at most {count}"):
         read_keys(store_keys=[key_file] * (count + 1))
-    with pytest.raises(MisuseError, match=f"at most {count}"):
+    with pytest.raises(UsageError, match=f"at most {count}"):
         read_keys(verify_keys=[signing_files[1]] * (count + 1))
 
 

@@ -14,7 +14,7 @@ from tests.storage.object_servers import (
     rclone_server,
 )
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage import conformance
 from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.store import opening
@@ -118,7 +118,7 @@ def test_a_missing_bucket_is_a_store_that_is_away(radosgw: None) -> None:
 
 
 def test_rclone_is_refused_because_it_overwrites(rclone: None) -> None:
-    with pytest.raises(MisuseError, match="overwrites"):
+    with pytest.raises(UsageError, match="overwrites"):
         open_disk(f"s3://{BUCKET}/store")
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.storage.making import check_epoch_restores, write_epoch
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import StoreError, UsageError
 from snapline.storage.buckets import object_disk
 from snapline.storage.buckets.object_disk import Abilities, ObjectDisk
 from snapline.storage.store import layout, opening
@@ -62,13 +62,13 @@ def test_memory_names_the_same_objects_in_one_process() -> None:
 
 def test_memory_stores_without_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "MEMORY_STORES_MAX", 0)
-    with pytest.raises(MisuseError, match="use a name again"):
+    with pytest.raises(UsageError, match="use a name again"):
         open_disk("memory://test-opening/three")
 
 
 @pytest.mark.parametrize("url", ["ftp://x/y", "http://x/y", "S4://b/x", "://x"])
 def test_unknown_schemes_are_refused_with_those_that_are_known(url: str) -> None:
-    with pytest.raises(MisuseError, match=r"is no scheme of a store.*file:///.*s3://"):
+    with pytest.raises(UsageError, match=r"is no scheme of a store.*file:///.*s3://"):
         open_disk(url)
 
 
@@ -87,14 +87,14 @@ def test_unknown_schemes_are_refused_with_those_that_are_known(url: str) -> None
     ],
 )
 def test_malformed_urls_are_refused_before_anything_is_sent(url: str) -> None:
-    with pytest.raises(MisuseError, match=re.escape(url)):
+    with pytest.raises(UsageError, match=re.escape(url)):
         open_disk(url)
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(MisuseError, match=r"install snapline\[s3\]"):
+    with pytest.raises(UsageError, match=r"install snapline\[s3\]"):
         open_disk("s3://bucket/x")
     assert isinstance(open_disk(str(tmp_path)), LocalDisk)
 
@@ -102,7 +102,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch, t
 def test_what_obstore_cannot_use_is_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    with pytest.raises(MisuseError, match=r"cannot open the store az://container/x.*Account must be specified"):
+    with pytest.raises(UsageError, match=r"cannot open the store az://container/x.*Account must be specified"):
         open_disk("az://container/x")
 
 
@@ -135,20 +135,20 @@ def test_a_good_server_is_taken_and_nothing_is_left(fake: FakeS3) -> None:
 
 def test_a_server_that_overwrites_is_refused(fake: FakeS3) -> None:
     fake.ignores_conditions = True
-    with pytest.raises(MisuseError, match=rf"{URL} overwrites.*allow_unconditional=True"):
+    with pytest.raises(UsageError, match=rf"{URL} overwrites.*allow_unconditional=True"):
         open_disk(URL)
     assert fake.objects == {}
     disk = open_object_disk(allow_unconditional=True)
     assert disk.abilities == Abilities(creates_only=False)
     write_epoch(Store.create(URL, disk=disk), 1)
-    with pytest.raises(MisuseError, match="there is a store"):
+    with pytest.raises(UsageError, match="there is a store"):
         Store.create(URL, disk=disk)
 
 
 def test_a_server_that_refuses_the_condition_is_refused(fake: FakeS3) -> None:
     """As if it knew no `If-None-Match`: 501."""
     fake.refuses_conditions = True
-    with pytest.raises(MisuseError, match="overwrites"):
+    with pytest.raises(UsageError, match="overwrites"):
         open_disk(URL)
     assert fake.objects == {}
     write_epoch(Store.create(URL, disk=open_object_disk(allow_unconditional=True)), 1)
@@ -172,7 +172,7 @@ def test_a_server_that_says_no_and_overwrites_is_refused(fake: FakeS3, monkeypat
         put(store, path, pieces)  # type: ignore[arg-type]  # obstore's store, passed on
 
     monkeypatch.setattr(opening, "put_new", lying_put)
-    with pytest.raises(MisuseError, match="overwrites"):
+    with pytest.raises(UsageError, match="overwrites"):
         open_disk(URL)
 
 
@@ -192,7 +192,7 @@ def test_a_lost_answer_to_the_first_put_misleads_nobody(fake: FakeS3) -> None:
     assert open_object_disk().abilities == Abilities()
     fake.ignores_conditions = True
     fake.faults = [("PUT", "503 after")]
-    with pytest.raises(MisuseError, match="overwrites"):
+    with pytest.raises(UsageError, match="overwrites"):
         open_disk(URL)
 
 

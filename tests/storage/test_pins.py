@@ -8,7 +8,7 @@ import pytest
 from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.retention import pins
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import layout
@@ -368,7 +368,7 @@ def test_pins_and_tags_are_listed_with_what_they_are_of(store: Store, holds: Hol
 def test_a_tag_names_one_epoch_until_it_is_removed(disk: SimulatedDisk, store: Store, holds: Holds) -> None:
     holds.tag("good", 1)
     for epoch in (1, 2):
-        with pytest.raises(MisuseError, match="exists already"):
+        with pytest.raises(UsageError, match="exists already"):
             holds.tag("good", epoch)
     assert pins.tagged_epoch(disk, store.store_id, "good") == 1
     holds.untag("good")
@@ -380,9 +380,9 @@ def test_a_tag_names_one_epoch_until_it_is_removed(disk: SimulatedDisk, store: S
 
 @pytest.mark.parametrize("name", ["", ".", "..", "latest", "12", "a/b", "ä", "x" * 129])
 def test_names_that_mean_something_else_are_no_tags(holds: Holds, name: str) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         holds.tag(name, 1)
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         holds.untag(name)
 
 
@@ -595,10 +595,10 @@ def test_a_full_disk_refuses_a_pin_and_says_why(disk: SimulatedDisk, holds: Hold
 def test_pins_are_bounded(holds: Holds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pins, "HELD_MAX", 1)
     holds.pin(1)
-    with pytest.raises(MisuseError, match="remove some first"):
+    with pytest.raises(UsageError, match="remove some first"):
         holds.pin(2)
 
 
 def test_tokens_are_checked(disk: SimulatedDisk, store: Store) -> None:
-    with pytest.raises(MisuseError, match="token"):
+    with pytest.raises(UsageError, match="token"):
         pins.pin(disk, store.store_id, 1, token="x", now_s=NOW_S)

@@ -21,7 +21,7 @@ from tests.storage.making import (
 from tests.storage.protecting import BOTH, NEW, OLD, content, put_file
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError, StoreKeyError, StoreMissingError
+from snapline.errors import DamagedDataError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
@@ -115,7 +115,7 @@ def test_a_store_that_none_of_our_keys_has_signed_is_refused_when_it_is_opened(k
     disk, _ = make_guarded()
     with pytest.raises(StoreKeyError, match=r"no key that is given has signed.*SNAPLINE_VERIFY_KEY.*epoch 2"):
         reopen(disk, keys)
-    assert StoreKeyError.exit_code == MisuseError.exit_code
+    assert StoreKeyError.exit_code == UsageError.exit_code
 
 
 def test_one_ref_of_another_key_is_damage_and_no_reason_to_refuse_the_store() -> None:

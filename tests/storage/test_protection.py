@@ -30,7 +30,7 @@ from tests.storage.protecting import (
     put_file,
 )
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError, StoreKeyError
+from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
 from snapline.storage.keys import encryption, protection
 from snapline.storage.keys.key_files import (
     NO_KEYS,
@@ -128,11 +128,11 @@ def test_no_nonce_is_used_twice() -> None:
     cipher = made.begin_pack("h1.1", PACK)
     cipher.seal(5, CONTEXT, b"one")
     for index in (5, 4, 0):
-        with pytest.raises(MisuseError, match="sealed once"):
+        with pytest.raises(UsageError, match="sealed once"):
             cipher.seal(index, CONTEXT, b"two")
-    with pytest.raises(MisuseError, match="another id"):
+    with pytest.raises(UsageError, match="another id"):
         made.begin_pack("h1.1", PACK)
-    with pytest.raises(MisuseError, match="opened to be read"):
+    with pytest.raises(UsageError, match="opened to be read"):
         made.open_pack(cipher.key_id, PACK).seal(6, CONTEXT, b"two")
     cipher.seal(6, CONTEXT, b"three")
 
@@ -140,12 +140,12 @@ def test_no_nonce_is_used_twice() -> None:
 def test_a_failed_sealing_uses_up_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     cipher = load(make_disk()).begin_pack("h1.1", PACK)
     monkeypatch.setattr(encryption, "SEAL_BYTES_MAX", 10)
-    with pytest.raises(MisuseError, match="11 bytes cannot be encrypted"):
+    with pytest.raises(UsageError, match="11 bytes cannot be encrypted"):
         cipher.seal(0, CONTEXT, b"x" * 11)
     assert cipher.open(0, CONTEXT, cipher.seal(0, CONTEXT, b"x" * 10)) == b"x" * 10, "too large: nothing was sealed"
     with pytest.raises(TypeError):
         cipher.seal(1, "text", b"")  # type: ignore[arg-type]  # the package refuses it
-    with pytest.raises(MisuseError, match="sealed once"):
+    with pytest.raises(UsageError, match="sealed once"):
         cipher.seal(1, CONTEXT, b"")
 
 
@@ -329,9 +329,9 @@ def test_a_pack_cannot_name_another_kind_of_key(key_id: str) -> None:
 
 def test_nothing_is_sealed_or_signed_without_a_key() -> None:
     made = load(make_disk(), NO_KEYS)
-    with pytest.raises(MisuseError, match="SNAPLINE_STORE_KEY"):
+    with pytest.raises(UsageError, match="SNAPLINE_STORE_KEY"):
         made.begin_pack("h1.1", PACK)
-    with pytest.raises(MisuseError, match="SNAPLINE_SIGNING_KEY"):
+    with pytest.raises(UsageError, match="SNAPLINE_SIGNING_KEY"):
         made.sign(b"")
     assert made.verify(b"", b"") is False
 
@@ -342,7 +342,7 @@ def test_without_the_package_keys_are_refused_and_plain_stores_work(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MisuseError, match=r"install snapline\[crypto\]"):
+    with pytest.raises(UsageError, match=r"install snapline\[crypto\]"):
         load(make_disk(), keys)
     assert load(make_disk(), NO_KEYS).digest(b"x") == digest_of(b"x")
 
@@ -406,7 +406,7 @@ def test_who_has_the_public_key_verifies_and_cannot_sign() -> None:
 
 
 def test_bytes_that_are_no_public_key_are_refused() -> None:
-    with pytest.raises(MisuseError, match="no Ed25519 public key"):
+    with pytest.raises(UsageError, match="no Ed25519 public key"):
         load(make_disk(), Keys(verifying=(VerifyKey("0" * 16, b"short"),)))
 
 

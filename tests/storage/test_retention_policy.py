@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.retention.retention_policy import (
     COUNT_MAX,
     DAILY,
@@ -247,13 +247,13 @@ def test_what_is_left_out_is_as_by_default() -> None:
     ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         parse_policy(text)
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 1), (1, -1, 0), (1, 0, COUNT_MAX + 1)])
 def test_impossible_numbers_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         Policy(*numbers)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.storage.making import check_epoch_restores, make_manifest, seeded_bytes, write_epoch, write_packs
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import DamagedDataError, EncodingError, MisuseError, NotFoundError, StoreError, StoreMissingError
+from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.disk import LocalDisk
@@ -123,10 +123,10 @@ def test_checkpoint_under_another_agents_name_is_refused(store: Store) -> None:
 
 
 def test_unknown_schemes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match=r"ftp:// is no scheme of a store: give a directory, file:///"):
+    with pytest.raises(UsageError, match=r"ftp:// is no scheme of a store: give a directory, file:///"):
         Store.open("ftp://x/y")
     for url in ("file://other/x", "file://", "file:///x?y=1", ""):
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             Store.open(url)
 
 
@@ -143,18 +143,18 @@ def test_missing_store_is_not_made_by_opening(tmp_path: Path) -> None:
 
 
 def test_store_is_not_made_over_something_else(tmp_path: Path, store: Store) -> None:
-    with pytest.raises(MisuseError, match="there is a store"):
+    with pytest.raises(UsageError, match="there is a store"):
         Store.create(store.location)
     (tmp_path / "letters.txt").touch()
     for function in (Store.create, Store.open_or_create):
-        with pytest.raises(MisuseError, match=r"holds"):
+        with pytest.raises(UsageError, match=r"holds"):
             function(tmp_path)
 
 
 def test_store_that_lost_its_identity_gets_no_new_one(store: Store) -> None:
     write_epoch(store, 1)
     (Path(store.location) / "snapline-store").unlink()
-    with pytest.raises(MisuseError, match="lost the file 'snapline-store'"):
+    with pytest.raises(UsageError, match="lost the file 'snapline-store'"):
         Store.open_or_create(store.location)
     with pytest.raises(StoreError, match="is away"):
         store.verify()
@@ -280,26 +280,26 @@ def test_manifests_that_contradict_themselves_are_not_written(store: Store) -> N
         replace(good, packs=[PackReference("packs/../../1.x", 1, bytes(32)), good.packs[1]]),
     ]
     for manifest in bad:
-        with pytest.raises(MisuseError, match="cannot be written"):
+        with pytest.raises(UsageError, match="cannot be written"):
             store.write_manifest(manifest)
     assert not store.verify().checked[1:][2:], "nothing but identity and packs"
 
 
 def test_names_that_are_not_ids_are_refused(store: Store) -> None:
     for writer in ("..", ".", "a/b", ""):
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             store.write_pack(writer=writer, epoch=1, blobs=[])
-    with pytest.raises(MisuseError, match="twice"):
+    with pytest.raises(UsageError, match="twice"):
         store.write_pack(writer="w", epoch=1, blobs=[("a", b"1"), ("a", b"2")])
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         store.write_pack(writer="w", epoch=1, blobs=[("../a", b"1")])
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         store.write_pack(writer="w", epoch=-1, blobs=[])
-    with pytest.raises(MisuseError, match="no path of a pack"):
+    with pytest.raises(UsageError, match="no path of a pack"):
         store.read_pack_index(PackReference("store", 1, bytes(32)))
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         store.read_probe("packs/w/x")
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         store.publish(1, "../../x")
     assert store.verify().unreferenced == [], "no file remains of the refused packs"
 

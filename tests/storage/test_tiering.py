@@ -7,7 +7,7 @@ from tests.storage.copying import Writer, check_oracle
 from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
-from snapline.errors import DamagedDataError, MisuseError
+from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.buckets import tiering
 from snapline.storage.buckets.tiering import HELD, NEWEST, move_epochs, older_than
 from snapline.storage.retention.holds import Holds
@@ -40,7 +40,7 @@ def holds_of(store: Store) -> Holds:
 def test_older_than_leaves_the_newest() -> None:
     store = make_source().store
     assert [older_than(store, count) for count in (1, 3, 4, 9)] == [[1, 2, 3], [1], [], []]
-    with pytest.raises(MisuseError, match="at least 1"):
+    with pytest.raises(UsageError, match="at least 1"):
         older_than(store, 0)
 
 
@@ -90,7 +90,7 @@ def test_a_pin_that_comes_while_it_is_copied_keeps_it() -> None:
 def test_one_store_under_two_names_is_not_emptied() -> None:
     source = make_source()
     same = Store.open("other name", disk=disk_of(source.store))
-    with pytest.raises(MisuseError, match="are one store"):
+    with pytest.raises(UsageError, match="are one store"):
         list(move_epochs(source.store, same, [1], holds=holds_of(source.store)))
     assert source.store.epochs() == [1, 2, 3, 4]
     assert not [path for path in disk_of(source.store).files() if path.startswith("probes/")]

@@ -13,7 +13,7 @@ from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.protecting import NEW, OLD
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.blob import decode_blob, header_bytes
 from snapline.storage.packs.pack import read_index
@@ -170,7 +170,7 @@ def test_stores_with_other_digests_are_refused_and_nothing_is_written(
     source = make_keyed(from_keys, seed=2) if from_keys else make_store(SimulatedDisk(), seed=2)
     target = make_keyed(to_keys, seed=3) if to_keys else make_target()
     write_epoch(source, 1)
-    with pytest.raises(MisuseError, match="encrypted, and digests in it depend on its keys"):
+    with pytest.raises(UsageError, match="encrypted, and digests in it depend on its keys"):
         copy_epoch(source, target, 1)
     assert target.epochs() == [] and not [path for path in disk_of(target).files() if path.startswith(("packs", "man"))]
 
@@ -201,10 +201,10 @@ def test_the_store_of_a_fleet_takes_back_its_own_older_epochs_and_nothing_else()
     home.store.delete_epoch(3)
     home.store.delete_epoch(1)
     for source, epoch in ((second, 3), (stranger.store, 5), (stranger.store, 1)):
-        with pytest.raises(MisuseError, match="the store of a fleet"):
+        with pytest.raises(UsageError, match="the store of a fleet"):
             copy_epoch(source, home.store, epoch)
     assert home.store.epochs() == [2]
-    with pytest.raises(MisuseError, match="the store of a fleet"):
+    with pytest.raises(UsageError, match="the store of a fleet"):
         copy_epoch(home.store, make_target(seed=9), 2, is_home=True)
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.security.certificates import Authority, Leaf
 
 from snapline.channels.listening import AddressBusyError
-from snapline.errors import CoordinatorUnavailableError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.security.transport import Security, server_name
 from snapline.telemetry import metrics_server as metrics_door
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Distribution, Family, Readings, Total
@@ -190,9 +190,9 @@ async def test_figures_that_cannot_be_had_are_said_to_be() -> None:
 async def test_other_machines_are_kept_out_as_from_every_port() -> None:
     door = MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
     async with AsyncExitStack() as stack:
-        with pytest.raises(MisuseError, match="without certificates"):
+        with pytest.raises(UsageError, match="without certificates"):
             await door.listen(stack, "0.0.0.0:0")
-        with pytest.raises(MisuseError, match="HOST:PORT"):
+        with pytest.raises(UsageError, match="HOST:PORT"):
             await door.listen(stack, "unix:/tmp/x")
         insecure = MetricsDoor("host", "h1", FAMILIES, answer, Security.insecure())
         await insecure.listen(stack, "0.0.0.0:0")
@@ -260,5 +260,5 @@ async def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Pat
         return MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
 
     async with AsyncExitStack() as stack:
-        with pytest.raises(MisuseError, match="--metrics-file"):
+        with pytest.raises(UsageError, match="--metrics-file"):
             await open_metrics_door(stack, make, MetricsPlace("127.0.0.1:0", tmp_path / "taken" / "f"), "h1")

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.kit.collector import collecting
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.telemetry import span_export
 from snapline.telemetry.span_export import BATCH_SPANS_MAX, CLOSE_S_MAX, QUEUE_SPANS_MAX, SpanExport, context_of
 from snapline.telemetry.span_ids import SpanIds, checkpoint_ids, recovery_ids
@@ -190,7 +190,7 @@ def test_an_environment_that_asks_for_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(MisuseError, match=told):
+    with pytest.raises(UsageError, match=told):
         open_spans(SpanOptions(0.0), role="host", name="h1")
 
 

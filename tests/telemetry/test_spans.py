@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.telemetry.spans import SpanOptions, open_spans
 
 
@@ -12,6 +12,6 @@ from snapline.telemetry.spans import SpanOptions, open_spans
 def test_a_process_that_cannot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.sdk", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MisuseError, match=r"pip install 'snapline\[otel\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'snapline\[otel\]'"):
         open_spans(SpanOptions(0.0), role="host", name="h1")
     assert open_spans(SpanOptions(), role="host", name="h1") is None

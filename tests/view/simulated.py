@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError
+from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.outputs import (
     Consumer,
@@ -220,7 +220,7 @@ class SimulatedFleet:
         self._answer(f"outputs {topic} after {after}")
         place = parse_cursor(after)
         if after and place.epoch > max([epoch for epoch, _, _ in self.outputs], default=0):
-            raise MisuseError("it is another's cursor")
+            raise UsageError("it is another's cursor")
         releases = []
         for number, (epoch, named, message) in enumerate(self.outputs, 1):
             cursor = Cursor(epoch, number)

@@ -14,11 +14,11 @@ from tests.coordinator.test_doors import Protected
 from tests.coordinator.test_server import Running, close, start_fleet
 from tests.view.simulated import SimulatedFleet
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages import coordinator_client
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.wire import path_of
-from snapline.security.rpc_authorization import DOORS
+from snapline.security.rpc_authorization import RPC_RULES
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 from snapline.view import actions as deeds_module
@@ -269,7 +269,7 @@ async def test_a_view_acts_as_far_as_its_own_role_goes_and_the_book_has_it(runni
 
 def test_the_roles_that_act_are_those_of_the_doors() -> None:
     for call in ("CreateSnapshot", "Restore", "MoveAgents", "EndHost"):
-        assert DOORS[path_of(call)].roles == ROLES
+        assert RPC_RULES[path_of(call)].roles == ROLES
 
 
 async def test_a_view_that_was_not_told_so_has_no_actions() -> None:
@@ -312,14 +312,14 @@ def counting(done: list[Fields]) -> ProposedDeed:
 async def test_a_page_that_is_not_known_any_more_does_nothing() -> None:
     deeds, done = Deeds(kept_max=2), list[Fields]()
     keys = [deeds.propose("me", counting(done)) for _ in range(3)]
-    with pytest.raises(MisuseError, match="too old"):
+    with pytest.raises(UsageError, match="too old"):
         await deeds.do("me", keys[0], {})
-    with pytest.raises(MisuseError, match="not made for you"):
+    with pytest.raises(UsageError, match="not made for you"):
         await deeds.do("you", keys[1], {})
     await deeds.do("me", keys[1], {"not asked for": "x"})
     assert done == [{}]
     deeds.propose("me", counting(done))
-    with pytest.raises(MisuseError, match="too old"):
+    with pytest.raises(UsageError, match="too old"):
         await deeds.do("me", keys[1], {})
     assert len(done) == 1, "what was done and forgotten is not done again"
 
@@ -337,7 +337,7 @@ async def test_what_takes_long_is_under_way_and_not_begun_again(monkeypatch: pyt
     for _ in range(2):
         await deeds.do("", key, {})
     assert deeds.outcome("", key)[1] is None
-    with pytest.raises(MisuseError, match="1 actions are under way"):
+    with pytest.raises(UsageError, match="1 actions are under way"):
         deeds.propose("", ProposedDeed("t", "b", (), do))
     gate.set()
     await asyncio.sleep(0)

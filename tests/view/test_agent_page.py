@@ -4,7 +4,7 @@ from tests.view.parsed import Node, parse, value_in
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.errors import MisuseError, NotFoundError, UnknownOutcomeError
+from snapline.errors import NotFoundError, UnknownOutcomeError, UsageError
 
 HELD = UnknownOutcomeError("nobody told of agent 'teller-1' in time (agent teller-1 has been in one turn for 60 s)")
 
@@ -48,7 +48,7 @@ async def test_the_saved_state_takes_the_place_of_the_live_one_and_the_page_says
 
 async def test_who_may_not_see_states_sees_the_rest_of_the_page() -> None:
     fleet = SimulatedFleet()
-    fleet.state_errors = {True: MisuseError("a client may not"), False: MisuseError("a client may not")}
+    fleet.state_errors = {True: UsageError("a client may not"), False: UsageError("a client may not")}
     page = await page_of(fleet)
     assert "A client may not." in state_in(page).text and not state_in(page).find(class_="tree")
     assert page.find("section", id="stands")

@@ -6,7 +6,7 @@ import pytest
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.view.epochs_page import epochs_body
 from snapline.view.questions import FleetQuestions
@@ -80,11 +80,11 @@ async def test_what_an_older_coordinator_answers_is_no_history() -> None:
             self.sentence = sentence
 
         async def read_snapshots(self, *_: object, **__: object) -> dict[str, object]:
-            raise MisuseError(self.sentence)
+            raise UsageError(self.sentence)
 
     def asking(sentence: str) -> FleetQuestions:
         return FleetQuestions(None, Refusing(sentence), None)  # type: ignore[arg-type]  # a history is asked of the coordinator
 
     assert await asking("'history' is no way to read snapshots: use list, show or verify").epoch_history() is None
-    with pytest.raises(MisuseError, match="viewer"):
+    with pytest.raises(UsageError, match="viewer"):
         await asking("this certificate is of no viewer").epoch_history()

@@ -11,7 +11,7 @@ import pytest
 from tests.view.parsed import Node, parse, value_in
 from tests.view.simulated import SimulatedFleet
 
-from snapline.errors import CoordinatorUnavailableError, MisuseError, StoreError
+from snapline.errors import CoordinatorUnavailableError, StoreError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import export
 from snapline.view.cut_facts import cut_of
@@ -280,9 +280,9 @@ def test_a_file_is_written_whole_for_its_owner(tmp_path: Path) -> None:
 def test_no_file_is_replaced_unless_it_may_be(tmp_path: Path) -> None:
     path = tmp_path / "fleet.html"
     path.write_text("mine")
-    with pytest.raises(MisuseError, match="--force"):
+    with pytest.raises(UsageError, match="--force"):
         check_free(path, is_forced=False)
-    with pytest.raises(MisuseError, match="--force"):
+    with pytest.raises(UsageError, match="--force"):
         write_file(path, "other", is_forced=False)
     assert path.read_text() == "mine" and left(tmp_path) == ["fleet.html"]
     check_free(path, is_forced=True)

@@ -16,7 +16,7 @@ import pytest
 from tests.view.parsed import Node, parse
 from tests.view.simulated import SimulatedFleet
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices
 from snapline.sim.report.folder import folder_for, write_run
 from snapline.sim.result import ExecutedFault, Result, Violation
@@ -311,12 +311,12 @@ def test_a_file_of_a_report_that_is_a_link_to_elsewhere_is_not_read(folder: Path
     reports, run = SimReports([folder]), folder / FAILING[2:]
     (run / "shrunk" / "steps.txt").unlink()
     (run / "shrunk" / "steps.txt").symlink_to(folder.parent / "passwords")
-    with pytest.raises(MisuseError, match=r"steps\.txt is no file of this report"):
+    with pytest.raises(UsageError, match=r"steps\.txt is no file of this report"):
         reports.steps(f"{FAILING}/shrunk")
     for name in ("choices.json", "config.toml", "trace.jsonl.gz", "timeline.json", "result.json"):
         kept = (run / name).rename(folder.parent / name)
         (run / name).symlink_to(kept)
-        with pytest.raises(MisuseError, match=f"{name} is no file of this report"):
+        with pytest.raises(UsageError, match=f"{name} is no file of this report"):
             reports.stored(FAILING)
         (run / name).unlink()
         kept.rename(run / name)
@@ -410,7 +410,7 @@ def test_a_fleets_folder_is_left_alone(folder: Path, made: dict[str, Any]) -> No
 
 
 def test_what_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match="is no folder"):
+    with pytest.raises(UsageError, match="is no folder"):
         SimReports([tmp_path / "nowhere"])
 
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 from tests.view.simulated import SimulatedFleet
 
-from snapline.errors import CoordinatorUnavailableError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.view import watch as watching
 from snapline.view.watch import FleetWatch
 
@@ -62,6 +62,6 @@ async def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = FleetWatch(SimulatedFleet(), PERIOD_S)
     async with aclosing(watch.follow()) as one, aclosing(watch.follow()) as other:
         await anext(one)
-        with pytest.raises(MisuseError, match="1 viewers look already"):
+        with pytest.raises(UsageError, match="1 viewers look already"):
             await anext(other)
     assert watch.viewers == 0

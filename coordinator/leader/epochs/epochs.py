@@ -13,7 +13,7 @@ from snapline.coordinator.leader.epochs.open_epochs import (
     Deciding,
     EpochUnderway,
     Failing,
-    Underway,
+    OpenEpochs,
 )
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
@@ -33,7 +33,7 @@ class Epochs:
     """Follows the log, and decides."""
 
     def __init__(
-        self, desk: Desk, modes: ModeChoice, underway: Underway, refs: Refs, releases: Releases, store: StoreWatch
+        self, desk: Desk, modes: ModeChoice, underway: OpenEpochs, refs: Refs, releases: Releases, store: StoreWatch
     ) -> None:
         self._desk = desk
         self._modes = modes

@@ -102,7 +102,7 @@ class EpochUnderway(msgspec.Struct):
     account: EpochAccount | None = None
 
 
-class Underway:
+class OpenEpochs:
     """The open epochs."""
 
     def __init__(self, desk: Desk, store: StoreWatch) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import EpochPublished, PublishEpoch
-from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
@@ -39,7 +39,7 @@ class Refs:
     """Complete epochs without a ref, as far as known, and who has been told of what has ended."""
 
     def __init__(
-        self, desk: Desk, attendance: Attendance, snapshots: Snapshots, store: StoreWatch, lines: Lines
+        self, desk: Desk, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
     ) -> None:
         self._desk = desk
         self._attendance = attendance

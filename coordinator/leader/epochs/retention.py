@@ -4,7 +4,7 @@ Old epochs are forgotten by the log first, then their files are deleted. A sweep
 those whose files a crash has spared.
 """
 
-from snapline.coordinator.leader.epochs.open_epochs import Underway
+from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
@@ -31,7 +31,7 @@ class Retention:
     """When to forget, and when to sweep."""
 
     def __init__(
-        self, desk: Desk, underway: Underway, refs: Refs, releases: Releases, stop_question: StopQuestion
+        self, desk: Desk, underway: OpenEpochs, refs: Refs, releases: Releases, stop_question: StopQuestion
     ) -> None:
         self._desk = desk
         self._underway = underway

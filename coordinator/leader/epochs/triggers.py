@@ -6,7 +6,7 @@ Epochs by hand, and those that a recovery wants, begin at once.
 """
 
 from snapline.coordinator.leader.departures import Departures
-from snapline.coordinator.leader.epochs.open_epochs import Underway
+from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
@@ -40,7 +40,7 @@ class Triggers:
         self,
         desk: Desk,
         modes: ModeChoice,
-        underway: Underway,
+        underway: OpenEpochs,
         refs: Refs,
         snapshots: Snapshots,
         store: StoreWatch,

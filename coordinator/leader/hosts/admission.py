@@ -10,8 +10,8 @@ from snapline.coordinator.leader.events import ProbeWritten, RemoveProbe, WriteP
 from snapline.coordinator.leader.hosts.host_sessions import (
     Admitting,
     Attached,
-    Attendance,
     HostSession,
+    HostSessions,
     Joining,
     Probing,
 )
@@ -33,7 +33,7 @@ GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID
 class Admission:
     """Sessions on their way to being attached. Volatile: hosts come again."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._read_probe: dict[str, str] = {}

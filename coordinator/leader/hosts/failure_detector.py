@@ -15,7 +15,7 @@ is not the hosts' fault.
 import msgspec
 
 from snapline.coordinator.leader.events import HostBusyReported, HostExitReported
-from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, LEFT, HostRecord
@@ -55,10 +55,10 @@ class BusyReport(msgspec.Struct, frozen=True):
     what: str
 
 
-class Suspicion:
+class FailureDetector:
     """What speaks against a host. Volatile: a new leader waits for all that the state calls alive."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._deadlines: dict[str, int] = {}

@@ -25,7 +25,7 @@ class OperatorsWord(msgspec.Struct, frozen=True):
     asked_ns: int
 
 
-class Forgetting:
+class HostRemoval:
     """Whose record goes next. Volatile."""
 
     def __init__(self, desk: Desk) -> None:

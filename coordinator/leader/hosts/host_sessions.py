@@ -81,7 +81,7 @@ class HostSession(msgspec.Struct):
         return self.join.host
 
 
-class Attendance:
+class HostSessions:
     """The sessions. Volatile: rebuilt from what hosts say again."""
 
     def __init__(self, desk: Desk) -> None:

@@ -1,6 +1,6 @@
 """Whether the fleet goes without any host, or waits for its first ones. Nothing is decided from it."""
 
-from snapline.coordinator.leader.hosts.host_sessions import Attendance
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.messages.concerns import Concern
 
@@ -13,7 +13,7 @@ NAMED_MAX = 10
 class MissingHosts:
     """Looks who is there. Volatile: a new leader gives the hosts time to come back."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._since_ns: int | None = None

@@ -20,8 +20,8 @@ first turns come before anything else that their hosts do.
 
 import msgspec
 
-from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, Attendance, HostSession
-from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, HostSession, HostSessions
+from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.messages.concerns import Concern
@@ -55,10 +55,10 @@ class Running(msgspec.Struct, frozen=True):
     since_ns: int
 
 
-class NetworkCuts:
+class Partitions:
     """The cuts that are known. Volatile: the hosts say them again."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, spares: Spares) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, spares: StandbyHosts) -> None:
         self._desk = desk
         self._attendance = attendance
         self._spares = spares

@@ -15,7 +15,7 @@ SPARE_NS = 60 * SECOND_NS
 just before, and back, and no epoch would come of it."""
 
 
-class Spares:
+class StandbyHosts:
     """Who is put out, and who is spare."""
 
     def __init__(self, desk: Desk) -> None:

@@ -10,13 +10,13 @@ import msgspec
 from snapline.coordinator.leader.epochs.open_epochs import (
     Collecting,
     EpochUnderway,
+    OpenEpochs,
     Stage,
     StoringManifest,
     ToldChannels,
-    Underway,
 )
 from snapline.coordinator.leader.events import ManifestWritten
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.modes.epoch_reports import judge
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
@@ -28,7 +28,7 @@ from snapline.messages.host_messages import BeginEpoch, RetireAgent
 class Coordinated:
     """The mode of fleets whose hosts make epochs."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, underway: Underway) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, underway: OpenEpochs) -> None:
         self._desk = desk
         self._attendance = attendance
         self._underway = underway

@@ -15,8 +15,8 @@ needed: it ends the freeze, and what stands still until then is not lost.
 
 import msgspec
 
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
-from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
+from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, ThawAgents
 
@@ -46,7 +46,7 @@ class Freeze(msgspec.Struct, frozen=True):
 class Freezing:
     """The freeze on its way. Volatile."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, spares: Spares) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, spares: StandbyHosts) -> None:
         self._desk = desk
         self._attendance = attendance
         self._spares = spares

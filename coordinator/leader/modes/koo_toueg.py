@@ -7,10 +7,17 @@ next one.
 
 from collections.abc import Mapping, Sequence
 
-from snapline.coordinator.leader.epochs.open_epochs import Asking, EpochUnderway, Failing, Stage, StoringLine, Underway
+from snapline.coordinator.leader.epochs.open_epochs import (
+    Asking,
+    EpochUnderway,
+    Failing,
+    OpenEpochs,
+    Stage,
+    StoringLine,
+)
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
@@ -30,13 +37,13 @@ class KooToueg:
     def __init__(
         self,
         desk: Desk,
-        attendance: Attendance,
+        attendance: HostSessions,
         lines: Lines,
         epochs: LineEpochs,
         rounds: Rounds,
         refs: Refs,
         leaving: Leaving,
-        underway: Underway,
+        underway: OpenEpochs,
         store: StoreWatch,
     ) -> None:
         self._desk = desk

@@ -4,7 +4,7 @@ That is so when the newest epoch holds the last checkpoint, and everything the a
 Its host asks again on every new stream, so waiting is volatile.
 """
 
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
@@ -14,7 +14,7 @@ from snapline.messages.host_messages import AgentRetired, RetireAgent
 class Leaving:
     """Who waits for the word that it may leave."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines

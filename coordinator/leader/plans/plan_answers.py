@@ -7,7 +7,7 @@ anew, for them all. Either way the next plan is waited for twice as long, until 
 takes long in one piece must come to its end too.
 """
 
-from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attendance
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.concerns import Concern
@@ -27,7 +27,7 @@ Place = tuple[int, int, int]
 class PlanAnswers:
     """Who is waited for. Volatile."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._waits: dict[str, tuple[Place, int]] = {}

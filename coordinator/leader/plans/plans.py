@@ -26,9 +26,9 @@ that fails again and again without a complete epoch in between, a store that sta
 import msgspec
 
 from snapline.coordinator.leader.epochs.triggers import Triggers
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
-from snapline.coordinator.leader.hosts.standby_hosts import Spares
+from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Losses
@@ -79,13 +79,13 @@ class Plans:
     def __init__(
         self,
         desk: Desk,
-        attendance: Attendance,
+        attendance: HostSessions,
         lines: Lines,
         modes: ModeChoice,
         triggers: Triggers,
         line_check: LineCheck,
         answers: PlanAnswers,
-        spares: Spares,
+        spares: StandbyHosts,
         restores: Restores,
         moves: Moves,
         loads: Loads,

@@ -10,7 +10,7 @@ Nobody who went back remembers why, so the log does: the plans of earlier wishes
 import msgspec
 
 from snapline.coordinator.leader.events import ResolveSnapshot, SnapshotResolved
-from snapline.coordinator.leader.hosts.host_sessions import Attendance, HostSession
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import Desk
 from snapline.coordinator.leader.plans.restores import Restores, WantedRestore
 from snapline.coordinator.state import operations as op
@@ -48,7 +48,7 @@ class RollbackAsked(msgspec.Struct):
 class Rollbacks:
     """Who stands and wants that. Volatile: hosts say it again."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, restores: Restores) -> None:
+    def __init__(self, desk: Desk, attendance: HostSessions, restores: Restores) -> None:
         self._desk = desk
         self._attendance = attendance
         self._restores = restores

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from snapline.chaos import preload
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.faults.faults import describe_words
 from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, MembershipWord, PartitionWord
 from snapline.sim.scenario import FaultPart, Scenario
@@ -146,7 +146,7 @@ def _name_of(fault: FaultPart) -> str:
 
 
 def check_abilities(scenario: Scenario, on: Where = HERE) -> None:
-    """Raises MisuseError: what the scenario asks for cannot be done there."""
+    """Raises UsageError: what the scenario asks for cannot be done there."""
     for problem in problems(scenario, on):
         doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"
-        raise MisuseError(f"{scenario.name}: {problem}; `{doctor}` says what can be")
+        raise UsageError(f"{scenario.name}: {problem}; `{doctor}` says what can be")

@@ -44,7 +44,7 @@ import msgspec
 from snapline.chaos import crash_child, preload
 from snapline.chaos.control import Wrongs
 from snapline.chaos.crash_judge import CrashFinding, Life, judge
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:
     from snapline.chaos.crash_child import CrashNote
@@ -90,12 +90,12 @@ class CrashKit:
             seed: what else is drawn.
 
         Raises:
-            MisuseError: the program cannot be run by itself, or fails undisturbed.
-            WorldError: there is no C compiler here, or the process does not start.
+            UsageError: the program cannot be run by itself, or fails undisturbed.
+            ExternalFailureError: there is no C compiler here, or the process does not start.
         """
         file, name = _place(program)
         if preload.reason_against():
-            raise WorldError(preload.reason_against())
+            raise ExternalFailureError(preload.reason_against())
         with (
             tempfile.TemporaryDirectory(prefix="snapline-crash-") as folder,
             _Lives(Path(folder).resolve(), file, name) as lives,
@@ -127,12 +127,12 @@ def _stories(lives: "_Lives", points: int | Iterable[int], chance: random.Random
     whole = [lives.live("whole", 0), lives.live("whole", 0)]
     moments = lives.moments
     if whole[0].ended != "done":
-        raise MisuseError(f"{name} does not work undisturbed: {whole[0].result or whole[0].ended}")
+        raise UsageError(f"{name} does not work undisturbed: {whole[0].result or whole[0].ended}")
     wrong = judge(whole, whole[0].result)
     if wrong:
         return CrashReport(moments, (), 0, tuple(wrong))
     if not lives.changes:
-        raise MisuseError(f"{name} changes no file below its folder: give its store a path there")
+        raise UsageError(f"{name} changes no file below its folder: give its store a path there")
     chosen = _chosen(points, moments)
     findings: list[CrashFinding] = []
     kills = 0
@@ -154,7 +154,7 @@ def _chosen(points: int | Iterable[int], moments: int) -> list[int]:
 def _place(program: Program) -> tuple[str, str]:
     name, file = getattr(program, "__qualname__", ""), inspect.getsourcefile(program)
     if not name.isidentifier() or file is None:
-        raise MisuseError(f"{name or program!r} is no function of a module: a process of its own could not load it")
+        raise UsageError(f"{name or program!r} is no function of a module: a process of its own could not load it")
     return file, name
 
 
@@ -216,8 +216,8 @@ class _Lives:
     def __enter__(self) -> Self:
         try:
             if self._hear(START_S_MAX) is None:
-                raise WorldError(f"the program is not loaded within {START_S_MAX:g} s")
-        except WorldError:
+                raise ExternalFailureError(f"the program is not loaded within {START_S_MAX:g} s")
+        except ExternalFailureError:
             self.__exit__()
             raise
         return self
@@ -265,7 +265,7 @@ class _Lives:
         except queue.Empty:
             return None
         if word == "gone":
-            raise WorldError(f"the process in which the program lives has ended: {self._told()}")
+            raise ExternalFailureError(f"the process in which the program lives has ended: {self._told()}")
         return word, of
 
     def _told(self) -> str:

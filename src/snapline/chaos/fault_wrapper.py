@@ -83,15 +83,15 @@ class Victim:
         from snapline.agent_runtime.host.turns import Turns
 
         self.before(Turns, "run", moments.WHEN_WORKING)
-        self.before(carrier.HostCarrier, "_capture", moments.WHEN_RECORDING)
-        self.before(carrier.HostCarrier, "_take_checkpoint", moments.WHEN_RECORDING)
+        self.before(carrier.HostDriver, "_capture", moments.WHEN_RECORDING)
+        self.before(carrier.HostDriver, "_take_checkpoint", moments.WHEN_RECORDING)
         self.after(
-            carrier.HostCarrier,
+            carrier.HostDriver,
             "_load_agents",
             moments.WHEN_RECOVERING,
             if_=lambda _, command: bool(command.line_epoch),
         )
-        self.after(carrier.HostCarrier, "directive_received", moments.WHEN_HEARING)
+        self.after(carrier.HostDriver, "directive_received", moments.WHEN_HEARING)
         self.before(process.Host, "capturing", moments.WHEN_CAPTURING)
         asked = stopping.ask_stop
 
@@ -101,7 +101,7 @@ class Victim:
             return asked(*arguments, **options)
 
         vars(carrier)["ask_stop"] = ask_stop
-        run_turns = carrier.HostCarrier.run_turns
+        run_turns = carrier.HostDriver.run_turns
 
         @functools.wraps(run_turns)
         def block(*arguments: Any) -> None:
@@ -109,7 +109,7 @@ class Victim:
                 time.sleep(LOOK_S)
             run_turns(*arguments)
 
-        setattr(carrier.HostCarrier, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
+        setattr(carrier.HostDriver, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
 
     def watch_coordinator(self) -> None:
         from snapline.coordinator.leader.events import ProposalEnded

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from snapline.chaos.commands import SetPath
 from snapline.deploy.data_directory import PORTS
-from snapline.errors import WorldError
+from snapline.errors import ExternalFailureError
 
 READ_BYTES = 65_536
 
@@ -215,4 +215,4 @@ def free_port() -> int:
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return port
-    raise WorldError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
+    raise ExternalFailureError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")

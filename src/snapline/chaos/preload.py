@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from snapline.errors import WorldError
+from snapline.errors import ExternalFailureError
 
 SOURCE = Path(__file__).with_name("preload.c")
 
@@ -25,7 +25,7 @@ def build(folder: Path) -> Path:
     """Compile it into `folder`; returns the library.
 
     Raises:
-        WorldError: it cannot be compiled here.
+        ExternalFailureError: it cannot be compiled here.
     """
     library = folder / "preload.so"
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
@@ -33,10 +33,10 @@ def build(folder: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise WorldError(f"{compiler} cannot be run: {error}; see `snapline chaos doctor`") from error
+        raise ExternalFailureError(f"{compiler} cannot be run: {error}; see `snapline chaos doctor`") from error
     if done.returncode:
         lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
-        raise WorldError(f"{compiler} does not compile {SOURCE}: {lines[0]}; see `snapline chaos doctor`")
+        raise ExternalFailureError(f"{compiler} does not compile {SOURCE}: {lines[0]}; see `snapline chaos doctor`")
     return library
 
 

@@ -23,7 +23,7 @@ from snapline.chaos.remote_faults import Elsewhere
 from snapline.chaos.workloads import FLEET, workload_of
 from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.kept_fleet import KeptPlan
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.folders import make_private
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus
@@ -73,7 +73,7 @@ async def run_chaos(
     """Run a drawn scenario in a new folder, on this machine or, by `plan`, elsewhere: then all machines see that folder.
 
     Raises:
-        MisuseError: it cannot be carried out there, or its fleet cannot be loaded.
+        UsageError: it cannot be carried out there, or its fleet cannot be loaded.
     """
     check_abilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
@@ -82,7 +82,7 @@ async def run_chaos(
     run = ChaosRun(scenario, seed, folder.absolute(), checks, plan, on_note)
     try:
         await run.carry_out(result)
-    except MisuseError as error:
+    except UsageError as error:
         result.error = str(error)
     finally:
         await run.close()

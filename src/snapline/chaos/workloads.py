@@ -8,7 +8,7 @@ from typing import cast
 
 import snapline
 from snapline.agent_runtime.fleet import Fleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.workloads import Workload, make_workload
 
@@ -40,15 +40,15 @@ def load_invariant(target: str) -> Callable[[snapline.Cut], object]:
     """MODULE:FUNCTION.
 
     Raises:
-        MisuseError: there is none.
+        UsageError: there is none.
     """
     module, _, name = target.partition(":")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise MisuseError(
+        raise UsageError(
             f"{target!r} names no function: {error}; write MODULE:FUNCTION, of this folder or PYTHONPATH"
         ) from error
     if not callable(found):
-        raise MisuseError(f"{target} is a {type(found).__qualname__}: name a function of a cut")
+        raise UsageError(f"{target} is a {type(found).__qualname__}: name a function of a cut")
     return cast(Callable[[snapline.Cut], object], found)  # what it takes shows when it is asked

@@ -11,7 +11,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 letters = typer.Typer(
@@ -98,7 +98,7 @@ def _fields_of(text: str) -> object:
     """JSON as it is, once it is known to be that.
 
     Raises:
-        MisuseError: it is not; says where.
+        UsageError: it is not; says where.
     """
     import msgspec
 
@@ -107,8 +107,8 @@ def _fields_of(text: str) -> object:
     given = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
     try:
         read_json(given)
-    except MisuseError as error:
-        raise MisuseError(f"the message is no JSON ({error}): write its fields as '{{\"name\": value}}'") from error
+    except UsageError as error:
+        raise UsageError(f"the message is no JSON ({error}): write its fields as '{{\"name\": value}}'") from error
     return msgspec.Raw(given)
 
 

@@ -9,10 +9,10 @@ from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.snapshot import show_message
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
-    from snapline.client.dead_letters import SettledLetter
+    from snapline.client.dead_letters import DeadLetterResult
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take them.")]
 Numbers = Annotated[
@@ -44,14 +44,14 @@ def _chosen(numbers: list[int] | None, *, every: bool) -> list[int] | None:
     """None: all.
 
     Raises:
-        MisuseError: neither numbers nor --all, or both.
+        UsageError: neither numbers nor --all, or both.
     """
     if bool(numbers) == every:
-        raise MisuseError("which dead letters? Give their numbers, or --all")
+        raise UsageError("which dead letters? Give their numbers, or --all")
     return None if every else numbers
 
 
-def _end(display: Display, agent: str, told: "Sequence[SettledLetter]") -> None:
+def _end(display: Display, agent: str, told: "Sequence[DeadLetterResult]") -> None:
     import msgspec
 
     rows = msgspec.to_builtins(told)

@@ -12,7 +12,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import DocumentTables, OutputFormat, count, document
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.cli.output import Printer
@@ -52,15 +52,15 @@ class Pictures:
         """Positions in the trace's events; None if the picture may choose.
 
         Raises:
-            MisuseError: the window is empty, or nothing is drawn through it.
+            UsageError: the window is empty, or nothing is drawn through it.
         """
         if self.from_event is None and self.to_event is None:
             return None
         if self.svg is None:
-            raise MisuseError("--from and --to are the window of the picture: give --svg FILE as well")
+            raise UsageError("--from and --to are the window of the picture: give --svg FILE as well")
         first, end = self.from_event or 0, events if self.to_event is None else min(self.to_event, events)
         if first >= end:
-            raise MisuseError(f"--from {first} --to {end} is an empty window: the execution has {events} events")
+            raise UsageError(f"--from {first} --to {end} is an empty window: the execution has {events} events")
         return first, end
 
 
@@ -112,13 +112,13 @@ def parse_names(failed: str | None) -> list[str] | None:
     """`"a, b"` as `["a", "b"]`; nothing means all.
 
     Raises:
-        MisuseError: an empty name.
+        UsageError: an empty name.
     """
     if failed is None or not failed.strip():
         return None
     names = [name.strip() for name in failed.split(",")]
     if not all(names):
-        raise MisuseError(f"--failed {failed!r} has an empty name: write --failed A,B")
+        raise UsageError(f"--failed {failed!r} has an empty name: write --failed A,B")
     return names
 
 
@@ -126,7 +126,7 @@ def read(place: str) -> "Trace":
     """Read the trace at `place`, a path or "-".
 
     Raises:
-        MisuseError: it cannot be opened.
+        UsageError: it cannot be opened.
         TraceError: it cannot be read, or contradicts itself.
     """
     from snapline.client.trace_files import read_file
@@ -138,13 +138,13 @@ def is_folder(place: str, merged: Path | None) -> bool:
     """Is `place` a folder of hosts' traces?
 
     Raises:
-        MisuseError: it is not, and a merged trace is wanted.
+        UsageError: it is not, and a merged trace is wanted.
     """
     from snapline.client.trace_files import STANDARD_INPUT, name_of
 
     found = place != STANDARD_INPUT and Path(place).is_dir()
     if merged is not None and not found:
-        raise MisuseError(f"--merged writes what the traces of a folder make, and {name_of(place)} is no folder")
+        raise UsageError(f"--merged writes what the traces of a folder make, and {name_of(place)} is no folder")
     return found
 
 
@@ -152,13 +152,13 @@ def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) ->
     """Merge the traces that hosts have written into `folder`; write the result to `merged` as well, if given.
 
     Raises:
-        MisuseError: there are none, or a file cannot be opened or written.
+        UsageError: there are none, or a file cannot be opened or written.
         TraceError: a file cannot be read, or they contradict each other.
     """
     from snapline.client.trace_files import SUFFIX, merge_folder, read_merged
 
     if merged is not None and merged.suffix == SUFFIX and merged.absolute().parent == folder.absolute():
-        raise MisuseError(f"--merged {merged} would be one of the traces of {folder}: write it elsewhere")
+        raise UsageError(f"--merged {merged} would be one of the traces of {folder}: write it elsewhere")
     found = merge_folder(folder)
     if merged is not None:
         printer.progress(f"wrote {_write(merged, b''.join(found.lines()).decode())}")
@@ -204,7 +204,7 @@ def _write(path: Path, content: str) -> Path:
     try:
         path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise MisuseError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     return path
 
 

@@ -13,7 +13,7 @@ from snapline.cli.options import REPLICAS, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import UserSettings
 from snapline.cli.up import Address, Name
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.security.certificates import Issued
@@ -53,7 +53,7 @@ def init(
 
     wanted = [("coordinator", name) for name in _names(replicas, "--replicas")]
     if len(wanted) not in REPLICAS:
-        raise MisuseError(f"a coordinator has 1, 3 or 5 replicas; --replicas names {len(wanted)}")
+        raise UsageError(f"a coordinator has 1, 3 or 5 replicas; --replicas names {len(wanted)}")
     wanted += [("host", name) for name in _names(hosts, "--hosts")]
     authority = Authority.create(folder, domain=domain)
     issued = [authority.issue(role, name, days=days) for role, name in [*wanted, *zip(TOOLS, TOOLS, strict=True)]]
@@ -134,7 +134,7 @@ def deliver(
 def _names(listed: str, option: str) -> list[str]:
     names = [name.strip() for name in listed.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise MisuseError(f"{option} {listed!r} names nobody, or somebody twice: write ID,ID,…")
+        raise UsageError(f"{option} {listed!r} names nobody, or somebody twice: write ID,ID,…")
     return names
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.cli.progress import FleetProgress
@@ -59,14 +59,14 @@ class BesideView:
         """Where to listen, 0 for any free port; None: nobody wants to look.
 
         Raises:
-            MisuseError: the extra is missing.
-            WorldError: the port stays in use.
+            UsageError: the extra is missing.
+            ExternalFailureError: the port stays in use.
         """
         if not self.ui and self.ui_port is None:
             return None
         for name in LIBRARIES:
             if importlib.util.find_spec(name) is None:
-                raise MisuseError(f"--ui needs {name!r}: pip install 'snapline[ui]'")
+                raise UsageError(f"--ui needs {name!r}: pip install 'snapline[ui]'")
         from snapline.gateway.serving import listening
 
         listening(HERE, self.ui_port or 0).close()

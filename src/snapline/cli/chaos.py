@@ -90,7 +90,7 @@ def run(
 
 
 def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
-    """Raises MisuseError: there is none, or the fleet cannot be had."""
+    """Raises UsageError: there is none, or the fleet cannot be had."""
     from snapline.chaos.templates import EVERYTHING
 
     if fleet is not None:

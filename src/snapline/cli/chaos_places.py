@@ -11,7 +11,7 @@ from snapline.cli.configuration import Context
 from snapline.cli.settings import UserSettings
 from snapline.cli.up import Address, Certificates, Cpus, Insecure, Place, SbatchOptions, TlsDomain, number_of
 from snapline.cli.up_background import KEYS, plan_of
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.chaos.capabilities import Where
@@ -57,7 +57,7 @@ class ChaosPlace:
         """What the options, and settings for what they leave out, say of the place; None: this machine.
 
         Raises:
-            MisuseError: they contradict each other.
+            UsageError: they contradict each other.
         """
         place = self.place
         if place == "local":
@@ -68,7 +68,7 @@ class ChaosPlace:
         flags |= {"tls_domain": self.tls_domain}
         found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
         if self.insecure and found["tls"]:
-            raise MisuseError("--insecure contradicts --tls: leave one out")
+            raise UsageError("--insecure contradicts --tls: leave one out")
         from snapline.deploy.plan import FleetPlan
 
         what = FleetPlan(

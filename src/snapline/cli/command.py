@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.security.printable import printable
 
 INTERRUPTED = 130
@@ -51,10 +51,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(INTERRUPTED) from error
         except ModuleNotFoundError as error:
             _tell(f"that needs {error.name!r}, which is not installed")
-            raise typer.Exit(MisuseError.exit_code) from error
+            raise typer.Exit(UsageError.exit_code) from error
         except OSError as error:
             _tell(describe_path_failure(error))
-            raise typer.Exit(MisuseError.exit_code if error.errno in WRONG_PLACE else 1) from error
+            raise typer.Exit(UsageError.exit_code if error.errno in WRONG_PLACE else 1) from error
         except Exception as error:
             _tell(f"unexpected {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 to see where)")
             raise typer.Exit(1) from error

@@ -10,7 +10,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, parse_peers
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
 from snapline.cli.processes import NODE, Node, Peers, Store, coordinator_run
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.ids import check_id
 from snapline.security.printable import printable
 
@@ -83,12 +83,12 @@ def backup(connection: Connection, display: Display, file: BackupFile) -> None:
     from snapline.coordinator.service.backup import describe_backup, write_backup
 
     if file.exists():
-        raise MisuseError(f"{file} exists already: give each backup a file of its own")
+        raise UsageError(f"{file} exists already: give each backup a file of its own")
     image, cluster = connection.ask(lambda client: client.backup(connection.timeout))
     try:
         written = write_backup(file, image, cluster)
     except OSError as error:
-        raise WorldError(f"{file} cannot be written: {error}") from error
+        raise ExternalFailureError(f"{file} cannot be written: {error}") from error
     result = document("CoordinatorBackup", file=str(file), **describe_backup(written))
     display.printer().result(result, _show_fields)
 

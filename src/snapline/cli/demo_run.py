@@ -17,7 +17,7 @@ from snapline.cli.beside_view import shown_in_browser
 from snapline.cli.demo_picture import draw_recovery, time_ns_of
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.errors import MisuseError, SnaplineError, UnknownOutcomeError
+from snapline.errors import SnaplineError, UnknownOutcomeError, UsageError
 from snapline.folders import make_private
 from snapline.protocols.names import is_autonomous, mode_of
 
@@ -55,7 +55,7 @@ def run_demo(
     """Run the demo; returns the exit code: 0 if everything came out exact. `ui_port`: show the fleet in a browser there; None: do not."""
     mode_of(protocol)  # refuses unknown names before anything is started
     if importlib.util.find_spec("numpy") is None:
-        raise MisuseError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
+        raise UsageError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
     printer = Printer(OutputFormat(output))
     with _folder(data_dir) as folder:
         result = asyncio.run(_Demo(printer, folder, hosts, protocol, source, ui_port).run())

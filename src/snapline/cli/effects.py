@@ -8,7 +8,7 @@ from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.outputs import OutputSource
-from snapline.errors import MisuseError, NotFoundError, SnaplineError
+from snapline.errors import NotFoundError, SnaplineError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,11 +68,11 @@ def resolve_effect(
     from snapline.messages.json_text import read_json
 
     if (result is None) == (not not_done):
-        raise MisuseError("what came of it? Give --result JSON, or --not-done")
+        raise UsageError("what came of it? Give --result JSON, or --not-done")
     try:
         found = None if result is None else read_json(result)
-    except MisuseError as error:
-        raise MisuseError(f"--result is no JSON ({error}): a text stands in quotes, such as '\"receipt 7\"'") from error
+    except UsageError as error:
+        raise UsageError(f"--result is no JSON ({error}): a text stands in quotes, such as '\"receipt 7\"'") from error
     limit_s = connection.timeout
     connection.speak(
         lambda client: client.resolve_effect(agent, key, result=found, not_done=not_done, timeout_s=limit_s)
@@ -143,7 +143,7 @@ def _effects(source: OutputSource) -> "list[Effect]":
     if source.store is None:
         return source.speak(lambda client: client.effects())
     if source.coordinator is not None or source.data_dir is not None:
-        raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
+        raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
     from snapline.agent_runtime.snapshots.reader import open_store
 
     return open_store(source.store).effects()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapline.cli.settings import UserSettings
-from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.errors import ExternalFailureError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.folders import make_private
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def address_in_use() -> str:
     """Whom to ask if nobody says so: the fleet that snapline.toml, its context and the environment name.
 
     Raises:
-        MisuseError: they name none.
+        UsageError: they name none.
         NotFoundError: it is not up.
     """
     from snapline.deploy.data_directory import ADDRESS_FILE, read_address
@@ -68,7 +68,7 @@ def address_in_use() -> str:
     if on == "ray":
         return _address_on_ray(settings.get("name").value, settings.get("address").value)
     if not settings.path.exists() and not settings.get("data_dir").value:
-        raise MisuseError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
+        raise UsageError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
     folder = folder_of(settings, settings.get("name").value, None, on)
     address = read_address(folder)
     if address is None:
@@ -91,12 +91,12 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
     """Run `snapline …` in a session of its own; its process id is noted in the fleet's folder, and how long its last snapshot may take.
 
     Raises:
-        MisuseError: one runs there.
+        UsageError: one runs there.
     """
     import msgspec
 
     if running_in_background(folder) is not None:
-        raise MisuseError(f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir")
+        raise UsageError(f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir")
     make_private(folder)
     with (folder / BACKGROUND_LOG).open("ab") as log:
         process = subprocess.Popen(
@@ -135,7 +135,7 @@ def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:
 
     Raises:
         NotFoundError: none runs.
-        WorldError: it does not end.
+        ExternalFailureError: it does not end.
     """
     pid = running_in_background(folder)
     if pid is None:
@@ -147,7 +147,7 @@ def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:
     deadline_s = time.monotonic() + limit_s + _noted(folder).get("last_snapshot_s", 0)
     while running_in_background(folder) == pid:
         if time.monotonic() > deadline_s:
-            raise WorldError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
+            raise ExternalFailureError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
         time.sleep(LOOK_S)
     (folder / BACKGROUND_FILE).unlink(missing_ok=True)
     said = log.read_bytes()[said_before:].decode(errors="replace").splitlines() if log.exists() else []
@@ -165,7 +165,7 @@ async def until_up(
     """Wait until all hosts take part, or the fleet has ended as it should; returns the coordinator's address.
 
     Raises:
-        WorldError: the launcher in the background has ended; with its last words.
+        ExternalFailureError: the launcher in the background has ended; with its last words.
         UnknownOutcomeError: it takes too long; it goes on.
     """
     from snapline.deploy.data_directory import read_address
@@ -173,7 +173,7 @@ async def until_up(
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if started.poll():
-            kind = MisuseError if started.returncode == MisuseError.exit_code else WorldError
+            kind = UsageError if started.returncode == UsageError.exit_code else ExternalFailureError
             raise kind(f"the fleet has ended: {_last_words(folder)}")
         address = read_address(folder) or ""
         if started.returncode == 0:

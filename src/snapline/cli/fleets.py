@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from snapline.cli.options import allow_current_folder
-from snapline.errors import FleetDefinitionError, MisuseError, SnaplineError
+from snapline.errors import FleetDefinitionError, SnaplineError, UsageError
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.agent import AgentType
@@ -67,7 +67,7 @@ def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
     for agent in fleet.agents:
         try:
             made = fleet.make(agent)
-        except MisuseError as error:
+        except UsageError as error:
             raise FleetDefinitionError(str(error)) from error
         except Exception as error:
             raise FleetDefinitionError(

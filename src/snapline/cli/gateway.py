@@ -8,7 +8,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, check_address, token_in
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -50,7 +50,7 @@ def run(
         from snapline.gateway.server import serve as serve_gateway
         from snapline.gateway.serving import check_exposure
     except ModuleNotFoundError as error:
-        raise MisuseError(f"the gateway needs {error.name!r}: pip install 'snapline[http]'") from error
+        raise UsageError(f"the gateway needs {error.name!r}: pip install 'snapline[http]'") from error
     from snapline.agent_runtime.fleet import load_fleet
 
     host, _, port = check_address(listen, "--listen").rpartition(":")

@@ -8,7 +8,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, rows_of
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.view.compensation import named, undone_here, undone_outside
 
 ROWS_MAX = 20
@@ -37,7 +37,7 @@ def restore(
     from snapline.messages.documents import document_of
 
     if not (yes or dry_run or (sys.stdin.isatty() and sys.stdout.isatty())):
-        raise MisuseError("this takes the whole fleet back: look with --dry-run, then give --yes")
+        raise UsageError("this takes the whole fleet back: look with --dry-run, then give --yes")
     printer = display.printer()
     preview = connection.ask(
         lambda client: client.preview_restore(snapshot, connection.timeout, drop_inputs=drop_inputs)

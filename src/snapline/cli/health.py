@@ -9,7 +9,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display, check_address
 from snapline.cli.output import document
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 TIMEOUT_S = 5.0
 """It is asked on its own machine; whoever supervises has a limit of its own."""
@@ -53,12 +53,12 @@ def health(
     from snapline.telemetry.health import is_serving
 
     if not address:
-        raise MisuseError("whom to ask? Give the --health of the process, or set SNAPLINE_HEALTH")
+        raise UsageError("whom to ask? Give the --health of the process, or set SNAPLINE_HEALTH")
     try:
         is_so = asyncio.run(is_serving(check_address(address, "--health"), question.value, timeout))
     except grpc.RpcError as error:
-        raise WorldError(f"nobody answers at {address}: {error.details()}") from error
+        raise ExternalFailureError(f"nobody answers at {address}: {error.details()}") from error
     if not is_so:
-        raise WorldError(f"the process at {address} is not {question.value}")
+        raise ExternalFailureError(f"the process at {address} is not {question.value}")
     result = document("Health", address=address, answer=question.value)
     display.printer().result(result, lambda shown, tables: tables.line(f"{shown['answer']}"))

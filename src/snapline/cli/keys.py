@@ -11,7 +11,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text
-from snapline.errors import DamagedDataError, MisuseError, StoreMissingError
+from snapline.errors import DamagedDataError, StoreMissingError, UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.store.disk import Disk
@@ -66,7 +66,7 @@ def rotate(
     new, old = read_keys(store_keys=[to]), keys_from_environment()
     disk = _open_disk(store)
     if not list_keys(disk):
-        raise MisuseError(
+        raise UsageError(
             f"the store {disk.location} has no keys to rotate: it is not encrypted, or nothing is in it yet"
         )
     written = key_rotation.rotate(disk, files.read_identity(disk), old, new)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -152,7 +152,7 @@ def parse_since(text: str, now_ns: int) -> int:
     """`10m`, `-2h` or an RFC 3339 instant, as nanoseconds. An instant without a zone is of this machine's.
 
     Raises:
-        MisuseError: it is neither.
+        UsageError: it is neither.
     """
     ago, instant = _AGO.fullmatch(text), _INSTANT.fullmatch(text)
     at_ns = None
@@ -161,7 +161,7 @@ def parse_since(text: str, now_ns: int) -> int:
     elif instant is not None:
         at_ns = _nanoseconds(instant[1], instant[2], instant[3])
     if at_ns is None:
-        raise MisuseError(f"--since {text!r} is no time: write 10m, 2h, 1d or 2026-01-31T12:00:00Z")
+        raise UsageError(f"--since {text!r} is no time: write 10m, 2h, 1d or 2026-01-31T12:00:00Z")
     return at_ns
 
 
@@ -169,10 +169,10 @@ def parse_level(text: str) -> str:
     """One of LEVELS, however it is written.
 
     Raises:
-        MisuseError: it is none.
+        UsageError: it is none.
     """
     if text.upper() not in LEVELS:
-        raise MisuseError(f"{text!r} is no level: choose of {', '.join(LEVELS).lower()}")
+        raise UsageError(f"{text!r} is no level: choose of {', '.join(LEVELS).lower()}")
     return text.upper()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from snapline.cli.output import OutputFormat, Printer
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Spans:
         return SpanOptions(self.otel)
 
     def checked(self) -> "Spans":
-        """The same, where the processes are this machine's; MisuseError if OpenTelemetry is not there."""
+        """The same, where the processes are this machine's; UsageError if OpenTelemetry is not there."""
         self.options().check()
         return self
 
@@ -156,7 +156,7 @@ class Trust:
         """What these options mean.
 
         Raises:
-            MisuseError: they contradict each other.
+            UsageError: they contradict each other.
         """
         return self._security("")
 
@@ -166,9 +166,9 @@ class Trust:
         files = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(file is not None for file in files):
             if self.insecure:
-                raise MisuseError("--insecure contradicts --tls-…: leave one out")
+                raise UsageError("--insecure contradicts --tls-…: leave one out")
             if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
-                raise MisuseError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
+                raise UsageError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
             return Security.tls(
                 authority=self.tls_ca,
                 certificate=self.tls_cert,
@@ -177,7 +177,7 @@ class Trust:
                 token=token,
             )
         if token:
-            raise MisuseError("a token travels inside TLS only: give --tls-cert, --tls-key and --tls-ca too")
+            raise UsageError("a token travels inside TLS only: give --tls-cert, --tls-key and --tls-ca too")
         return Security.insecure() if self.insecure else Security.loopback()
 
 
@@ -220,12 +220,12 @@ class Connection(Trust):
         """Where to ask.
 
         Raises:
-            MisuseError: the options do not say, or say it twice.
+            UsageError: the options do not say, or say it twice.
         """
         from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
         if self.coordinator is not None and self.data_dir is not None:
-            raise MisuseError("--coordinator and --data-dir both name a coordinator: give one of them")
+            raise UsageError("--coordinator and --data-dir both name a coordinator: give one of them")
         if self.coordinator is not None:
             return check_addresses(self.coordinator, "--coordinator")
         if self.data_dir is None:
@@ -234,7 +234,7 @@ class Connection(Trust):
             return address_in_use()
         address = read_address(self.data_dir)
         if address is None:
-            raise MisuseError(
+            raise UsageError(
                 f"{self.data_dir / ADDRESS_FILE} names no coordinator: is {self.data_dir} the folder of a local fleet?"
             )
         return address
@@ -266,7 +266,7 @@ def token_in(file: Path | None) -> str:
     """The token in a file, "" if none is given.
 
     Raises:
-        MisuseError: it cannot be read, others can use it too, or it holds none.
+        UsageError: it cannot be read, others can use it too, or it holds none.
     """
     if file is None:
         return ""
@@ -279,15 +279,15 @@ def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
     """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`.
 
     Raises:
-        MisuseError: a pair without `=`, or a key given twice.
+        UsageError: a pair without `=`, or a key given twice.
     """
     arguments: dict[str, str] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise MisuseError(f"--arg {pair!r} is not KEY=VALUE with a name as the key")
+            raise UsageError(f"--arg {pair!r} is not KEY=VALUE with a name as the key")
         if key in arguments:
-            raise MisuseError(f"--arg {key}=… is given twice: give it once")
+            raise UsageError(f"--arg {key}=… is given twice: give it once")
         arguments[key] = value
     return arguments
 
@@ -296,23 +296,23 @@ def check_address(address: str, option: str) -> str:
     """Return `address` if it is HOST:PORT, [IPv6]:PORT or unix:PATH.
 
     Raises:
-        MisuseError: it is not.
+        UsageError: it is not.
     """
     host, _, port = address.rpartition(":")
     if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
         return address
-    raise MisuseError(f"{option} {address!r} is no address: write HOST:PORT")
+    raise UsageError(f"{option} {address!r} is no address: write HOST:PORT")
 
 
 def check_addresses(addresses: str, option: str) -> str:
     """Return `addresses` without blanks if each, between commas, is one that `check_address` takes.
 
     Raises:
-        MisuseError: one is not, or is given twice.
+        UsageError: one is not, or is given twice.
     """
     found = [check_address(address.strip(), option) for address in addresses.split(",")]
     if len(set(found)) < len(found):
-        raise MisuseError(f"{option} names an address twice: give each replica's once")
+        raise UsageError(f"{option} names an address twice: give each replica's once")
     return ",".join(found)
 
 
@@ -320,7 +320,7 @@ def parse_peers(peers: str, node: str) -> dict[str, str]:
     """`"c1=HOST:PORT,c2=HOST:PORT"` as a dict, in this order; empty for "".
 
     Raises:
-        MisuseError: it is not of this form, does not name `node`, or has no majority worth its members.
+        UsageError: it is not of this form, does not name `node`, or has no majority worth its members.
     """
     if not peers:
         return {}
@@ -328,14 +328,14 @@ def parse_peers(peers: str, node: str) -> dict[str, str]:
     for peer in peers.split(","):
         name, equals, address = peer.strip().partition("=")
         if not equals:
-            raise MisuseError(f"--peers {peer.strip()!r} is not ID=HOST:PORT")
+            raise UsageError(f"--peers {peer.strip()!r} is not ID=HOST:PORT")
         if check_id(name, "replica") in members:
-            raise MisuseError(f"--peers names {name} twice: give each replica once")
+            raise UsageError(f"--peers names {name} twice: give each replica once")
         members[name] = check_address(address, "--peers")
     if node not in members:
-        raise MisuseError(f"--peers must name all replicas, this one too: {node} is not among {', '.join(members)}")
+        raise UsageError(f"--peers must name all replicas, this one too: {node} is not among {', '.join(members)}")
     if len(members) not in REPLICAS:
-        raise MisuseError(f"a coordinator has 1, 3 or 5 replicas; --peers names {len(members)}")
+        raise UsageError(f"a coordinator has 1, 3 or 5 replicas; --peers names {len(members)}")
     return members
 
 
@@ -343,13 +343,13 @@ def seconds_of(text: str, option: str) -> float:
     """A duration above 0, such as `30m`.
 
     Raises:
-        MisuseError: it is none; names the option.
+        UsageError: it is none; names the option.
     """
     from snapline.sim.scenario import duration_ns
 
     found_s = duration_ns(text) / 1e9
     if found_s <= 0:
-        raise MisuseError(f"{option} is {text!r}: give a duration above 0, such as 30m")
+        raise UsageError(f"{option} is {text!r}: give a duration above 0, such as 30m")
     return found_s
 
 

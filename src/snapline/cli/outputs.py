@@ -12,11 +12,11 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, readable, rows_of, text
-from snapline.errors import CoordinatorUnavailableError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.reading import Output, Undone
+    from snapline.agent_runtime.reading import Output, OutputsReverted
     from snapline.client.client import Client
 
 ACKNOWLEDGE_S = 1.0
@@ -66,9 +66,9 @@ def tail(
         source.speak(lambda client: _tail(client, lines, topic, after, consumer, follow=follow))
         return
     if source.coordinator is not None or source.data_dir is not None:
-        raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
+        raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
     if follow or consumer:
-        raise MisuseError(
+        raise UsageError(
             "--follow and --consumer take a fleet that runs: give --data-dir or --coordinator, not --store"
         )
     from snapline.agent_runtime.snapshots.reader import open_store
@@ -144,18 +144,18 @@ class _Lines:
         cursor, self._cursor = self._cursor, ""
         return cursor
 
-    def show_all(self, found: "Iterable[Output | Undone]") -> None:
+    def show_all(self, found: "Iterable[Output | OutputsReverted]") -> None:
         for each in found:
             self.show(each)
 
-    def show(self, each: "Output | Undone") -> None:
+    def show(self, each: "Output | OutputsReverted") -> None:
         shown = _document(each)
         said = json.dumps(readable(shown), ensure_ascii=False) if self._is_json else _line(shown)
         print(printable(said), flush=True)
         self._cursor = each.cursor
 
 
-def _document(each: "Output | Undone") -> Document:
+def _document(each: "Output | OutputsReverted") -> Document:
     from snapline.agent_runtime.reading import Output
     from snapline.storage.timestamps import instant
 

@@ -23,7 +23,7 @@ from snapline.cli.options import (
     parse_arguments,
     parse_peers,
 )
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class MetricsAt:
         from snapline.telemetry.metrics_server import MetricsPlace
 
         if self.metrics_file is not None and not self.metrics:
-            raise MisuseError("--metrics-file says where --metrics are: give that too")
+            raise UsageError("--metrics-file says where --metrics are: give that too")
         return MetricsPlace(check_address(self.metrics, "--metrics") if self.metrics else "", self.metrics_file)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapline.errors import SnaplineError, UnknownOutcomeError, WorldError
+from snapline.errors import ExternalFailureError, SnaplineError, UnknownOutcomeError
 
 if TYPE_CHECKING:
     from snapline.messages.coordinator_client import CoordinatorClient
@@ -28,7 +28,7 @@ async def until(
     """Look at the fleet until it is so. `what` tells people; `deadline_s` is of the monotonic clock.
 
     Raises:
-        WorldError: the fleet has ended.
+        ExternalFailureError: the fleet has ended.
         UnknownOutcomeError: it is not so in time.
     """
     while True:
@@ -37,7 +37,7 @@ async def until(
             if is_done(found):
                 return found
             if found.phase in ("finished", "failed"):
-                raise WorldError(f"the fleet is {found.phase}, and {what} will not be")
+                raise ExternalFailureError(f"the fleet is {found.phase}, and {what} will not be")
         if time.monotonic() > deadline_s:
             raise UnknownOutcomeError(f"{what} is not so yet, and may still come: {_told(found)}")
         await asyncio.sleep(LOOK_S)
@@ -67,7 +67,7 @@ async def drain(client: "CoordinatorClient", names: tuple[str, ...], deadline_s:
     """Have agents leave these hosts, and wait until they have.
 
     Raises:
-        NotFoundError, MisuseError: there is no such host, or no other one.
+        NotFoundError, UsageError: there is no such host, or no other one.
         SnaplineError: as `until`.
     """
     await client.move_agents(names)

@@ -9,7 +9,7 @@ from snapline.cli import going_back, recovery_report
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_failed
 from snapline.view.compensation import named
 
@@ -40,7 +40,7 @@ def line(
     names = parse_failed(failed)
     if each:
         if names:
-            raise MisuseError("--each answers for every single failure: leave out --failed")
+            raise UsageError("--each answers for every single failure: leave out --failed")
         result = connection.ask(lambda client: client.recovery_lines(connection.timeout))
         display.printer().result(result, _show_each)
         return
@@ -64,11 +64,11 @@ def parse_failed(failed: str) -> list[str]:
     """`"a,host:h1"` as `["a", "host:h1"]`.
 
     Raises:
-        MisuseError: one of them is no id.
+        UsageError: one of them is no id.
     """
     names = [name.strip() for name in failed.split(",")] if failed.strip() else []
     if "" in names:
-        raise MisuseError(f"--failed {failed!r} has an empty name: write --failed A,B")
+        raise UsageError(f"--failed {failed!r} has an empty name: write --failed A,B")
     return check_failed(names)
 
 

@@ -13,7 +13,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import count, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.messages.coordinator_client import CoordinatorClient
@@ -62,7 +62,7 @@ async def _scale(
     alive = [host.host for host in now.hosts if host.state == "alive"]
     strange = [name for name in alive if not (name[:1] == "h" and name[1:].isdigit())]
     if strange:
-        raise MisuseError(f"host {strange[0]} was not started by who keeps the fleet: scale it where it was started")
+        raise UsageError(f"host {strange[0]} was not started by who keeps the fleet: scale it where it was started")
     leaving = tuple([name for name in alive if name not in names])
     if leaving:
         await moving.drain(client, leaving, deadline_s, progress.note)
@@ -103,7 +103,7 @@ def restart(
 async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress: FleetProgress) -> list[str]:
     names = [host.host for host in (await client.status()).hosts if host.state == "alive"]
     if len(names) < 2:
-        raise MisuseError(
+        raise UsageError(
             "a fleet of one host stands while that starts again: give it another one before (`snapline scale`)"
         )
     for name in names:

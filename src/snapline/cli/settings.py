@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 FILE, FILE_VARIABLE = "snapline.toml", "SNAPLINE_CONFIG"
 CONTEXT_FILE, CONTEXT_VARIABLE = ".snapline-context", "SNAPLINE_CONTEXT"
@@ -67,7 +67,7 @@ class UserSettings:
         """Read the file, if it is there.
 
         Raises:
-            MisuseError: it cannot be read, or says something that there is not.
+            UsageError: it cannot be read, or says something that there is not.
         """
         self._environment = os.environ if environment is None else environment
         self.path = Path(self._environment.get(FILE_VARIABLE) or FILE)
@@ -126,14 +126,14 @@ class UserSettings:
             content = tomllib.loads(self.path.read_text())
         except FileNotFoundError:
             if self._environment.get(FILE_VARIABLE):
-                raise MisuseError(f"{FILE_VARIABLE} names {self.path}, which is not there") from None
+                raise UsageError(f"{FILE_VARIABLE} names {self.path}, which is not there") from None
             return {}
         except (OSError, ValueError) as error:
-            raise MisuseError(f"{self.path} cannot be read: {error}") from error
+            raise UsageError(f"{self.path} cannot be read: {error}") from error
         contexts = content.pop("context", {})
         tables = {"up": content.pop("up", {})}
         if content or not isinstance(contexts, dict):
-            raise MisuseError(
+            raise UsageError(
                 f"{self.path}: there is no table {next(iter(content), 'context')!r}, only up and context.NAME"
             )
         tables.update({f"context.{name}": table for name, table in contexts.items()})
@@ -141,10 +141,10 @@ class UserSettings:
 
     def _checked(self, name: str, table: object) -> dict[str, str]:
         if not isinstance(table, dict):
-            raise MisuseError(f"{self.path}: {name} is no table")
+            raise UsageError(f"{self.path}: {name} is no table")
         unknown = [key for key in table if key not in DEFAULTS]
         if unknown:
-            raise MisuseError(f"{self.path} [{name}]: there is no setting {unknown[0]!r}: {', '.join(DEFAULTS)}")
+            raise UsageError(f"{self.path} [{name}]: there is no setting {unknown[0]!r}: {', '.join(DEFAULTS)}")
         return {
             key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()
         }

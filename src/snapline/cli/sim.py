@@ -13,7 +13,7 @@ from snapline.cli import sim_compare, sim_runs, sim_shrink, sim_sweeps
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.explorer.exploration import Exploration
@@ -117,7 +117,7 @@ def script(
             is_written = rewrite and rewrite_script(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
-            raise MisuseError(f"{path} cannot be read, or written: {reason or error}") from error
+            raise UsageError(f"{path} cannot be read, or written: {reason or error}") from error
         scripts.append({"file": str(path), "is_same": not diff, "is_written": is_written, "diff": diff})
     display.printer().result(document("SimulationScripts", scripts=scripts), _show_scripts)
     raise typer.Exit(VIOLATION if any(one["diff"] and not one["is_written"] for one in scripts) else 0)

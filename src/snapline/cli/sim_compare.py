@@ -12,7 +12,7 @@ from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, ScenarioWord, Seeds, is_reference, parse_list, parse_seeds
 from snapline.cli.sim_sweeps import Jobs, check_writable, finite, processors
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
@@ -101,7 +101,7 @@ def _comparable(word: str, arg: list[str] | None, patterns: str | None) -> "Scen
     if not is_reference(word):
         return ScenarioChanges(arg=arg).template(word)
     if patterns:
-        raise MisuseError(f"--patterns names built-in workloads, and {word} is a fleet: leave one of them out")
+        raise UsageError(f"--patterns names built-in workloads, and {word} is a fleet: leave one of them out")
     template = ScenarioChanges(arg=arg, faults="quiet").template(word)
     return msgspec.structs.replace(template, liveness=LivenessPart(within=WORK_WITHIN))
 
@@ -138,7 +138,7 @@ def _patterns(text: str | None) -> list[str]:
     found = parse_list(text, "--patterns") if text else []
     for name in found:
         if name not in PATTERNS:
-            raise MisuseError(f"--patterns names {name!r}: use some of {', '.join(PATTERNS)}")
+            raise UsageError(f"--patterns names {name!r}: use some of {', '.join(PATTERNS)}")
     return found
 
 
@@ -148,7 +148,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = math.nan
     if not 0 <= rate < math.inf:
-        raise MisuseError(f"--failure-rates has {text!r}: give numbers of 0 or more, such as 0,0.5")
+        raise UsageError(f"--failure-rates has {text!r}: give numbers of 0 or more, such as 0,0.5")
     return rate
 
 
@@ -163,7 +163,7 @@ def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
         )
     try:
         return recommend(found, mtbf_s), ""
-    except MisuseError as error:
+    except UsageError as error:
         return None, f"no recommendation: {error}"
 
 

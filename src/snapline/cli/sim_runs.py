@@ -20,7 +20,7 @@ from snapline.cli.sim_scenarios import (
     run_folder,
     the_run_folder,
 )
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
@@ -183,11 +183,11 @@ def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
     """Options that a run's folder has no use for.
 
     Raises:
-        MisuseError: there is one.
+        UsageError: there is one.
     """
     changes.refuse(folder)
     if seed is not None:
-        raise MisuseError(f"--seed cannot change {folder}, which is of a run: leave it out, or name a scenario")
+        raise UsageError(f"--seed cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
 
 def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> dict[str, Any] | None:
@@ -266,10 +266,10 @@ def _export(place: Path, recording: object, path: Path, export: str) -> Path:
     from snapline.sim.world.recording import Recording
 
     if not isinstance(recording, Recording):
-        raise MisuseError(f"{place} holds no trace: `snapline sim run` writes one")
+        raise UsageError(f"{place} holds no trace: `snapline sim run` writes one")
     made = exports.to_shiviz(recording) if export == "to_shiviz" else exports.to_perfetto(recording)
     try:
         path.write_bytes(made.encode() if isinstance(made, str) else made)
     except OSError as error:
-        raise MisuseError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     return path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from snapline.cli.options import FleetArguments, allow_current_folder, parse_arguments
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
@@ -152,7 +152,7 @@ class ScenarioChanges:
         """The scenario that `word` and these options name, not drawn yet.
 
         Raises:
-            MisuseError: there is none, it cannot be read, or the options do not fit it.
+            UsageError: there is none, it cannot be read, or the options do not fit it.
         """
         from snapline.sim.faults.faults import check_budget
 
@@ -179,7 +179,7 @@ class ScenarioChanges:
         }
         for name, value in of_fleets.items():
             if value:
-                raise MisuseError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
+                raise UsageError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
 
     def _around_fleet(self, word: str) -> "Scenario":
         """A scenario whose fleet is the user's. What it says of protocol and agents is what the fleet says."""
@@ -226,7 +226,7 @@ class ScenarioChanges:
         from snapline.sim.workloads.given import GivenInputs
 
         if self.clients is not None and self.inputs is None:
-            raise MisuseError("--clients says how many give inputs: say which with --inputs")
+            raise UsageError("--clients says how many give inputs: say which with --inputs")
         changed = scenario
         if self.inputs is not None:
             clients = clients_of(GivenInputs(self.inputs), self.inputs, self.clients)
@@ -243,7 +243,7 @@ class ScenarioChanges:
         of_pattern = {"--protocol": self.protocol, "--pattern": self.pattern, "--agents": self.agents}
         given = [name for name, value in of_pattern.items() if value is not None]
         if fleet.module and given:
-            raise MisuseError(f"{given[0]} is for built-in workloads: {fleet.module} says by itself what it runs")
+            raise UsageError(f"{given[0]} is for built-in workloads: {fleet.module} says by itself what it runs")
         if not given and self.hosts is None:
             return scenario
         pattern = _replaced(fleet.pattern, name=self.pattern)
@@ -263,7 +263,7 @@ class ScenarioChanges:
         """What runs a seed.
 
         Raises:
-            MisuseError: there is no such mutant.
+            UsageError: there is no such mutant.
         """
         return runner_of(self.mutant)
 
@@ -271,11 +271,11 @@ class ScenarioChanges:
         """The folder of a run says everything itself.
 
         Raises:
-            MisuseError: an option wants to change it.
+            UsageError: an option wants to change it.
         """
         given = [word for word in self.words() if word.startswith("--") and word != "--mutant"]
         if given:
-            raise MisuseError(f"{given[0]} cannot change {folder}, which is of a run: leave it out, or name a scenario")
+            raise UsageError(f"{given[0]} cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
     def repeat(self, word: str, seed: int | str, verb: str = "run") -> str:
         """The line that runs one seed again."""
@@ -292,7 +292,7 @@ def runner_of(mutant: str) -> "Runner":
     """`snapline.sim.run.run`, perhaps with a seeded bug.
 
     Raises:
-        MisuseError: there is no such mutant, or none can be put in here.
+        UsageError: there is no such mutant, or none can be put in here.
     """
     from functools import partial
 
@@ -302,7 +302,7 @@ def runner_of(mutant: str) -> "Runner":
     if not mutant:
         return run
     if mutant not in MUTANTS:
-        raise MisuseError(f"--mutant {mutant!r} is not known: use one of {', '.join(MUTANTS)}")
+        raise UsageError(f"--mutant {mutant!r} is not known: use one of {', '.join(MUTANTS)}")
     check_replaceable()
     return partial(run, mutant=mutant)
 
@@ -316,7 +316,7 @@ def read_scenario(word: str) -> "Scenario":
     """The built-in template, or the file, of that name.
 
     Raises:
-        MisuseError: there is neither, or the file cannot be read.
+        UsageError: there is neither, or the file cannot be read.
     """
     from snapline.sim.scenario import parse_scenario
     from snapline.sim.search.swarm import BUILT_IN
@@ -325,13 +325,13 @@ def read_scenario(word: str) -> "Scenario":
     if word in BUILT_IN and not path.is_file():
         return BUILT_IN[word]
     if not path.is_file():
-        raise MisuseError(
+        raise UsageError(
             f"there is no scenario {word!r}: give a TOML file, MODULE:FLEET, or one of {', '.join(BUILT_IN)}"
         )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MisuseError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {error}") from error
     return parse_scenario(text, source=word)
 
 
@@ -352,7 +352,7 @@ def run_folder(word: str) -> Path | None:
     """The folder of a run, if `word` names one, or the folder above it; None for a scenario.
 
     Raises:
-        MisuseError: a folder without a run.
+        UsageError: a folder without a run.
     """
     from snapline.sim.report.folder import LATEST, RESULT
     from snapline.sim.search.swarm import BUILT_IN
@@ -366,18 +366,18 @@ def run_folder(word: str) -> Path | None:
             return folder.parent / folder.readlink() if folder.is_symlink() else folder
     if word in BUILT_IN:
         return None
-    raise MisuseError(f"{path} holds no run: name a folder with {RESULT}, such as runs/NAME/{LATEST}")
+    raise UsageError(f"{path} holds no run: name a folder with {RESULT}, such as runs/NAME/{LATEST}")
 
 
 def the_run_folder(word: str) -> Path:
     """The same, for commands that need one.
 
     Raises:
-        MisuseError: it is none.
+        UsageError: it is none.
     """
     folder = run_folder(word)
     if folder is None:
-        raise MisuseError(f"there is no folder {word!r} of a run: `snapline sim run` makes them, under {RUNS}/")
+        raise UsageError(f"there is no folder {word!r} of a run: `snapline sim run` makes them, under {RUNS}/")
     return folder
 
 
@@ -385,27 +385,27 @@ def parse_seeds(text: str) -> Sequence[int]:
     """`"0:100"` without its end, `"7"`, `"1,5,9"`, or some of these with commas between.
 
     Raises:
-        MisuseError: it is not of this form, names a seed twice, or too many.
+        UsageError: it is not of this form, names a seed twice, or too many.
     """
     ranges = [_seed_range(part.strip(), text) for part in text.split(",")]
     if sum(map(len, ranges)) > SEEDS_MAX:
-        raise MisuseError(f"--seeds {text!r} are more than {SEEDS_MAX:,}: sweep them in parts")
+        raise UsageError(f"--seeds {text!r} are more than {SEEDS_MAX:,}: sweep them in parts")
     if len(ranges) == 1:
         return ranges[0]
     seeds = [seed for part in ranges for seed in part]
     if len(dict.fromkeys(seeds)) < len(seeds):
-        raise MisuseError(f"--seeds {text!r} names a seed twice: give each once")
+        raise UsageError(f"--seeds {text!r} names a seed twice: give each once")
     return seeds
 
 
 def _seed_range(part: str, text: str) -> range:
     match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", part)
     if match is None:
-        raise MisuseError(f"--seeds {text!r} are no seeds: write 0:100 (without 100), 7, or 1,5,9")
+        raise UsageError(f"--seeds {text!r} are no seeds: write 0:100 (without 100), 7, or 1,5,9")
     first = int(match[1])
     found = range(first, first + 1 if match[2] is None else int(match[2]))
     if not found:
-        raise MisuseError(f"--seeds {text!r} has an empty range: the first seed must be below the end")
+        raise UsageError(f"--seeds {text!r} has an empty range: the first seed must be below the end")
     return found
 
 
@@ -413,11 +413,11 @@ def parse_list(text: str, option: str) -> list[str]:
     """`"a, b"` as `["a", "b"]`.
 
     Raises:
-        MisuseError: an empty one, or one twice.
+        UsageError: an empty one, or one twice.
     """
     found = [part.strip() for part in text.split(",")]
     if not all(found) or len(dict.fromkeys(found)) < len(found):
-        raise MisuseError(f"{option} {text!r} is no list: write A,B, each once")
+        raise UsageError(f"{option} {text!r} is no list: write A,B, each once")
     return found
 
 

@@ -20,7 +20,7 @@ from snapline.cli.sim_scenarios import (
     commit_of_code,
     run_folder,
 )
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.result import Result
@@ -68,7 +68,7 @@ def _time_limit_s(text: str) -> float:
 
     limit_s = duration_ns(text) / 1e9
     if not 0 < limit_s <= TIME_LIMIT_S_MAX:
-        raise MisuseError(f"--time-limit is {text!r}: use more than 0s, and at most a day")
+        raise UsageError(f"--time-limit is {text!r}: use more than 0s, and at most a day")
     return limit_s
 
 
@@ -134,7 +134,7 @@ def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> li
         try:
             (target / name).write_text(content, encoding="utf-8")
         except OSError as error:
-            raise MisuseError(f"{target / name} cannot be written: {error.strerror or error}") from error
+            raise UsageError(f"{target / name} cannot be written: {error.strerror or error}") from error
     return list(files)
 
 

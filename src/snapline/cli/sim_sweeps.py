@@ -24,7 +24,7 @@ from snapline.cli.sim_scenarios import (
     run_folder,
 )
 from snapline.cli.sim_sweep_tables import show_all, show_briefly
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.result import Result
@@ -124,17 +124,17 @@ def _summary_file(folder: Path, template: "Scenario") -> Path:
 
 def _check_place(on: SweepPlace, jobs: int | None) -> None:
     if on is SweepPlace.RAY and jobs is not None:
-        raise MisuseError("--jobs is for processes of this machine: on a Ray cluster all of its processors are used")
+        raise UsageError("--jobs is for processes of this machine: on a Ray cluster all of its processors are used")
 
 
 def check_writable(path: Path | None) -> None:
     """Before hours of work, not after.
 
     Raises:
-        MisuseError: there is no such folder.
+        UsageError: there is no such folder.
     """
     if path is not None and not path.absolute().parent.is_dir():
-        raise MisuseError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
 def _sweep(
@@ -265,7 +265,7 @@ def _covered(
         return summary.verdicts, summary.probes
     changes.refuse(folder)
     if seeds is not None:
-        raise MisuseError(f"--seeds cannot change {folder}, which is of a run: leave it out, or name a scenario")
+        raise UsageError(f"--seeds cannot change {folder}, which is of a run: leave it out, or name a scenario")
     scenario, seed, record = read_repro(folder)
     check_fleet(scenario)
     result = runner(scenario, seed, choices=None if record is None else RecordedChoices(record))

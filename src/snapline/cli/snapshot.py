@@ -12,7 +12,7 @@ from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
 from snapline.cli.snapshot_field import field_document, show_field, show_state
 from snapline.cli.snapshot_keep import StorePlace
-from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, DamagedDataError, UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.store.store import Store
@@ -36,14 +36,14 @@ class Source(Connection):
         """The document for `verb`.
 
         Raises:
-            MisuseError: not exactly one source was given.
+            UsageError: not exactly one source was given.
         """
         from snapline.cli import stores
 
         if self.store is None:
             return self._ask_coordinator(verb, snapshot or "", agent or "")
         if self.coordinator is not None or self.data_dir is not None:
-            raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
+            raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
         match verb:
             case "list":
                 return stores.list_snapshots(self.store)
@@ -56,11 +56,11 @@ class Source(Connection):
         """The store itself: what is asked for may be larger than a coordinator's answer.
 
         Raises:
-            MisuseError: the options name a coordinator, or no store, or two.
+            UsageError: the options name a coordinator, or no store, or two.
             StoreMissingError: there is none.
         """
         if self.coordinator is not None:
-            raise MisuseError(
+            raise UsageError(
                 "--field reads the store itself: give --store STORE, or --data-dir DIR of a local fleet, not --coordinator"
             )
         return StorePlace(self.store, self.data_dir).open()
@@ -131,11 +131,11 @@ def show(
     printer = display.printer()
     if field is None:
         if out is not None:
-            raise MisuseError("--out writes one field of an agent: give --agent and --field")
+            raise UsageError("--out writes one field of an agent: give --agent and --field")
         printer.result(source.read("show", snapshot, agent), _show_one if agent is None else _show_agent)
         return
     if agent is None:
-        raise MisuseError("--field is a field of one agent's state: give --agent")
+        raise UsageError("--field is a field of one agent's state: give --agent")
     printer.result(field_document(source.open(), snapshot, agent, field, out), show_field)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapline.cli.output import Document, DocumentTables, count, document, size, text
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.capture.saved_values import SavedArray
@@ -21,7 +21,7 @@ def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Pa
     Raises:
         NotFoundError: no such snapshot, agent or field.
         DamagedDataError: what is read is not what was written.
-        MisuseError: `out` is given and the field is no array, or the file exists.
+        UsageError: `out` is given and the field is no array, or the file exists.
     """
     from snapline.storage.capture.plain_values import find_field
     from snapline.storage.capture.saved_values import SavedArray, read_state
@@ -34,7 +34,7 @@ def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Pa
     if out is None:
         return document("SnapshotField", **about, value=_in_full(found))
     if not isinstance(found, SavedArray):
-        raise MisuseError(f"--out writes an array, and {path} is none: leave --out away to see what it is")
+        raise UsageError(f"--out writes an array, and {path} is none: leave --out away to see what it is")
     return document("SnapshotField", **about, **_written(found, out))
 
 

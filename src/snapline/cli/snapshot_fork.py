@@ -11,7 +11,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Display, FleetArguments, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document, text
 from snapline.cli.snapshot_keep import StorePlace
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 _SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
 
@@ -63,7 +63,7 @@ def fork(
     from snapline.deploy.data_directory import folder_of_fork
 
     if arg and not fleet:
-        raise MisuseError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
+        raise UsageError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
     if fleet:
         fleets.check_reference(fleet)
     wish = ForkWish(
@@ -84,7 +84,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
     """`["a.count=3"]` as `{"a.count": b"3"}`.
 
     Raises:
-        MisuseError: one is not AGENT.FIELD=JSON, or a field is given twice.
+        UsageError: one is not AGENT.FIELD=JSON, or a field is given twice.
     """
     from snapline.messages.json_text import read_json
 
@@ -92,13 +92,13 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
     for each in settings:
         place, equals, value = each.partition("=")
         if not place or not equals:
-            raise MisuseError(f"--set {each!r} is not AGENT.FIELD=JSON")
+            raise UsageError(f"--set {each!r} is not AGENT.FIELD=JSON")
         if place in found:
-            raise MisuseError(f"--set {place}=… is given twice: give it once")
+            raise UsageError(f"--set {place}=… is given twice: give it once")
         try:
             read_json(value)
-        except MisuseError as error:
-            raise MisuseError(
+        except UsageError as error:
+            raise UsageError(
                 f"--set {place}={value} is no JSON ({error}): text takes quotation marks, as in '\"a\"'"
             ) from error
         found[place] = value.encode()

@@ -17,7 +17,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.retention.holds import Holds
@@ -45,14 +45,14 @@ class StorePlace:
         """The store.
 
         Raises:
-            MisuseError: the options do not say which, or say it twice.
+            UsageError: the options do not say which, or say it twice.
             StoreMissingError: there is none.
         """
         from snapline.deploy.data_directory import STORE_FOLDER
         from snapline.storage.store.store import Store
 
         if (self.store is None) == (self.data_dir is None):
-            raise MisuseError("which store? Give one of --store STORE and --data-dir DIR of a local fleet")
+            raise UsageError("which store? Give one of --store STORE and --data-dir DIR of a local fleet")
         return Store.open(str(self.data_dir / STORE_FOLDER) if self.data_dir is not None else self.store or "")
 
     def holds(self, store: "Store") -> "Holds":
@@ -75,7 +75,7 @@ def tag(
     A tag names one snapshot. To move it, remove it first.
     """
     if remove == (snapshot is not None):
-        raise MisuseError("a tag is given to a snapshot, or removed: write `tag NAME ID`, or `tag NAME --remove`")
+        raise UsageError("a tag is given to a snapshot, or removed: write `tag NAME ID`, or `tag NAME --remove`")
     store = place.open()
     holds = place.holds(store)
     if snapshot is None:

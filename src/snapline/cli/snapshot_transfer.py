@@ -12,7 +12,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
 from snapline.cli.snapshot_keep import StorePlace
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.store.store import Store
@@ -95,7 +95,7 @@ def copy(
     from snapline.storage.buckets import tiering
 
     if (snapshot is None) == (older_than is None):
-        raise MisuseError("which snapshots? Give an ID, or --older-than N for all but the newest N")
+        raise UsageError("which snapshots? Give an ID, or --older-than N for all but the newest N")
     source = place.open()
     epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.older_than(source, older_than or 1)
     there = StorePlace(store=to)

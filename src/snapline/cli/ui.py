@@ -9,7 +9,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Connection, check_address, token_in
 from snapline.cli.ui_export import export
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 RUNS = Path("runs")
 """Where `snapline sim` writes reports, unless it is told otherwise."""
@@ -65,20 +65,20 @@ def serve(
         from snapline.view.server import serve as serve_view
         from snapline.view.server import serve_files
     except ModuleNotFoundError as error:
-        raise MisuseError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
+        raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
     host, _, port = check_address(listen, "--listen").rpartition(":")
     token, security = token_in(token_file), connection.security()
     check_exposure(host.strip("[]"), token)
     if allow_actions and security.is_tls and not token:
-        raise MisuseError(
+        raise UsageError(
             "--allow-actions lends what this certificate may do to whoever reaches the page: give --token-file too"
         )
     if trace is not None and not trace.exists():
-        raise MisuseError(f"there is no trace {trace}: name a file, or the folder that hosts traced into")
+        raise UsageError(f"there is no trace {trace}: name a file, or the folder that hosts traced into")
     if (trace is not None or reports) and connection.coordinator is None and connection.data_dir is None:
         if allow_actions:
-            raise MisuseError("--allow-actions needs a fleet: give --data-dir or --coordinator too")
+            raise UsageError("--allow-actions needs a fleet: give --data-dir or --coordinator too")
         asyncio.run(serve_files((host.strip("[]"), int(port)), token=token, trace=trace, reports=reports or ()))
         return
     folder = connection.folder() if connection.coordinator is None else None

@@ -11,7 +11,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, document, size
 from snapline.cli.outputs import OutputSource
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.security.transport import Security
@@ -52,13 +52,13 @@ def export(
         from snapline.view.export_page import check_free, epoch_of, export_page, write_file
         from snapline.view.redaction import Withheld
     except ModuleNotFoundError as error:
-        raise MisuseError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
+        raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
     check_free(file, is_forced=force)
     withheld = Withheld() if no_states else None
     if source.store is not None:
         if source.coordinator is not None or source.data_dir is not None:
-            raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
+            raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
         fleet, screens = asyncio.run(_of_store(source.store, snapshot, withheld))
     else:
         fleet, screens = asyncio.run(_of_fleet(source.address(), source.security(), snapshot, withheld))

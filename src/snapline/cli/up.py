@@ -38,7 +38,7 @@ from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import UserSetting, UserSettings
 from snapline.cli.up_background import KEYS, down_kept, plan_before, plan_of, up_kept
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
@@ -239,23 +239,23 @@ def _place_of(setting: UserSetting) -> Place:
     try:
         return Place(setting.value)
     except ValueError:
-        raise MisuseError(f"{setting.origin}: on = {setting.value!r} is no place: {', '.join(Place)}") from None
+        raise UsageError(f"{setting.origin}: on = {setting.value!r} is no place: {', '.join(Place)}") from None
 
 
 def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
     if form.value not in list(LogFormat):
-        raise MisuseError(f"{form.origin}: log_format = {form.value!r} is none: {', '.join(LogFormat)}")
+        raise UsageError(f"{form.origin}: log_format = {form.value!r} is none: {', '.join(LogFormat)}")
     if level.value not in list(LogLevel):
-        raise MisuseError(f"{level.origin}: log_level = {level.value!r} is none: {', '.join(LogLevel)}")
+        raise UsageError(f"{level.origin}: log_level = {level.value!r} is none: {', '.join(LogLevel)}")
     return LogLines(LogFormat(form.value), LogLevel(level.value))
 
 
 def number_of(settings: UserSettings, key: str, text: str) -> float:
-    """Of a setting that is one; MisuseError says who has said something else."""
+    """Of a setting that is one; UsageError says who has said something else."""
     try:
         return float(text)
     except ValueError:
-        raise MisuseError(f"{settings.get(key).origin}: {key} = {text!r} is no number") from None
+        raise UsageError(f"{settings.get(key).origin}: {key} = {text!r} is no number") from None
 
 
 def _plan(
@@ -275,17 +275,17 @@ def _plan(
 
     name = check_id(found["name"], "fleet")
     if place in (Place.RAY, Place.SSH) and not found["data_dir"]:
-        raise MisuseError("--data-dir: name a folder for logs that every machine can have")
+        raise UsageError("--data-dir: name a folder for logs that every machine can have")
     if is_insecure and found["tls"]:
-        raise MisuseError("--insecure contradicts --tls: leave one out")
+        raise UsageError("--insecure contradicts --tls: leave one out")
     hosts, coordinators = (int(number_of(settings, key, found[key])) for key in ("hosts", "coordinators"))
     if hosts < 1 or coordinators not in REPLICAS:
-        raise MisuseError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
+        raise UsageError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
     on_failure = settings.get("on_failure").value
     if place is Place.LOCAL and settings.get("on_failure").origin == "default":
         on_failure = "restart"  # with "move" nobody would start a dead host again here, as all others do
     if on_failure not in ("move", "restart"):
-        raise MisuseError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
+        raise UsageError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
     return FleetPlan(
         name=name,
         fleet=fleet,

@@ -139,7 +139,7 @@ class Trace:
             protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
 
         Raises:
-            MisuseError: an agent that is not in the trace, or no such protocol.
+            UsageError: an agent that is not in the trace, or no such protocol.
         """
         return DominoReport(*decide_and_analyze(self._execution, None if failed is None else list(failed), protocol))
 
@@ -156,7 +156,7 @@ def open_trace(place: str | os.PathLike[str]) -> Trace:
     """Read a trace: a file, perhaps compressed with gzip, or the folder that the hosts of a fleet traced into.
 
     Raises:
-        MisuseError: it cannot be opened, or the folder has none.
+        UsageError: it cannot be opened, or the folder has none.
         TraceError: it cannot be read, or contradicts itself.
     """
     path = Path(place)

@@ -13,14 +13,14 @@ from typing import Any, Self
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.client import connecting, effects, requests
 from snapline.client import events as ev
 from snapline.client.analysis import RecoveryLine
 from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
-from snapline.client.dead_letters import Numbers, SettledLetter, Settling, words_for
+from snapline.client.dead_letters import DeadLetterResult, Numbers, Settling, words_for
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
@@ -83,7 +83,7 @@ class Client:
             name: whom the inputs are from, for people; a certificate's name takes its place.
 
         Raises:
-            MisuseError: these contradict each other, or our certificate may not.
+            UsageError: these contradict each other, or our certificate may not.
             CoordinatorUnavailableError: nobody answers there.
         """
         return await open_client(address_of(address, data_dir), security_of(tls, insecure=insecure), name)
@@ -124,12 +124,12 @@ class Client:
 
         Raises:
             InputUnknownError: it may have been taken; `error.key` tells the key to repeat it with.
-            InputNotTakenError: it was certainly not taken in time.
+            InputRejectedError: it was certainly not taken in time.
             InputRefusedError: it never will be: the agent has no handler for it, it is not as declared, or its key was used for another
                 input.
             AgentMissingError: there is no such agent, or it has stopped.
             FleetEndedError: there is nobody any more.
-            EncodingError, MessageTooLargeError, MisuseError: it cannot be sent.
+            EncodingError, MessageTooLargeError, UsageError: it cannot be sent.
         """
         (outcome,) = await self._sends.outcomes([input_of(agent, message, key)], timeout_s)
         if isinstance(outcome, SnaplineError):
@@ -144,7 +144,7 @@ class Client:
         Raises:
             InputsError: some have no receipt; `error.outcomes` has a receipt or an error for each. With keys of your own, giving all
                 of them again is safe.
-            EncodingError, MessageTooLargeError, MisuseError: one cannot be sent; nothing was.
+            EncodingError, MessageTooLargeError, UsageError: one cannot be sent; nothing was.
         """
         given = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
         outcomes = await self._sends.outcomes(given, timeout_s)
@@ -178,7 +178,7 @@ class Client:
 
         Raises:
             AnswerMissingError: the input was taken, and there was no answer in time, or there is none to be had any more; ask again with `error.key`.
-            InputBuriedError: it was taken, and became a dead letter.
+            InputDeadLetteredError: it was taken, and became a dead letter.
             EncodingError: the answer is not of this type.
             InputUnknownError: and all others that `send` raises.
         """
@@ -211,7 +211,7 @@ class Client:
         message_type: Any = None,
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
-    ) -> AsyncGenerator[Output | Undone, None]:
+    ) -> AsyncGenerator[Output | OutputsReverted, None]:
         """Yield what agents give to the outside (`ctx.emit`), in order, each once, when a complete snapshot holds it.
 
         Args:
@@ -224,7 +224,7 @@ class Client:
 
         Raises:
             NotFoundError: what comes after the cursor was deleted.
-            MisuseError: it is no cursor of this fleet, or this client may not. EncodingError: a message is not of this type.
+            UsageError: it is no cursor of this fleet, or this client may not. EncodingError: a message is not of this type.
             CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for that long.
             DamagedDataError: a file is not what was written.
         """
@@ -240,7 +240,7 @@ class Client:
         words = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(words), standing)
 
-    async def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
+    async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
         """Say that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
         cursor = had if isinstance(had, str) else had.cursor
         await patiently(lambda: self._coordinator.move_consumer(consumer, cursor))
@@ -270,7 +270,7 @@ class Client:
         Raises:
             SnapshotAbortedError: its epoch was aborted, or none can begin; the reason says why.
             UnknownOutcomeError: no word in time: there may be one, or may be yet. To ask again does no harm: it is one more.
-            CoordinatorUnavailableError: nobody answers. MisuseError: this certificate is of no operator or admin.
+            CoordinatorUnavailableError: nobody answers. UsageError: this certificate is of no operator or admin.
         """
         check_timeout(timeout_s)
         return snapshot_of(await patiently(lambda: self._coordinator.create_snapshot(timeout_s)))
@@ -283,7 +283,7 @@ class Client:
         Returns when its plan is committed, what `snapline recovery restore -o json` prints. `drop_inputs`: what it has not consumed.
 
         Raises:
-            NotFoundError, MisuseError: no such snapshot, the fleet cannot go back to it, or this client may not. WorldError: not now.
+            NotFoundError, UsageError: no such snapshot, the fleet cannot go back to it, or this client may not. ExternalFailureError: not now.
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
@@ -318,7 +318,7 @@ class Client:
         Raises:
             AgentMissingError: there is no such agent, it has stopped, or is not in that snapshot.
             NotFoundError: there is no snapshot yet, or no such field.
-            MisuseError: it takes more than 16 MiB of JSON, or this client may not.
+            UsageError: it takes more than 16 MiB of JSON, or this client may not.
             FleetEndedError: nobody is there who could tell. UnknownOutcomeError: nobody told in time; asking changes nothing.
             DamagedDataError, StoreError: what the host has found.
         """
@@ -335,7 +335,7 @@ class Client:
 
     async def retry_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
-    ) -> list[SettledLetter]:
+    ) -> list[DeadLetterResult]:
         """Give dead letters of an agent another turn, once each and in order; None: all that there are now.
 
         Returns when a complete snapshot holds that. With certificates it takes the role `operator` or `admin`.
@@ -343,17 +343,17 @@ class Client:
         Raises:
             NotFoundError: a number is none of its dead letters. AgentMissingError: there is no such agent, or it has stopped.
             InputUnknownError: not all is known in time; doing it again does no harm: what was settled is gone.
-            FleetEndedError: nobody is there any more. MisuseError: this client may not.
+            FleetEndedError: nobody is there any more. UsageError: this client may not.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
 
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
-    ) -> list[SettledLetter]:
+    ) -> list[DeadLetterResult]:
         """Forget dead letters of an agent. They stay counted. Otherwise as `retry_dead_letters`."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
-    async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[SettledLetter]:
+    async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
         deadline_s = asyncio.get_running_loop().time() + limit_s
         words = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
         return await Settling(lambda: self._coordinator, self._hosts, agent).settle(
@@ -368,7 +368,7 @@ class Client:
         `result`: what its function would have returned, as plain values. `not_done`: it was not; it is called when a complete snapshot holds that.
 
         Raises:
-            NotFoundError, MisuseError: the agent does not stand at it, nobody has to say this, or this client may not.
+            NotFoundError, UsageError: the agent does not stand at it, nobody has to say this, or this client may not.
             AgentMissingError, FleetEndedError: nobody is there. InputUnknownError: not known in time; saying it again does no harm.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -380,8 +380,8 @@ class Client:
         doubt that waits for people. Returns when that is over, of the last when it is sure to be called. `key`: as `effects` names it, with `#2` of a second generation.
 
         Raises:
-            MisuseError: that makes no sense, as the sentence says, or this client may not. NotFoundError: it stands at another one.
-            InputBuriedError: it failed again, and is a new dead letter. Others as `resolve_effect`.
+            UsageError: that makes no sense, as the sentence says, or this client may not. NotFoundError: it stands at another one.
+            InputDeadLetteredError: it failed again, and is a new dead letter. Others as `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         word = effects.retry_for(agent, key, await self.describe(agent, timeout_s))

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from snapline.deploy.data_directory import ADDRESS_FILE, read_address
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
 
@@ -35,18 +35,18 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
     """Where the coordinator listens, several replicas with commas between.
 
     Raises:
-        MisuseError: neither says it, or both do.
+        UsageError: neither says it, or both do.
     """
     if address and data_dir is not None:
-        raise MisuseError("address and data_dir both name a coordinator: give one of them")
+        raise UsageError("address and data_dir both name a coordinator: give one of them")
     if data_dir is not None:
         address = read_address(Path(data_dir)) or ""
         if not address:
-            raise MisuseError(
+            raise UsageError(
                 f"{Path(data_dir) / ADDRESS_FILE} names no coordinator: is it the folder of a local fleet?"
             )
     if not [each for each in address.split(",") if each.strip()]:
-        raise MisuseError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
+        raise UsageError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
     return address
 
 
@@ -54,12 +54,12 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
     """What these mean.
 
     Raises:
-        MisuseError: they contradict each other.
+        UsageError: they contradict each other.
     """
     if tls is None:
         return Security.insecure() if insecure else Security.loopback()
     if insecure:
-        raise MisuseError("insecure contradicts tls: leave one out")
+        raise UsageError("insecure contradicts tls: leave one out")
     return Security.tls(authority=tls.authority, certificate=tls.certificate, key=tls.key, domain=tls.domain)
 
 

@@ -18,12 +18,12 @@ from snapline.client.views import FIND_S_MAX, WAIT_LEAST_S, WAIT_MOST_S, owner_o
 from snapline.errors import (
     CoordinatorUnavailableError,
     InputUnknownError,
-    MisuseError,
     NotFoundError,
     UnknownOutcomeError,
+    UsageError,
 )
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.messages.dead_letters import DROP, GONE, LetterWord, read_word, word_payload
+from snapline.messages.dead_letters import DROP, GONE, DeadLetterCommand, read_word, word_payload
 from snapline.messages.input_wire import SETTLE_PATH
 from snapline.messages.inputs import ACCEPTED, INPUTS_MAX, REFUSED, REPEATED, GivenInput, InputOutcome
 from snapline.messages.views import DESCRIPTION, NotHereError, Question
@@ -35,7 +35,7 @@ Numbers = Iterable[int] | None
 """Of letters; None: all that there are."""
 
 
-class SettledLetter(msgspec.Struct, frozen=True):
+class DeadLetterResult(msgspec.Struct, frozen=True):
     """What came of one dead letter.
 
     Attributes:
@@ -68,14 +68,14 @@ def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> l
 
     Raises:
         NotFoundError: one is not there; says which are.
-        MisuseError: a number is none, or is given twice.
+        UsageError: a number is none, or is given twice.
     """
     found = {each.number: each for each in msgspec.convert(description, _Description).dead_letters}
     if numbers is None:
         return list(found.values())
     wanted = list(numbers)
     if len(set(wanted)) < len(wanted):
-        raise MisuseError("a dead letter is named twice: name each once")
+        raise UsageError("a dead letter is named twice: name each once")
     for number in wanted:
         if number not in found:
             known = ", ".join(map(str, found)) or "none"
@@ -90,7 +90,7 @@ def words_for(agent: str, verb: str, description: Mapping[str, object], numbers:
         GivenInput(
             agent,
             f"{verb}-{each.number}-{stem}",
-            word_payload(LetterWord(verb, each.number, bytes.fromhex(each.identity))),
+            word_payload(DeadLetterCommand(verb, each.number, bytes.fromhex(each.identity))),
         )
         for each in chosen(agent, description, numbers)
     ]
@@ -115,11 +115,11 @@ class Settling:
         self._hosts = hosts
         self._agent = agent
 
-    async def settle(self, words: Sequence[GivenInput], deadline_s: float, hear: Hear) -> list[SettledLetter]:
+    async def settle(self, words: Sequence[GivenInput], deadline_s: float, hear: Hear) -> list[DeadLetterResult]:
         """What came of each; raises as `give`, and InputUnknownError where one is not heard of in time."""
         given = await self.give(words, deadline_s)
 
-        async def settled(word: GivenInput, outcome: InputOutcome) -> SettledLetter:
+        async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
             if outcome.status == REFUSED:
                 return settled_letter(word, refused=outcome.reason)
             return settled_letter(word, await hear(Receipt(word.agent, outcome.number, word.key), deadline_s))
@@ -132,7 +132,7 @@ class Settling:
         Raises:
             InputUnknownError: there was no word in time.
             AgentMissingError, FleetEndedError: nobody takes them.
-            MisuseError: this client may not.
+            UsageError: this client may not.
         """
         loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
         decided: dict[str, InputOutcome] = {}
@@ -148,7 +148,7 @@ class Settling:
                         decided[word.key] = outcome
             except OfferFailed as failed:
                 if failed.is_final:
-                    raise MisuseError(failed.reason) from failed
+                    raise UsageError(failed.reason) from failed
                 reason = failed.reason
             except (CoordinatorUnavailableError, UnknownOutcomeError, NotHereError) as error:
                 reason = str(error)
@@ -168,7 +168,7 @@ class Settling:
         return await self._hosts.offer(*place, words, limit_s, SETTLE_PATH)
 
 
-def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> SettledLetter:
+def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> DeadLetterResult:
     """What came of a word.
 
     Raises:
@@ -176,16 +176,16 @@ def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: 
     """
     about = read_word(word.payload)
     if said is None:
-        return SettledLetter(word.agent, about.number, NEVER, None, refused)
+        return DeadLetterResult(word.agent, about.number, NEVER, None, refused)
     if said.ending == ev.BURIED:
-        return SettledLetter(word.agent, about.number, FAILED)
+        return DeadLetterResult(word.agent, about.number, FAILED)
     answer = said.outcome
     if said.ending != ev.ANSWERED or answer is None:
         raise late_of_letters(word.agent, said.reason)
     if (answer.type, answer.body) == ("", GONE[1:]):
-        return SettledLetter(word.agent, about.number, MISSING)
+        return DeadLetterResult(word.agent, about.number, MISSING)
     outcome = DROPPED if about.verb == DROP else HANDLED
-    return SettledLetter(word.agent, about.number, outcome, ReplyReader(None).read(answer))
+    return DeadLetterResult(word.agent, about.number, outcome, ReplyReader(None).read(answer))
 
 
 def late_of_letters(agent: str, reason: str) -> InputUnknownError:

@@ -13,13 +13,13 @@ from snapline.client.dead_letters import Hear, Settling
 from snapline.client.endings import Receipt
 from snapline.client.hosts import HostCalls
 from snapline.client.views import ask_every_host
-from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError
+from snapline.errors import InputDeadLetteredError, InputUnknownError, NotFoundError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.dead_letters import GONE, RETRY
 from snapline.messages.effect_records import NEEDS_PEOPLE, StandingEffect
 from snapline.messages.effect_words import (
-    EffectWish,
-    EffectWord,
+    EffectResolution,
+    EffectRetry,
     effect_wish_payload,
     effect_word_payload,
     is_effect_wish,
@@ -50,7 +50,7 @@ def word_for(agent: str, key: str, description: Mapping[str, object], *, result:
 
     Raises:
         NotFoundError: it does not stand at this one.
-        MisuseError: it was not done, and has a result.
+        UsageError: it was not done, and has a result.
         EncodingError, MessageTooLargeError: a journal cannot keep the result.
     """
     turn = msgspec.convert(description, _Description).durable_turn
@@ -59,9 +59,9 @@ def word_for(agent: str, key: str, description: Mapping[str, object], *, result:
         stands = f"it stands at {opened.key!r}" if opened is not None else "it stands at none"
         raise NotFoundError(f"agent {agent!r} does not stand at effect {key!r}: {stands}")
     if not_done and result is not None:
-        raise MisuseError("what was not done has no result: say one of them")
+        raise UsageError("what was not done has no result: say one of them")
     encoded = b"" if not_done else encode_result(opened.name, result)
-    word = EffectWord(opened.key, opened.generation, opened.number, not not_done, encoded)
+    word = EffectResolution(opened.key, opened.generation, opened.number, not not_done, encoded)
     return GivenInput(agent, f"resolve-{secrets.token_hex(12)}", effect_word_payload(word))
 
 
@@ -69,20 +69,20 @@ def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenI
     """What is said to have an effect tried again, under a key of its own: of one that waits for people, that it was not done.
 
     Raises:
-        MisuseError: the agent stands at it, and needs nobody.
+        UsageError: the agent stands at it, and needs nobody.
     """
     turn = msgspec.convert(description, _Description).durable_turn
     opened = turn.effect if turn is not None else None
     if opened is None or (opened.key, opened.generation) != key_of(key):
         return wish_for(agent, RETRY, key)
     if opened.stands != NEEDS_PEOPLE:
-        raise MisuseError(f"effect {key!r} of agent {agent!r} has not failed: {opened.stands}")
+        raise UsageError(f"effect {key!r} of agent {agent!r} has not failed: {opened.stands}")
     return word_for(agent, opened.key, description, result=None, not_done=True)
 
 
 def wish_for(agent: str, verb: str, key: str) -> GivenInput:
     """What is wished of an effect that has ended, under a key of its own."""
-    wish = EffectWish(verb, *key_of(key))
+    wish = EffectRetry(verb, *key_of(key))
     return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_wish_payload(wish))
 
 
@@ -95,26 +95,26 @@ async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float,
     """Give the word to the agent, until its turn has taken it, or the turn of its own has ended; raises as `Settling.give`.
 
     Raises:
-        MisuseError: nobody has to say it, or somebody else has said it before.
-        InputBuriedError: its turn has failed.
+        UsageError: nobody has to say it, or somebody else has said it before.
+        InputDeadLetteredError: its turn has failed.
         InputUnknownError: it was not heard of in time.
     """
     (outcome,) = await settling.give([word], deadline_s)
     if outcome.status == REFUSED:
-        raise MisuseError(outcome.reason)
+        raise UsageError(outcome.reason)
     try:
         async with asyncio.timeout_at(deadline_s):
             said = await hear(Receipt(word.agent, outcome.number, word.key), deadline_s)
     except TimeoutError:
         raise late(word.agent, "nobody has answered yet") from None
     if said.ending == ev.BURIED:
-        raise InputBuriedError(
+        raise InputDeadLetteredError(
             f"effect {key!r} of agent {word.agent!r} has failed again: `snapline agent dead-letters list` shows the error"
         )
     if said.ending != ev.ANSWERED or said.outcome is None:
         raise late(word.agent, said.reason)
     if (said.outcome.type, said.outcome.body) == ("", GONE[1:]):
-        raise MisuseError(f"{_too_late(word, key)}: somebody has said what is to become of it")
+        raise UsageError(f"{_too_late(word, key)}: somebody has said what is to become of it")
 
 
 def _too_late(word: GivenInput, key: str) -> str:

@@ -11,13 +11,13 @@ from snapline.errors import (
     AnswerMissingError,
     FleetEndedError,
     HandlerNotPublicError,
-    InputBuriedError,
-    InputNotTakenError,
+    InputDeadLetteredError,
     InputRefusedError,
+    InputRejectedError,
     InputUnknownError,
-    MisuseError,
     SnaplineError,
     SnapshotAbortedError,
+    UsageError,
 )
 from snapline.messages.documents import document_of
 from snapline.messages.inputs import AskOutcome
@@ -84,9 +84,9 @@ def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
 def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
     """Why there is no reply."""
     taken = f"it was taken as input {receipt.number} of agent {receipt.agent} under key {receipt.key}"
-    error: InputBuriedError | AnswerMissingError
+    error: InputDeadLetteredError | AnswerMissingError
     if said.ending == ev.BURIED:
-        error = InputBuriedError(
+        error = InputDeadLetteredError(
             f"{taken}, and became a dead letter: `snapline agent dead-letters list` shows the error, in the next snapshot; "
             "after `… retry` the same key gets the answer"
         )
@@ -110,7 +110,7 @@ def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineEr
     return error
 
 
-_ABOUT_INPUTS = (AgentMissingError, FleetEndedError, InputNotTakenError, InputRefusedError, InputUnknownError)
+_ABOUT_INPUTS = (AgentMissingError, FleetEndedError, InputRejectedError, InputRefusedError, InputUnknownError)
 
 
 def _error_of(ending: str, reason: str, agent: str, key: str) -> SnaplineError:
@@ -124,9 +124,9 @@ def _error_of(ending: str, reason: str, agent: str, key: str) -> SnaplineError:
         case ev.ENDED:
             return FleetEndedError(reason)
         case ev.DENIED:
-            return MisuseError(reason)
+            return UsageError(reason)
         case ev.NOT_TAKEN:
-            return InputNotTakenError(f"the input with key {key} for agent {agent} was not taken in time: {reason}")
+            return InputRejectedError(f"the input with key {key} for agent {agent} was not taken in time: {reason}")
         case _:
             return InputUnknownError(
                 f"the input with key {key} for agent {agent} may have been taken, or may be yet ({reason}): "

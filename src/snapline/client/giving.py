@@ -10,7 +10,7 @@ import msgspec
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.errors import EncodingError, MessageTooLargeError, MisuseError
+from snapline.errors import EncodingError, MessageTooLargeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.inputs import KEY_CHARACTERS_MAX, GivenInput
 
@@ -30,23 +30,23 @@ class OutsideMessage(msgspec.Struct, frozen=True):
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise MisuseError if it is none."""
+    """Raise UsageError if it is none."""
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
-        raise MisuseError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
+        raise UsageError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
 
 
 def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
     """An input as it goes to a host.
 
     Raises:
-        MisuseError: agent or key are none.
+        UsageError: agent or key are none.
         EncodingError, MessageTooLargeError: the message cannot be sent.
     """
     check_id(agent)
     if key is None:
         key = secrets.token_hex(16)
     elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
-        raise MisuseError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
+        raise UsageError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
     if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
         message = OutsideMessage(*message, public_only=False)
     if isinstance(message, OutsideMessage):

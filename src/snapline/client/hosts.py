@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.messages.coordinator_client import named_error
 from snapline.messages.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
 from snapline.messages.inputs import AskOutcome, GivenInput, InputOutcome
@@ -145,7 +145,7 @@ class HostCalls:
     def _open(self, host: str, address: str) -> _Connection:
         try:
             return _Connection(self._security.open_channel(address, role="host", name=host))
-        except MisuseError as error:
+        except UsageError as error:
             raise OfferFailed(str(error), is_unsent=True, is_final=True) from error
 
     def _leave(self, place: tuple[str, str]) -> None:

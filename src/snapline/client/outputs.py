@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.reading import MessageReader, Output, Undone
+from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverted
 from snapline.client.giving import check_timeout
-from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError, StoreError, UnknownOutcomeError
+from snapline.errors import CoordinatorUnavailableError, DamagedDataError, StoreError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.coordinator_client import CoordinatorClient, patiently
 from snapline.messages.outputs import ReadOutputsReply, ReleasedOutputs
@@ -91,7 +91,7 @@ class WantedOutputs(msgspec.Struct, frozen=True):
 
 async def wanted_outputs(
     coordinator: Callable[[], CoordinatorClient], wanted: WantedOutputs
-) -> AsyncGenerator[Output | Undone, None]:
+) -> AsyncGenerator[Output | OutputsReverted, None]:
     """Yield what is wanted; see `Client.outputs`."""
     check_timeout(wanted.timeout_s)
     parse_cursor(wanted.after)
@@ -107,7 +107,7 @@ async def wanted_outputs(
 
 async def follow_outputs(
     coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading, reader: MessageReader
-) -> AsyncGenerator[Output | Undone, None]:
+) -> AsyncGenerator[Output | OutputsReverted, None]:
     """Yield what comes; `coordinator` is asked for at each call, for connections are renewed.
 
     The next page is asked for while the program takes this one, unless this one is large: so it is there soon, and the end of the fleet is heard.
@@ -149,17 +149,17 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
     """Return the cursor to begin with. A consumer is made if there is none: from now on its outputs are kept for it.
 
     Raises:
-        MisuseError: both say it.
+        UsageError: both say it.
     """
     if after and consumer:
-        raise MisuseError("after and consumer both say where to begin: give one of them")
+        raise UsageError("after and consumer both say where to begin: give one of them")
     return await coordinator.move_consumer(consumer) if consumer else after
 
 
-def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | Undone]":
+def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | OutputsReverted]":
     """Yield what programs get of a release, each made when it is wanted: messages take up to 30 times the space of their bytes. EncodingError."""
     if release.undone is not None:
-        yield Undone(release.undone.after, release.undone.epochs, release.undone.cursor)
+        yield OutputsReverted(release.undone.after, release.undone.epochs, release.undone.cursor)
     for each in release.outputs:
         name, body = split_message(each.payload)
         message = reader.read(name, body)

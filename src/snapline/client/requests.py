@@ -2,7 +2,7 @@
 
 from snapline.client import events as ev
 from snapline.client.hosts import HostCalls, OfferFailed
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.inputs import GivenInput
 
@@ -12,7 +12,7 @@ async def find(coordinator: CoordinatorClient, command: ev.FindAgents) -> ev.Eve
     try:
         return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
     except Exception as error:  # every request is answered, or its agents would wait for ever
-        return ev.FindingFailed(command.request, str(error), is_final=isinstance(error, MisuseError))
+        return ev.FindingFailed(command.request, str(error), is_final=isinstance(error, UsageError))
 
 
 async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from snapline.agent_runtime.effect_ledger import Effect
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.client.analysis import RecoveryLine
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates
-from snapline.client.dead_letters import SettledLetter
+from snapline.client.dead_letters import DeadLetterResult
 from snapline.client.endings import Receipt, Reply
 from snapline.client.giving import AgentInput
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
@@ -98,7 +98,7 @@ class SyncClient:
         message_type: Any = None,
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
-    ) -> Iterator[Output | Undone]:
+    ) -> Iterator[Output | OutputsReverted]:
         """As `Client.outputs`; each step blocks until there is something."""
         found = self._open.outputs(
             topic, after=after, consumer=consumer, message_type=message_type, follow=follow, timeout_s=timeout_s
@@ -118,7 +118,7 @@ class SyncClient:
         """As `Client.effects`."""
         return self._run(self._open.effects())
 
-    def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
+    def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
         """As `Client.acknowledge`."""
         self._run(self._open.acknowledge(consumer, had))
 
@@ -154,13 +154,13 @@ class SyncClient:
 
     def retry_dead_letters(
         self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
-    ) -> list[SettledLetter]:
+    ) -> list[DeadLetterResult]:
         """As `Client.retry_dead_letters`."""
         return self._run(self._open.retry_dead_letters(agent, numbers, timeout_s))
 
     def drop_dead_letters(
         self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
-    ) -> list[SettledLetter]:
+    ) -> list[DeadLetterResult]:
         """As `Client.drop_dead_letters`."""
         return self._run(self._open.drop_dead_letters(agent, numbers, timeout_s))
 
@@ -181,7 +181,7 @@ class SyncClient:
     @property
     def _open(self) -> Client:
         if self._client is None:
-            raise MisuseError("this client is closed")
+            raise UsageError("this client is closed")
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -199,7 +199,7 @@ class SyncClient:
         self._loop.close()
 
 
-async def _next(found: AsyncGenerator[Output | Undone, None]) -> Output | Undone | None:
+async def _next(found: AsyncGenerator[Output | OutputsReverted, None]) -> Output | OutputsReverted | None:
     return await anext(found, None)
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from snapline.errors import MisuseError, TraceError
+from snapline.errors import TraceError, UsageError
 from snapline.recovery.gathered import TracedEvent, gather, read_part
 from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import Trace as Events
@@ -26,7 +26,7 @@ def read_file(place: str) -> Events:
     """Read the trace at `place`, a path or "-" for standard input; perhaps compressed with gzip.
 
     Raises:
-        MisuseError: it cannot be opened.
+        UsageError: it cannot be opened.
         TraceError: it cannot be read, or contradicts itself.
     """
     with _lines(place) as lines:
@@ -40,7 +40,7 @@ def merge_folder(folder: Path) -> Merged:
     """Merge the traces that hosts have written into `folder`.
 
     Raises:
-        MisuseError: there are none, or a file cannot be opened.
+        UsageError: there are none, or a file cannot be opened.
         TraceError: a file cannot be read, or they contradict each other.
     """
     files = {path.name: _lines_of(path) for path in _files_of(folder)}
@@ -66,7 +66,7 @@ def read_happened(place: Path) -> list[TracedEvent]:
     """All that happened: of a file what stands in it, of a folder what its hosts have traced, with hosts, times and markers.
 
     Raises:
-        MisuseError: it cannot be opened, or the folder has no traces.
+        UsageError: it cannot be opened, or the folder has no traces.
         TraceError: it cannot be read, or contradicts itself.
     """
     if not place.is_dir():
@@ -85,7 +85,7 @@ def read_happened(place: Path) -> list[TracedEvent]:
 def _files_of(folder: Path) -> list[Path]:
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
-        raise MisuseError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
+        raise UsageError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
     return files
 
 
@@ -114,4 +114,4 @@ def _lines(place: str) -> Iterator[Iterable[bytes]]:
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise TraceError(f"{name_of(place)} cannot be unpacked: {error}") from error
         except OSError as error:
-            raise MisuseError(f"{name_of(place)} cannot be read: {error.strerror or error}") from error
+            raise UsageError(f"{name_of(place)} cannot be read: {error.strerror or error}") from error

@@ -16,9 +16,9 @@ from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
     FleetEndedError,
-    MisuseError,
     SnaplineError,
     UnknownOutcomeError,
+    UsageError,
 )
 from snapline.messages.answers import LocateReply
 from snapline.messages.coordinator_client import CoordinatorClient
@@ -46,7 +46,7 @@ async def see(
     Raises:
         UnknownOutcomeError: nobody has, in time.
         AgentMissingError, FleetEndedError: nobody will.
-        MisuseError: this client may not, or asks for what cannot be told. Other errors of the host come as they are.
+        UsageError: this client may not, or asks for what cannot be told. Other errors of the host come as they are.
     """
     loop, wait_s, tries = asyncio.get_running_loop(), WAIT_LEAST_S, 0
     deadline_s, reason = loop.time() + limit_s, "nobody has answered yet"
@@ -56,7 +56,7 @@ async def see(
             return await hosts.show(*place, encode_question(question), max(deadline_s - loop.time(), 0.001))
         except OfferFailed as failed:
             if failed.is_final:
-                raise MisuseError(failed.reason) from failed
+                raise UsageError(failed.reason) from failed
             reason = failed.reason
         except (CoordinatorUnavailableError, UnknownOutcomeError, NotHereError) as error:
             reason = str(error)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 from snapline.storage.store.locks import LockHeldError, lock_file
 
@@ -41,7 +41,7 @@ def marks_of(data_dir: Path, host: str) -> Path:
     return data_dir / MARKS_FOLDER / f"{host}.marks"
 
 
-class DirectoryInUseError(MisuseError):
+class DirectoryInUseError(UsageError):
     """Another launcher runs on this folder."""
 
     exit_code = 11
@@ -63,7 +63,7 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
     """Where a fork's store goes; no fleet starts in the folder meanwhile, and nobody else makes a fork there.
 
     Raises:
-        MisuseError: it is the folder of a fleet.
+        UsageError: it is the folder of a fleet.
         DirectoryInUseError: a fleet runs there, or a fork is being made.
     """
     with contextlib.ExitStack() as held:
@@ -71,9 +71,9 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
             make_private(folder)
             held.callback(os.close, lock(folder))
         except OSError as error:
-            raise MisuseError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error
+            raise UsageError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error
         if (folder / COORDINATOR_FOLDER).exists():
-            raise MisuseError(f"{folder} is the folder of a fleet: give the fork another one")
+            raise UsageError(f"{folder} is the folder of a fleet: give the fork another one")
         yield folder / STORE_FOLDER
 
 
@@ -81,12 +81,12 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
     """The ports of the run before, as far as they are still free, so that whoever wrote them down is right; else new ones.
 
     Raises:
-        MisuseError: the fleet in this folder has another number of coordinators: a member that forgot its votes, or never
+        UsageError: the fleet in this folder has another number of coordinators: a member that forgot its votes, or never
             had any, must not take part.
     """
     earlier = read_addresses(data_dir)
     if earlier and len(earlier) != count and (data_dir / COORDINATOR_FOLDER).is_dir():
-        raise MisuseError(
+        raise UsageError(
             f"the fleet in {data_dir} has {describe_count(len(earlier))}, and keeps them: "
             f"give --coordinators {len(earlier)}, or choose another --data-dir"
         )
@@ -98,7 +98,7 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
             attempts.insert(0, ports[number])
         port = next((port for port in attempts if port not in chosen and _is_free(port)), None)
         if port is None:
-            raise WorldError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
+            raise ExternalFailureError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
         chosen.append(port)
     addresses = [f"127.0.0.1:{port}" for port in chosen]
     write_address(data_dir, ",".join(addresses))

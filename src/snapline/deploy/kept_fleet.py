@@ -28,7 +28,7 @@ from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
 from snapline.deploy.status import FleetReading
 from snapline.deploy.supervision import Ending
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import RELOAD_S, Security
@@ -87,13 +87,13 @@ def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
     """Of all its processes.
 
     Raises:
-        MisuseError: one is not there; says how it is made.
+        UsageError: one is not there; says how it is made.
     """
     if not plan.tls:
         return {}
     if plan.place == "slurm" and not (Path(plan.tls) / f"{OPERATOR}.key").is_file():
         made = f"`snapline auth issue {plan.tls} operator operator`"
-        raise MisuseError(
+        raise UsageError(
             f"{plan.tls}/{OPERATOR}.key is not there, for the last snapshot before a time limit: {made} makes it"
         )
     return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators)
@@ -103,14 +103,14 @@ def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
     """What one process needs to be trusted, as it is now: it may have been renewed, or its host have come later.
 
     Raises:
-        WorldError: it is not there; a later start may find it.
+        ExternalFailureError: it is not there; a later start may find it.
     """
     if not plan.tls:
         return {}
     try:
         return own_files(read_of(Path(plan.tls), [(kind, "c1" if name == ALONE else name)]), kind, name)
-    except MisuseError as error:
-        raise WorldError(str(error)) from error
+    except UsageError as error:
+        raise ExternalFailureError(str(error)) from error
 
 
 class KeptLauncher(Launcher, Protocol):
@@ -166,8 +166,8 @@ async def check_place(plan: KeptPlan) -> None:
     """What its place can be asked before anything is started, in seconds.
 
     Raises:
-        MisuseError: the fleet can never run there as it is asked for; says what helps.
-        WorldError: the place does not answer.
+        UsageError: the fleet can never run there as it is asked for; says what helps.
+        ExternalFailureError: the place does not answer.
     """
     launcher = launcher_of(plan)
     if isinstance(launcher, SlurmLauncher):
@@ -227,7 +227,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     """
     plan = read_plan(folder)
     if plan is None:
-        raise MisuseError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
+        raise UsageError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
     certificates = certificates_of(plan)
     held = lock(folder)
     fleet = LaunchedFleet(
@@ -264,7 +264,7 @@ async def _renew_again_and_again(
     """
     while plan.tls and plan.place != "slurm":
         await asyncio.sleep(RELOAD_S)
-        with contextlib.suppress(MisuseError):  # one is just being replaced
+        with contextlib.suppress(UsageError):  # one is just being replaced
             found = await asyncio.to_thread(certificates_of, plan)
             if found != known:
                 known = found

@@ -47,7 +47,7 @@ from snapline.deploy.post_wire import (
     encode_line,
 )
 from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, STOP_GRACE_S
-from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.folders import make_private
 from snapline.security.printable import printable
 
@@ -77,14 +77,14 @@ def runtime_folder(key: str) -> Path:
     """Where the post of this key has its socket and its processes' keys: in memory, where Linux has such a file system.
 
     Raises:
-        MisuseError: somebody else has made the folder.
+        UsageError: somebody else has made the folder.
     """
     parent = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     root = parent / f"snapline-posts-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise MisuseError(f"{root} is not a folder of this user alone: remove it")
+        raise UsageError(f"{root} is not a folder of this user alone: remove it")
     return root / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -260,7 +260,7 @@ class Post:
             taken = self._ports.values()
             port = next((port for port in attempts if port not in taken and _is_free(address, port)), None)
             if port is None:
-                raise WorldError(f"no free port on {address} between {PORTS.start} and {PORTS.stop}")
+                raise ExternalFailureError(f"no free port on {address} between {PORTS.start} and {PORTS.stop}")
             self._ports[name] = port
         return self._ports[name]
 
@@ -378,7 +378,7 @@ def _await_post(started: "subprocess.Popen[bytes]", runtime: Path, logs: Path) -
         with contextlib.suppress(OSError):
             return _join(runtime)
         time.sleep(START_LOOK_S)
-    raise WorldError(f"the post has not started: see {logs / 'post.log'}")
+    raise ExternalFailureError(f"the post has not started: see {logs / 'post.log'}")
 
 
 def main() -> None:

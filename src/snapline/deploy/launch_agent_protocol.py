@@ -17,7 +17,7 @@ from snapline.deploy.post_wire import (
     PostRequest,
     encode_line,
 )
-from snapline.errors import WorldError
+from snapline.errors import ExternalFailureError
 
 SAID_BYTES_MAX = 4096
 """Of what the program writes to stderr, kept to explain its end."""
@@ -26,11 +26,11 @@ END_S = 5.0
 """For the program to end once its input is closed; then it is killed."""
 
 
-class LineBrokenError(WorldError):
+class LineBrokenError(ExternalFailureError):
     """The connection is gone; what was asked may have been done."""
 
 
-class NoPostError(WorldError):
+class NoPostError(ExternalFailureError):
     """The program ended before a post spoke.
 
     Attributes:
@@ -66,7 +66,7 @@ class PostLine:
 
         Raises:
             NoPostError: there is none.
-            WorldError: the program cannot be run, or the post is of another version of snapline.
+            ExternalFailureError: the program cannot be run, or the post is of another version of snapline.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -78,7 +78,7 @@ class PostLine:
                 start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
             )
         except OSError as error:
-            raise WorldError(f"{command[0]} cannot be run: {error.strerror}") from error
+            raise ExternalFailureError(f"{command[0]} cannot be run: {error.strerror}") from error
         line = cls(process)
         try:
             await line._greet()
@@ -131,7 +131,7 @@ class PostLine:
             with contextlib.suppress(msgspec.MsgspecError):
                 self.greeting = msgspec.json.decode(line, type=PostGreeting)
                 if self.greeting.snapline != snapline.__version__:
-                    raise WorldError(
+                    raise ExternalFailureError(
                         f"snapline {self.greeting.snapline} is installed there, and {snapline.__version__} here: "
                         "install the same on both"
                     )

@@ -87,7 +87,7 @@ class Launcher(Protocol):
         For a fleet that ran here before, with the addresses of then if they can be had.
 
         Raises:
-            MisuseError: another launcher has the place, or its fleet is another one.
+            UsageError: another launcher has the place, or its fleet is another one.
         """
         ...
 
@@ -98,7 +98,7 @@ class Launcher(Protocol):
         ends what may have been started.
 
         Raises:
-            WorldError: it cannot be started now; a later call may do.
+            ExternalFailureError: it cannot be started now; a later call may do.
         """
         ...
 

@@ -55,7 +55,7 @@ class LocalLauncher:
 
         Raises:
             DirectoryInUseError: another launcher runs on this folder.
-            MisuseError: the fleet in this folder has another number of coordinators.
+            UsageError: the fleet in this folder has another number of coordinators.
         """
         make_private(self._data_dir)
         self._lock_fd = lock(self._data_dir)

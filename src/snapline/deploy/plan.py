@@ -9,7 +9,7 @@ from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.launching import Kind
 from snapline.deploy.running_fleet import ALONE, LAST_SNAPSHOT_S
 from snapline.deploy.supervisor import OnFailure
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 NODE, PRIVATE = "@node", "@private"
 """In command lines: the address of the machine that a process comes to, and the folder with its certificates there."""
@@ -59,10 +59,10 @@ def check_exposure(address: str) -> None:
     """Of processes without certificates, where the user has not said `--insecure`: `address` is one beyond this machine, or empty.
 
     Raises:
-        MisuseError: there is one.
+        UsageError: there is one.
     """
     if address:
-        raise MisuseError(
+        raise UsageError(
             f"processes at {address} would speak in plaintext to other machines, and anybody there take part: give --tls DIR "
             "(`snapline auth init DIR` makes the certificates), or --insecure if the network is yours alone"
         )
@@ -72,7 +72,7 @@ def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, 
     """What the processes of such a fleet need of a folder that `snapline auth init` has made: never the authority's key.
 
     Raises:
-        MisuseError: one is not there; says how it is made.
+        UsageError: one is not there; says how it is made.
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
@@ -88,11 +88,11 @@ def read_of(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]
                 found[file] = (folder / file).read_bytes()
             except OSError as error:
                 made = f"`snapline auth issue {folder} {role} {name}`"
-                raise MisuseError(f"{folder / file} cannot be read: {made} makes it") from error
+                raise UsageError(f"{folder / file} cannot be read: {made} makes it") from error
     try:
         return {**found, AUTHORITY: (folder / AUTHORITY).read_bytes()}
     except OSError as error:
-        raise MisuseError(f"{folder / AUTHORITY} cannot be read: `snapline auth init {folder}` makes it") from error
+        raise UsageError(f"{folder / AUTHORITY} cannot be read: `snapline auth init {folder}` makes it") from error
 
 
 def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 CALL_S = 120.0
 """For one call: seconds, and a machine that starts many containers at once takes longer."""
@@ -45,7 +45,7 @@ class Container(msgspec.Struct, rename="pascal", frozen=True):
         return (self.config.labels or {}).get(name, "")
 
 
-class PodmanError(WorldError):
+class PodmanError(ExternalFailureError):
     """podman refused; the message is its own last line."""
 
 
@@ -56,7 +56,7 @@ async def podman(
 
     Raises:
         PodmanError: it failed, or took longer than `limit_s`.
-        MisuseError: it is not installed.
+        UsageError: it is not installed.
     """
     code, out, err = await _run(program, arguments, given, limit_s)
     if code:
@@ -86,7 +86,7 @@ async def _run(
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise MisuseError(f"{program[0]} is not there: install podman, runc or crun, and catatonit") from error
+        raise UsageError(f"{program[0]} is not there: install podman, runc or crun, and catatonit") from error
     try:
         async with asyncio.timeout(limit_s):
             out, err = await process.communicate(given)

@@ -28,7 +28,7 @@ from snapline.deploy.podman import (
     last_line,
     podman,
 )
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.folders import make_private
 
 IMAGE = "snapline"
@@ -100,7 +100,7 @@ class PodmanLauncher:
 
         Raises:
             DirectoryInUseError: another launcher runs on this folder.
-            MisuseError: a fleet of this name has another folder, or this folder another number of coordinators; podman is not there.
+            UsageError: a fleet of this name has another folder, or this folder another number of coordinators; podman is not there.
         """
         for path in self._volumes:
             make_private(path)
@@ -109,7 +109,7 @@ class PodmanLauncher:
         left = await containers_of(self._program, self._fleet)
         for container in left:
             if not is_same_folder(container.label(FOLDER_LABEL), self._data_dir):
-                raise MisuseError(
+                raise UsageError(
                     f"container {container.name} is of a fleet in {container.label(FOLDER_LABEL)}: give another --name"
                 )
         earlier = read_addresses(self._data_dir)

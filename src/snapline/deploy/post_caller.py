@@ -14,7 +14,7 @@ from snapline.deploy.launch_agent_protocol import LineBrokenError, PostLine
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import HERE
 from snapline.deploy.post_wire import PostAnswer, PostRequest, Word
-from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
 """Between two attempts to reach a post again, doubled each time, up to the second number."""
@@ -31,11 +31,11 @@ CLOSE_S = 30.0
 Dial = Callable[[], Awaitable[PostLine]]
 
 
-class PostGoneError(WorldError):
+class PostGoneError(ExternalFailureError):
     """The post has ended, and its processes with it."""
 
 
-class ReplacedError(MisuseError):
+class ReplacedError(UsageError):
     """Another launcher has taken the post over."""
 
 
@@ -113,7 +113,7 @@ class PostCaller:
         """End all processes there, and the post; nothing if it was never held, or another launcher has it.
 
         Raises:
-            WorldError: it cannot be reached.
+            ExternalFailureError: it cannot be reached.
         """
         try:
             if self._is_held:
@@ -122,7 +122,7 @@ class PostCaller:
         except (PostGoneError, ReplacedError):
             pass
         except TimeoutError:
-            raise WorldError(f"{self.where} does not answer") from None
+            raise ExternalFailureError(f"{self.where} does not answer") from None
         finally:
             await self.leave()
 
@@ -163,7 +163,7 @@ class PostCaller:
                 self.is_replaced = True
                 raise ReplacedError(f"another `snapline up` has taken this fleet over on {self.where}")
             if answer.fault:
-                raise WorldError(f"{self.where}: {answer.reason}")
+                raise ExternalFailureError(f"{self.where}: {answer.reason}")
             return answer
 
     async def _drop(self, line: PostLine) -> None:
@@ -194,7 +194,7 @@ class PostCaller:
             async with asyncio.timeout(DIAL_LIMIT_S):
                 line = await self._dial()
         except TimeoutError:
-            raise WorldError(f"{self.where} does not answer within {DIAL_LIMIT_S:g} s") from None
+            raise ExternalFailureError(f"{self.where} does not answer within {DIAL_LIMIT_S:g} s") from None
         self.address = line.greeting.address or self.address
         return line
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from snapline.channels.listening import PORT_LOOK_S, PORT_WAIT_S
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 CONNECT_TIMEOUT_S = 10.0
 """Ray itself tries for minutes where nobody listens."""
@@ -27,7 +27,7 @@ ROOM_TIMEOUT_S = 10.0
 NAMESPACE_PREFIX = "snapline-"
 
 
-class SeatLostError(WorldError):
+class SeatLostError(ExternalFailureError):
     """An actor, or its node, is gone or cannot be reached: by Ray's word."""
 
 
@@ -35,12 +35,12 @@ def load_ray() -> Any:
     """Ray's module.
 
     Raises:
-        MisuseError: it is not installed.
+        UsageError: it is not installed.
     """
     try:
         return import_module("ray")
     except ImportError as error:
-        raise MisuseError("Ray is not installed: pip install 'snapline[ray]'") from error
+        raise UsageError("Ray is not installed: pip install 'snapline[ray]'") from error
 
 
 class RayCluster:
@@ -55,8 +55,8 @@ class RayCluster:
             runtime: Ray's runtime environment, such as the folder with the fleet's code; all that is made here has it.
 
         Raises:
-            MisuseError: Ray is not installed, or there is no cluster on this machine.
-            WorldError: no cluster answers at `address`, for some seconds.
+            UsageError: Ray is not installed, or there is no cluster on this machine.
+            ExternalFailureError: no cluster answers at `address`, for some seconds.
         """
         self.namespace = NAMESPACE_PREFIX + fleet
         self._ray = load_ray()
@@ -73,7 +73,7 @@ class RayCluster:
                     configure_logging=False,
                 )
             except ConnectionError as error:
-                raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
+                raise UsageError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
 
     def nodes_for(self, node: Mapping[str, float]) -> list[str]:
         """Addresses of the nodes that have what `node` says, whether others use it now or not."""
@@ -87,7 +87,7 @@ class RayCluster:
         """Take `count` places on as many nodes, each with what `node` says; those of before, if they are still there.
 
         Raises:
-            WorldError: the cluster has not so many nodes with that to spare.
+            ExternalFailureError: the cluster has not so many nodes with that to spare.
         """
         util = import_module("ray.util")
         try:
@@ -107,7 +107,7 @@ class RayCluster:
             alive = sum(bool(each["Alive"]) for each in self._ray.nodes())
             suited = len(self.nodes_for(node))
             wanted = ", ".join(f"{amount:g} {what}" for what, amount in node.items())
-            raise WorldError(
+            raise ExternalFailureError(
                 f"the Ray cluster has not {count} nodes with {wanted} to spare (it has {alive} nodes, {suited} of them with as much in all): "
                 f"add nodes, or ask for fewer --hosts or --cpus"
             ) from None
@@ -223,7 +223,7 @@ def _check_reachable(address: str) -> None:
         except OSError as error:  # also a name that DNS does not know yet
             if time.monotonic() > deadline_s:
                 reason = error.strerror or error
-                raise WorldError(
+                raise ExternalFailureError(
                     f"no Ray cluster answers at {address} ({reason}): `ray start --head` makes one"
                 ) from error
         time.sleep(PORT_LOOK_S)

@@ -26,7 +26,14 @@ from snapline.deploy.ray_worker import PrivateFiles
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.status import CoordinatorReader, FleetReading
 from snapline.deploy.supervision import Ending
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.errors import (
+    DamagedDataError,
+    ExternalFailureError,
+    NotFoundError,
+    SnaplineError,
+    UnknownOutcomeError,
+    UsageError,
+)
 from snapline.security.transport import is_loopback
 
 NOTES_MAX = 20
@@ -179,15 +186,13 @@ async def up(
     """Take a fleet up; returns when all of its hosts take part.
 
     Raises:
-        MisuseError: a fleet of this name is up, or would speak in plaintext between nodes.
-        WorldError: the cluster has not so many nodes.
+        UsageError: a fleet of this name is up, or would speak in plaintext between nodes.
+        ExternalFailureError: the cluster has not so many nodes.
         SnaplineError: the keeper has given up; nothing is left but its word, which `down` takes away.
         UnknownOutcomeError: it is not all there in time; it goes on coming up.
     """
     if cluster.names():
-        raise MisuseError(
-            f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name"
-        )
+        raise UsageError(f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name")
     places = max(plan.hosts, plan.coordinators)
     suited = cluster.nodes_for(plan.node)
     if not certificates and not plan.is_insecure:
@@ -238,7 +243,7 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
 
     Raises:
         NotFoundError: no fleet of this name is on the cluster.
-        MisuseError: it was taken up without certificates, or `folder` lacks one that it needs.
+        UsageError: it was taken up without certificates, or `folder` lacks one that it needs.
         UnknownOutcomeError: some processes do not run just now; they get theirs when they start.
     """
     keeper = cluster.actor(KEEPER)
@@ -247,7 +252,7 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
     encoded, is_tls, runtime = await answer(keeper.making.remote())
     plan = msgspec.msgpack.decode(encoded, type=FleetPlan)
     if not is_tls:
-        raise MisuseError(f"fleet {name} was taken up without certificates: `snapline down`, then `up` with --tls")
+        raise UsageError(f"fleet {name} was taken up without certificates: `snapline down`, then `up` with --tls")
     certificates = read_certificates(folder, plan.hosts, plan.coordinators)
     cluster.end_actor(keeper)
     processes = plan.hosts + plan.coordinators
@@ -292,8 +297,8 @@ async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
 
 
 def _error_of(last: RayStanding) -> SnaplineError:
-    kinds = {error.exit_code: error for error in (MisuseError, DamagedDataError, UnknownOutcomeError)}
-    return kinds.get(last.exit_code, WorldError)(last.reason)
+    kinds = {error.exit_code: error for error in (UsageError, DamagedDataError, UnknownOutcomeError)}
+    return kinds.get(last.exit_code, ExternalFailureError)(last.reason)
 
 
 async def down(cluster: RayCluster, name: str) -> None:

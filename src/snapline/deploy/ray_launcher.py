@@ -77,7 +77,7 @@ class RayLauncher:
         """Reserve nodes and ask the coordinators' seats for addresses.
 
         Raises:
-            WorldError: the cluster has not so many nodes to spare.
+            ExternalFailureError: the cluster has not so many nodes to spare.
         """
         self._places = max(self._places, len(coordinators))
         await self._cluster.spread(self._places, self._node)

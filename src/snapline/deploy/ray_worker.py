@@ -23,7 +23,7 @@ from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import HERE, LocalLauncher
 from snapline.deploy.plan import NODE, PRIVATE
 from snapline.deploy.ray_cluster import node_here
-from snapline.errors import WorldError
+from snapline.errors import ExternalFailureError
 
 
 class PrivateFiles:
@@ -78,7 +78,9 @@ class NodeSeat:
         if not self._coordinator_address:
             port = next((port for port in random.sample(PORTS, PORT_ATTEMPTS_MAX) if self._is_free(port)), None)
             if port is None:
-                raise WorldError(f"no free port on {self._node_address} between {PORTS.start} and {PORTS.stop}")
+                raise ExternalFailureError(
+                    f"no free port on {self._node_address} between {PORTS.start} and {PORTS.stop}"
+                )
             self._coordinator_address = f"{self._node_address}:{port}"
         return self._coordinator_address
 

@@ -43,7 +43,14 @@ from snapline.deploy.supervision import (
     StopProcess,
 )
 from snapline.deploy.supervisor import Keeper, OnFailure
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.errors import (
+    DamagedDataError,
+    ExternalFailureError,
+    NotFoundError,
+    SnaplineError,
+    UnknownOutcomeError,
+    UsageError,
+)
 from snapline.ids import check_id
 
 HOSTS_MAX = 1_000
@@ -70,8 +77,8 @@ STOP_GRACE_S = 2.0
 LAST_SNAPSHOT_S = 20.0
 """For a last snapshot when users take a fleet down: some tens of milliseconds, but effects that are being called end first."""
 
-ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (MisuseError, DamagedDataError)}
-"""What the keeper's `GiveUp` is raised as, by exit code; any other is a `WorldError`."""
+ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (UsageError, DamagedDataError)}
+"""What the keeper's `GiveUp` is raised as, by exit code; any other is a `ExternalFailureError`."""
 
 
 class LaunchedFleet:
@@ -105,7 +112,7 @@ class LaunchedFleet:
         """
         self.hosts = host_names(hosts)
         if coordinators not in COORDINATORS:
-            raise MisuseError(f"a fleet has 1, 3 or 5 coordinators, not {coordinators}")
+            raise UsageError(f"a fleet has 1, 3 or 5 coordinators, not {coordinators}")
         self.address = ""
         self.coordinators = (ALONE,) if coordinators == 1 else tuple(f"c{n}" for n in range(1, coordinators + 1))
         self._launcher = launcher
@@ -139,7 +146,7 @@ class LaunchedFleet:
         """Start all processes; returns at once, before the fleet has formed.
 
         Raises:
-            MisuseError: the launcher's place is taken, or its fleet has another number of coordinators.
+            UsageError: the launcher's place is taken, or its fleet has another number of coordinators.
         """
         assert self._ended is None, "start() runs once"
         self._addresses = await self._launcher.open(self.coordinators)
@@ -233,14 +240,14 @@ class LaunchedFleet:
             self._spawn(_close_later(self._client), "close")
             self._client = self._connect(self.address)
         for name in list(self._handles):
-            with contextlib.suppress(WorldError):  # it ends, or cannot be reached: it has them when it starts
+            with contextlib.suppress(ExternalFailureError):  # it ends, or cannot be reached: it has them when it starts
                 await self._launcher.start(self._spec(name))
 
     def scale(self, hosts: int) -> None:
         """Have so many hosts, named `h1` to `hN`: more are started, and those above `hN` end. Drain them before.
 
         Raises:
-            MisuseError: no fleet has so many.
+            UsageError: no fleet has so many.
         """
         self.hosts = host_names(hosts)
         self._feed(HostsWanted(self.hosts))
@@ -344,7 +351,7 @@ class LaunchedFleet:
         """One life of a process, from its start to its end."""
         try:
             handle = await self._launcher.start(spec)
-        except WorldError as error:
+        except ExternalFailureError as error:
             self._feed(ProcessEnded(spec.name, "", Exit(None, f"not started: {error}", log=self._launcher.logs)))
             return
         self._handles[spec.name] = handle
@@ -412,15 +419,15 @@ def host_names(hosts: int) -> tuple[str, ...]:
     """`h1` to `hN`.
 
     Raises:
-        MisuseError: no fleet has so many.
+        UsageError: no fleet has so many.
     """
     if not 1 <= hosts <= HOSTS_MAX:
-        raise MisuseError(f"a fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
+        raise UsageError(f"a fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
     return tuple(f"h{number}" for number in range(1, hosts + 1))
 
 
 def _error_of(word: GiveUp) -> SnaplineError:
-    return ERRORS.get(word.exit_code, WorldError)(word.sentence)
+    return ERRORS.get(word.exit_code, ExternalFailureError)(word.sentence)
 
 
 async def _close_later(client: CoordinatorReader) -> None:

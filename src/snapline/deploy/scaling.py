@@ -8,16 +8,16 @@ import contextlib
 from pathlib import Path
 
 from snapline.deploy.running_fleet import LaunchedFleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 WANTED_FILE = "hosts-wanted"
 LOOK_S = 0.2
 
 
 def check_kept(folder: Path) -> None:
-    """Raises MisuseError unless a process on this machine keeps the fleet in `folder`, or was killed there."""
+    """Raises UsageError unless a process on this machine keeps the fleet in `folder`, or was killed there."""
     if not (folder / WANTED_FILE).exists():
-        raise MisuseError(
+        raise UsageError(
             f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"
         )
 
@@ -35,7 +35,7 @@ async def follow(fleet: LaunchedFleet, folder: Path) -> None:
     want_hosts(folder, len(fleet.hosts))
     try:
         while True:
-            with contextlib.suppress(OSError, ValueError, MisuseError):  # what stands there is no number of hosts
+            with contextlib.suppress(OSError, ValueError, UsageError):  # what stands there is no number of hosts
                 hosts = int(file.read_text())
                 if hosts != len(fleet.hosts):
                     fleet.scale(hosts)

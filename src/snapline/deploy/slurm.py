@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from snapline.deploy.data_directory import is_same_folder
-from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.security.transport import is_loopback
 
 JOB_PREFIX = "snapline"
@@ -133,8 +133,8 @@ class Slurm:
         """See that jobs with these options are taken, and that so many can ever run at once. Submits nothing.
 
         Raises:
-            MisuseError: an option is refused, Slurm's configuration cannot be read, or the cluster is too small.
-            WorldError: nobody answers.
+            UsageError: an option is refused, Slurm's configuration cannot be read, or the cluster is too small.
+            ExternalFailureError: nobody answers.
         """
         await self._test(["--ntasks=1", *options])
         together = [f"--ntasks={processes}", *([f"--nodes={processes}"] if "--exclusive" in options else [])]
@@ -142,7 +142,7 @@ class Slurm:
             await self._test([*together, *options])
         except SnaplineError as error:  # others, such as a limit of nodes for one job, do not hold for many small ones
             if TOO_FEW in str(error):
-                raise MisuseError(
+                raise UsageError(
                     f"the Slurm cluster has no room for {processes} processes at once with these options: ask for fewer --hosts, add nodes, "
                     "or change --sbatch-option; `sinfo` lists the nodes"
                 ) from error
@@ -181,7 +181,7 @@ class Slurm:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise WorldError(f"node {node}: nobody knows the address of {name}: {error.strerror}") from error
+            raise ExternalFailureError(f"node {node}: nobody knows the address of {name}: {error.strerror}") from error
         return str(found[0][4][0])
 
     def bridge(self, element: Element, command: Sequence[str]) -> list[str]:
@@ -194,12 +194,12 @@ class Slurm:
         """Run one of Slurm's programs to its end; returns what it has printed.
 
         Raises:
-            MisuseError: it is not there, its configuration cannot be read, or it does not accept what it was asked.
-            WorldError: it fails.
+            UsageError: it is not there, its configuration cannot be read, or it does not accept what it was asked.
+            ExternalFailureError: it fails.
         """
         configuration = os.environ.get("SLURM_CONF", "")
         if configuration and not os.path.exists(configuration):  # the program would look for it for a minute
-            raise MisuseError(f"Slurm's configuration cannot be read: {configuration} is not there; {MEND}")
+            raise UsageError(f"Slurm's configuration cannot be read: {configuration} is not there; {MEND}")
         try:
             process = await asyncio.create_subprocess_exec(
                 self._programs.get(program, program),
@@ -210,7 +210,7 @@ class Slurm:
                 start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
             )
         except OSError as error:
-            raise MisuseError(
+            raise UsageError(
                 f"{program} cannot be run here ({error.strerror}): this needs a machine of a Slurm cluster"
             ) from error
         out, err = await asyncio.shield(
@@ -219,8 +219,8 @@ class Slurm:
         if process.returncode:
             said = err.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
             if any("configuration file" in line for line in said):
-                raise MisuseError(f"Slurm's configuration cannot be read: {_plain(program, said[0])}; {MEND}")
-            kind = MisuseError if program == "sbatch" and _is_refused(said) else WorldError
+                raise UsageError(f"Slurm's configuration cannot be read: {_plain(program, said[0])}; {MEND}")
+            kind = UsageError if program == "sbatch" and _is_refused(said) else ExternalFailureError
             raise kind(f"{program}: {_plain(program, said[-1])}")
         return out.decode()
 
@@ -239,9 +239,9 @@ async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: flo
     _, err = await talking
     said = err.decode(errors="replace").strip().splitlines()
     if any("stat file" in line for line in said):
-        raise MisuseError(f"Slurm's configuration cannot be read: {_plain(program, said[0])}; {MEND}")
+        raise UsageError(f"Slurm's configuration cannot be read: {_plain(program, said[0])}; {MEND}")
     told = f" ({_plain(program, said[-1])})" if said else ""
-    raise WorldError(
+    raise ExternalFailureError(
         f"{program} has not answered within {limit_s:g} s{told}: does `scontrol ping` find the controller?"
     )
 

@@ -27,7 +27,7 @@ from snapline.deploy.plan import NODE, check_exposure
 from snapline.deploy.post_caller import Dial, PostCaller, PostGoneError
 from snapline.deploy.slurm import Element, Slurm, split_name
 from snapline.deploy.slurm_worker import BRIDGE, key_of
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 
 NOTICE_S = 120
@@ -110,8 +110,8 @@ class SlurmLauncher:
         """See that so many can run at once, and that nothing would be in plaintext between machines that need not be.
 
         Raises:
-            MisuseError: it cannot be; says what helps.
-            WorldError: Slurm does not answer.
+            UsageError: it cannot be; says what helps.
+            ExternalFailureError: Slurm does not answer.
         """
         await self._slurm.check(processes, self._options)
         if not self._trust:
@@ -121,7 +121,7 @@ class SlurmLauncher:
         """Have the coordinators' elements run, and ask their seats for ports.
 
         Raises:
-            MisuseError: `sbatch` refuses the options, or is not there.
+            UsageError: `sbatch` refuses the options, or is not there.
         """
         make_private(Path(self.logs))
         await self._slurm.elements()  # a cluster that does not answer is an error here, and waited for later
@@ -170,7 +170,7 @@ class SlurmLauncher:
         """Also ends elements of this fleet that an earlier launcher has left; none, if another launcher has taken it over.
 
         Raises:
-            WorldError: Slurm does not end them.
+            ExternalFailureError: Slurm does not end them.
         """
         self._is_closed = True
         if self._flushing is not None:
@@ -187,7 +187,7 @@ class SlurmLauncher:
         while left:
             if asyncio.get_running_loop().time() > deadline_s:
                 told = ", ".join(element.run for element in left.values())
-                raise WorldError(f"Slurm does not end {told}: `scancel` and `squeue` say more")
+                raise ExternalFailureError(f"Slurm does not end {told}: `scancel` and `squeue` say more")
             await asyncio.sleep(LOOK_S)
             left = await self._slurm.elements()
         return sorted(first)
@@ -213,13 +213,13 @@ class SlurmLauncher:
             while True:
                 try:
                     seat, reason = await self._found(name, kind)
-                except WorldError as error:
+                except ExternalFailureError as error:
                     seat, reason = None, str(error)
                 if seat is not None:
                     return seat
                 submitted += reason == SUBMITTED
                 if submitted > SUBMISSIONS_MAX:
-                    raise WorldError(
+                    raise ExternalFailureError(
                         f"jobs for {name} end as soon as they begin: {self.logs} and `scontrol show job` say why"
                     )
                 if waiting_s > WAITING_S and not told:
@@ -232,7 +232,7 @@ class SlurmLauncher:
     async def _found(self, name: str, kind: Kind) -> tuple[PostCaller | None, str]:
         """The seat, or why there is none yet."""
         if self._is_closed:
-            raise MisuseError(f"{self.where} are ended")
+            raise UsageError(f"{self.where} are ended")
         element = (await self._slurm.elements()).get(name)
         if element is None:
             await self._submit(name, kind)
@@ -249,7 +249,7 @@ class SlurmLauncher:
         """Join the seat of an element that runs.
 
         Raises:
-            WorldError: that does not work yet, or any more.
+            ExternalFailureError: that does not work yet, or any more.
         """
         seat = PostCaller(element.run, self._holder, self._dialler(name, element), self._on_note)
         seat.address = await self._slurm.address(element.node)
@@ -275,7 +275,7 @@ class SlurmLauncher:
             try:
                 return await PostLine.open(self._slurm.bridge(element, command))
             except NoPostError as error:
-                raise WorldError(f"{element.run}: {error}") from error
+                raise ExternalFailureError(f"{element.run}: {error}") from error
 
         return dial
 

@@ -22,7 +22,7 @@ from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import NODE, Files
 from snapline.deploy.post_caller import PostCaller, PostGoneError
-from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 """A connection through which nothing has come for 15 seconds is given up; a new one is made."""
@@ -60,7 +60,7 @@ class SshLauncher:
             on_note: gets a sentence when a machine cannot be reached.
         """
         if not machines:
-            raise MisuseError('which machines? Give --address HOST,HOST… or machines = ["HOST", …] in snapline.toml')
+            raise UsageError('which machines? Give --address HOST,HOST… or machines = ["HOST", …] in snapline.toml')
         self._name = name
         self._data_dir = data_dir
         self._ssh = tuple(ssh)
@@ -85,8 +85,8 @@ class SshLauncher:
         """Take the posts over, and ask those of the coordinators for ports.
 
         Raises:
-            MisuseError: a machine cannot be used as it is; says what is to be done.
-            WorldError: a machine does not answer.
+            UsageError: a machine cannot be used as it is; says what is to be done.
+            ExternalFailureError: a machine does not answer.
         """
         await _all(post.hold() for post in self._posts.values())
         posts = [self._post(name) for name in coordinators]
@@ -121,13 +121,13 @@ class SshLauncher:
         """Also ends what an earlier launcher has left behind.
 
         Raises:
-            WorldError: some machines do not answer: what runs there runs on.
+            ExternalFailureError: some machines do not answer: what runs there runs on.
         """
         found = await asyncio.gather(*(post.close() for post in self._posts.values()), return_exceptions=True)
         errors = [error for error in found if isinstance(error, BaseException)]
         if errors:
             told = "; ".join(str(error) for error in errors)
-            raise WorldError(f"{told}: what runs there runs on until `snapline down` reaches it")
+            raise ExternalFailureError(f"{told}: what runs there runs on until `snapline down` reaches it")
 
     async def sweep(self) -> list[str]:
         """End what launchers have left on machines where nobody keeps it any more; returns those machines.
@@ -183,12 +183,12 @@ def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
     }
     for sign, reason in reasons.items():
         if sign in said:
-            return MisuseError(f"{machine}: {reason}")
+            return UsageError(f"{machine}: {reason}")
     if code in (126, 127):
-        return MisuseError(
+        return UsageError(
             f"{machine}: {python} cannot be run there: name an interpreter with snapline as SNAPLINE_PYTHON"
         )
-    return WorldError(f"{machine}: {last.removeprefix('snapline: ')}")
+    return ExternalFailureError(f"{machine}: {last.removeprefix('snapline: ')}")
 
 
 async def _sweep(post: PostCaller) -> str:

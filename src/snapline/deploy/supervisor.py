@@ -40,7 +40,7 @@ from snapline.deploy.supervision import (
     StartProcess,
     StopProcess,
 )
-from snapline.errors import DamagedDataError, MisuseError, WorldError
+from snapline.errors import DamagedDataError, ExternalFailureError, UsageError
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
 RESTARTS_MAX = 10
@@ -55,7 +55,7 @@ HEALTHY_S = 30.0
 SILENCE_S = 5.0
 """A coordinator that has not answered for so long is worth a sentence: an election, or its restart, takes a second or two."""
 
-FINAL_CODES = (MisuseError.exit_code, DamagedDataError.exit_code)
+FINAL_CODES = (UsageError.exit_code, DamagedDataError.exit_code)
 """The child was called wrongly, or the store's identity is damaged. Starting it again would not help."""
 
 OnFailure = Literal["restart", "move"]
@@ -234,7 +234,7 @@ class Keeper:
         if place.failures - place.excused > RESTARTS_MAX:
             words = describe_end(place.exit)
             sentence = f"{place.name} ended {place.failures} times in a row, the last time with {words}"
-            return GiveUp(WorldError.exit_code, sentence)
+            return GiveUp(ExternalFailureError.exit_code, sentence)
         pause_s = restart_pause_s(place.failures)
         self._say(f"{place.name} ended ({place.exit.text}), starting it again in {pause_s:g} s")
         return pause_s

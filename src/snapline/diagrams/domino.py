@@ -72,7 +72,7 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
             own execution changes nothing.
 
     Raises:
-        MisuseError: no such protocol.
+        UsageError: no such protocol.
     """
     if protocol is not None:
         trace, _ = redecide(trace, protocol)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 Place = float
 
@@ -160,7 +160,7 @@ class Scene(msgspec.Struct, frozen=True):
         values: for `data-*` attributes of the picture.
 
     Raises:
-        MisuseError: a part is on an unknown lane, or one is named twice.
+        UsageError: a part is on an unknown lane, or one is named twice.
     """
 
     heading: str
@@ -189,9 +189,9 @@ class Scene(msgspec.Struct, frozen=True):
         named |= {agent for arrow in self.arrows for agent in (arrow.sender, arrow.receiver)}
         unknown = sorted(name for name in named - set(self.agents) if name)
         if unknown:
-            raise MisuseError(f"picture {self.heading!r} has no lane for {', '.join(unknown)}: name it in `agents`")
+            raise UsageError(f"picture {self.heading!r} has no lane for {', '.join(unknown)}: name it in `agents`")
         if len(set(self.agents)) != len(self.agents):
-            raise MisuseError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
+            raise UsageError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
 
     def shows(self, start: Place, end: Place) -> bool:
         """Does some of this stretch lie between the edges?"""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from snapline.diagrams.history import INITIAL, PastEvents
 from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
 from snapline.diagrams.svg import draw
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.analysis import Analysis
 from snapline.recovery.lines import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
@@ -35,7 +35,7 @@ def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | 
             `EVENTS_MAX` events if None.
 
     Raises:
-        MisuseError: the window holds no event of the trace.
+        UsageError: the window holds no event of the trace.
     """
     traced = Traced(trace, analysis)
     return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
@@ -83,13 +83,13 @@ class Traced:
         """What to show: from `wanted[0]` up to, but without, `wanted[1]`; or the last `events_max` events.
 
         Raises:
-            MisuseError: `wanted` holds no event of the trace.
+            UsageError: `wanted` holds no event of the trace.
         """
         if wanted is None:
             return max(0, self.events - events_max), self.events - 1
         first, end = max(0, wanted[0]), min(self.events, wanted[1])
         if first >= end:
-            raise MisuseError(
+            raise UsageError(
                 f"the window from {wanted[0]} to {wanted[1]} is empty: the trace has {self.events} events, from 0 on"
             )
         return first, end - 1

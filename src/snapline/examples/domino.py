@@ -86,7 +86,7 @@ def fleet(
         first, second = f"a{pair}", f"b{pair}"
         agents[first] = Domino(Player(second, begins=True, passes=int(passes), pause_s=float(pause)))
         agents[second] = Domino(Player(first, begins=False, passes=int(passes), pause_s=float(pause)))
-    own = [snapline.ByHand()] if protocol not in ("chandy-lamport", "koo-toueg") else [snapline.Every(seconds=0.2)]
+    own = [snapline.Manual()] if protocol not in ("chandy-lamport", "koo-toueg") else [snapline.Every(seconds=0.2)]
     return snapline.Fleet(
         "domino",
         agents=agents,

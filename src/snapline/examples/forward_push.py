@@ -62,7 +62,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -115,15 +115,15 @@ class Problem(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.shards <= len(self.imports):
-            raise MisuseError(f"{self.shards} shards for {len(self.imports)} modules: use 1 to {len(self.imports)}")
+            raise UsageError(f"{self.shards} shards for {len(self.imports)} modules: use 1 to {len(self.imports)}")
         if not 1 <= len(self.seeds) <= SEEDS_MAX:
-            raise MisuseError(f"{len(self.seeds)} seeds: use 1 to {SEEDS_MAX}")
+            raise UsageError(f"{len(self.seeds)} seeds: use 1 to {SEEDS_MAX}")
         if self.batch < 1 or self.part < 1:
-            raise MisuseError(f"batches of {self.batch} seeds in parts of {self.part}: use 1 or more")
+            raise UsageError(f"batches of {self.batch} seeds in parts of {self.part}: use 1 or more")
         if not 0 <= self.rounds <= ROUNDS_MAX:
-            raise MisuseError(f"{self.rounds} rounds: use 0 to {ROUNDS_MAX}")
+            raise UsageError(f"{self.rounds} rounds: use 0 to {ROUNDS_MAX}")
         if not 0 <= self.seconds < math.inf:
-            raise MisuseError(f"a shortest time of {self.seconds} seconds: use 0 or more")
+            raise UsageError(f"a shortest time of {self.seconds} seconds: use 0 or more")
 
 
 class ShardState(msgspec.Struct):
@@ -180,10 +180,10 @@ def rounds_for(tolerance: float) -> int:
     """Rounds after which at most this fraction of a seed's mass is residual.
 
     Raises:
-        MisuseError: the tolerance is not between one unit and all of the mass.
+        UsageError: the tolerance is not between one unit and all of the mass.
     """
     if not 1 / UNIT <= tolerance <= 1:
-        raise MisuseError(f"a tolerance of {tolerance}: use a fraction of one seed's mass, {1 / UNIT:.1e} to 1")
+        raise UsageError(f"a tolerance of {tolerance}: use a fraction of one seed's mass, {1 / UNIT:.1e} to 1")
     return next(k for k in range(ROUNDS_MAX + 1) if (DAMPING_TWENTIETHS / 20) ** k <= tolerance)
 
 

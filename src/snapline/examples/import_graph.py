@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 STANDARD_LIBRARY_LEFT_OUT = ("test",)
 """CPython's own tests: nearly half of the files, imported by nothing, and not installed everywhere."""
@@ -60,12 +60,12 @@ def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
     `source` is a directory as it would stand on `sys.path`: its files are top-level modules.
 
     Raises:
-        MisuseError: there is no Python module at `source`.
+        UsageError: there is no Python module at `source`.
     """
     root = standard_library() if source is None else Path(source)
     files = _find_modules(root, left_out=STANDARD_LIBRARY_LEFT_OUT if source is None else ())
     if not files:
-        raise MisuseError(f"no Python module under {str(root)!r}: give a directory that holds .py files")
+        raise UsageError(f"no Python module under {str(root)!r}: give a directory that holds .py files")
     modules = sorted(files)
     position = {name: index for index, name in enumerate(modules)}
     imports: list[list[int]] = []
@@ -88,15 +88,15 @@ def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
     """Read what `write_graph` wrote.
 
     Raises:
-        MisuseError: the file is missing or holds no import graph.
+        UsageError: the file is missing or holds no import graph.
     """
     try:
         graph = msgspec.json.decode(Path(path).read_bytes(), type=ImportGraph)
     except (OSError, msgspec.MsgspecError) as error:
-        raise MisuseError(f"no import graph in {str(path)!r} ({error}): write it again") from error
+        raise UsageError(f"no import graph in {str(path)!r} ({error}): write it again") from error
     count = len(graph.modules)
     if len(graph.imports) != count or any(not 0 <= target < count for targets in graph.imports for target in targets):
-        raise MisuseError(f"the import graph in {str(path)!r} contradicts itself: write it again")
+        raise UsageError(f"the import graph in {str(path)!r} contradicts itself: write it again")
     return graph
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 RECORDED = Path(__file__).with_name("recorded_answers.json")
 
@@ -59,7 +59,7 @@ def _recalled(question: str) -> str:
     try:
         return _recorded()[question]
     except KeyError:
-        raise MisuseError(
+        raise UsageError(
             f"nobody has asked the model this yet: use the model itself (`--arg model=smollm2`). The question: {question}"
         ) from None
 
@@ -77,7 +77,7 @@ def _server() -> Any:  # of a package without types
     try:
         import xllamacpp
     except ImportError:
-        raise MisuseError("the model is not installed: `make test-llm` installs it") from None
+        raise UsageError("the model is not installed: `make test-llm` installs it") from None
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(_weights())
     parameters.n_ctx, parameters.n_parallel, parameters.verbosity = CONTEXT_TOKENS, 1, -1
@@ -91,7 +91,7 @@ def _weights() -> Path:
     for folder in folders:
         for path in Path(folder).glob("*.gguf"):
             return path
-    raise MisuseError("the model's weights are not installed: `make test-llm` installs them")
+    raise UsageError("the model's weights are not installed: `make test-llm` installs them")
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 
 import snapline
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.examples.forward_push import (
     UNIT,
     Flow,
@@ -138,7 +138,7 @@ def fleet(
         protocol: checkpointing protocol.
 
     Raises:
-        MisuseError: an argument that is no number, out of range, or names no graph.
+        UsageError: an argument that is no number, out of range, or names no graph.
     """
     imports = load_graph(source=source, graph=graph).imports
     problem = Problem(
@@ -169,10 +169,10 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
     """The graph that `fleet` ranks when it is given the same two arguments.
 
     Raises:
-        MisuseError: both are given, or the one that is given leads to no graph.
+        UsageError: both are given, or the one that is given leads to no graph.
     """
     if source and graph:
-        raise MisuseError("source and graph are both given: give the directory or the file")
+        raise UsageError("source and graph are both given: give the directory or the file")
     return read_graph(graph) if graph else read_tree(source or None)
 
 
@@ -270,4 +270,4 @@ def _number(name: str, text: str, kind: Callable[[str], _Number]) -> _Number:
     try:
         return kind(text)
     except ValueError:
-        raise MisuseError(f"{name}={text}: give a number") from None
+        raise UsageError(f"{name}={text}: give a number") from None

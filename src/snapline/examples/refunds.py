@@ -166,7 +166,7 @@ async def ask_for_all(data_dir: Path, orders: int) -> int:
         async with at_once:
             while True:
                 with contextlib.suppress(
-                    snapline.AnswerMissingError, snapline.UnknownOutcomeError, snapline.InputNotTakenError
+                    snapline.AnswerMissingError, snapline.UnknownOutcomeError, snapline.InputRejectedError
                 ):
                     await client.ask(
                         clerk_of(order), Refund(order, amount_of(order)), f"order-{order}", reply_type=Refunded

@@ -24,12 +24,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from snapline.agent_runtime.reading import MessageReader, Output, Undone
+from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverted
 from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.giving import TOLD, OutsideMessage
-from snapline.errors import MessageTooLargeError, MisuseError, SnaplineError
+from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
 from snapline.gateway.browsers import is_from_other_site, is_this_machine
 from snapline.gateway.limits import RequestLimits
 from snapline.gateway.problems import NotJsonError, problem, problem_of
@@ -89,7 +89,7 @@ class Gateway:
             except SnaplineError as error:
                 return problem_of(error)
             except RecursionError:
-                return problem_of(MisuseError(NESTED))
+                return problem_of(UsageError(NESTED))
 
         return self._of_own_site(guarded)
 
@@ -169,7 +169,7 @@ class Gateway:
 class _Reader:
     """Of outputs. `coming`: the next one."""
 
-    def __init__(self, found: AsyncGenerator[Output | Undone, None]) -> None:
+    def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found
         self.coming = asyncio.ensure_future(anext(found, None))
 
@@ -212,10 +212,10 @@ class _OutputStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _event(each: Output | Undone | None) -> tuple[bytes, bytes, bytes]:
+def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
     """Its head, its data and its end. The values of an output's message, which may take 30 times the space, are there only here."""
     assert each is not None, "that is the end"
-    kind = "undone" if isinstance(each, Undone) else "output"
+    kind = "undone" if isinstance(each, OutputsReverted) else "output"
     if isinstance(each, Output):
         message = _PLAIN.read(each.message["type"], each.message["fields"])
         each = msgspec.structs.replace(each, message=message)
@@ -229,7 +229,7 @@ async def _while_there(request: Request, asked: Coroutine[Any, Any, _Found]) -> 
     try:
         await asyncio.wait([finding, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not finding.done():
-            raise MisuseError("the request ended before there was an answer")
+            raise UsageError("the request ended before there was an answer")
         return finding.result()
     finally:
         finding.cancel()
@@ -257,19 +257,19 @@ async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw
                 raise MessageTooLargeError(f"a message has {MESSAGE_BYTES_MAX:,} bytes at most")
             take(len(part))
     except ClientDisconnect as error:
-        raise MisuseError("the request ended before its body was whole") from error
+        raise UsageError("the request ended before its body was whole") from error
     try:
         text = bytes(body) or b"{}"
         read_json(text)
         return msgspec.Raw(text)  # its values take up to 30 times the space, and are gone again
-    except MisuseError as error:
-        raise MisuseError(f"the body is no JSON: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"the body is no JSON: {error}") from error
 
 
 def _answer_of(request: Request) -> str:
     answer = request.query_params.get("answer", ANSWERS[0])
     if answer not in ANSWERS:
-        raise MisuseError(f"answer={answer} is none of {', '.join(ANSWERS)}")
+        raise UsageError(f"answer={answer} is none of {', '.join(ANSWERS)}")
     return answer
 
 
@@ -280,5 +280,5 @@ def _timeout_of(request: Request) -> float:
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
-        raise MisuseError(f"timeout_s={given} is no number of seconds up to {TIMEOUT_S_MAX:g}")
+        raise UsageError(f"timeout_s={given} is no number of seconds up to {TIMEOUT_S_MAX:g}")
     return timeout_s

@@ -7,11 +7,11 @@ from starlette.responses import JSONResponse
 from snapline import errors
 
 
-class NotJsonError(errors.MisuseError):
+class NotJsonError(errors.UsageError):
     """A body that does not say that it is JSON."""
 
 
-class BusyError(errors.WorldError):
+class BusyError(errors.ExternalFailureError):
     """There are too many requests or readers already: nothing has happened."""
 
 
@@ -21,17 +21,17 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (errors.InputRefusedError, 422),
     (errors.MessageTooLargeError, 413),
     (errors.FleetEndedError, 410),
-    (errors.InputBuriedError, 500),
+    (errors.InputDeadLetteredError, 500),
     (errors.AnswerMissingError, 504),
     (errors.InputUnknownError, 504),
-    (errors.InputNotTakenError, 503),
+    (errors.InputRejectedError, 503),
     (errors.CoordinatorUnavailableError, 503),
     (errors.UnknownOutcomeError, 504),
     (errors.NotFoundError, 404),
     (errors.StoreError, 503),
     (BusyError, 503),
     (NotJsonError, 415),
-    (errors.MisuseError, 400),
+    (errors.UsageError, 400),
 )
 """The first that fits. 504 says: it may have happened, or has; give it again with the same key."""
 

@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 
 class Served:
     """`patterns`: each AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
 
     Raises:
-        MisuseError: one of them is no such pattern.
+        UsageError: one of them is no such pattern.
     """
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._patterns = [tuple(pattern.rpartition("/")[::2]) for pattern in patterns]
         for pattern, (agent, name) in zip(patterns, self._patterns, strict=True):
             if not agent or not name:
-                raise MisuseError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
+                raise UsageError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
 
     def has(self, agent: str, message_type: str) -> bool:
         """Does one name messages of this type for this agent?"""

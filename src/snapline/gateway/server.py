@@ -17,7 +17,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM; prints where.
 
     Raises:
-        MisuseError: the address cannot be listened on.
+        UsageError: the address cannot be listened on.
         CoordinatorUnavailableError: nobody answers there.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 from snapline.channels.listening import address_error, wait_until_free
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.gateway.connections import HEAD_BYTES_MAX, BoundedConnection
 from snapline.security.transport import is_loopback
 
@@ -29,14 +29,14 @@ def check_exposure(host: str, token: str) -> None:
     """Whoever may reach it may speak to the fleet.
 
     Raises:
-        MisuseError: it would listen beyond this machine, and ask for no token; or for one that can be guessed.
+        UsageError: it would listen beyond this machine, and ask for no token; or for one that can be guessed.
     """
     if not token and not is_loopback(f"{host}:0"):
-        raise MisuseError(
+        raise UsageError(
             f"--listen {host} can be reached from elsewhere: give --token-file, whose token requests must bear"
         )
     if token and len(token) < TOKEN_CHARACTERS_MIN:
-        raise MisuseError(f"a token of {len(token)} characters can be guessed: use {TOKEN_CHARACTERS_MIN} or more")
+        raise UsageError(f"a token of {len(token)} characters can be guessed: use {TOKEN_CHARACTERS_MIN} or more")
 
 
 class _Server(uvicorn.Server):

@@ -16,12 +16,12 @@ import msgspec
 
 from snapline import errors
 from snapline.errors import (
+    AuthenticationError,
     CoordinatorUnavailableError,
-    DistrustError,
-    MisuseError,
     ProtocolError,
     SnaplineError,
     UnknownOutcomeError,
+    UsageError,
 )
 from snapline.messages.answers import (
     BackupReply,
@@ -81,7 +81,7 @@ class CoordinatorClient:
     does not lead names the leader; if one does not answer the next is tried, until the call's time is over (`replica_turns.py`).
     So a call may be made twice: what changes something is numbered by what it is about.
 
-    All raise CoordinatorUnavailableError if nobody answers (DistrustError, if it is the certificates that keep us apart),
+    All raise CoordinatorUnavailableError if nobody answers (AuthenticationError, if it is the certificates that keep us apart),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
     """
 
@@ -163,8 +163,8 @@ class CoordinatorClient:
         """Take the fleet back to a snapshot; returns when the plan is committed. The same `token` again is the same restore.
 
         Raises:
-            NotFoundError: no such snapshot. MisuseError: the fleet cannot go back to it, and why.
-            WorldError: no plan could be made in time, or somebody else's restore is under way.
+            NotFoundError: no such snapshot. UsageError: the fleet cannot go back to it, and why.
+            ExternalFailureError: no plan could be made in time, or somebody else's restore is under way.
         """
         done: RestoreReply = await self._call(
             "Restore", timeout_s, snapshot=snapshot, token=token, reason=reason, drop_inputs=is_dropping
@@ -187,7 +187,7 @@ class CoordinatorClient:
         """What agents have given to the outside beyond a cursor, as far as one page holds; waits for something, if nothing is there.
 
         Raises:
-            MisuseError: it is no cursor of this fleet's store.
+            UsageError: it is no cursor of this fleet's store.
             NotFoundError: what comes after it was deleted.
             DamagedDataError, StoreError: what the coordinator has found.
         """
@@ -206,7 +206,7 @@ class CoordinatorClient:
         """Say that a consumer has had all up to `cursor`; returns where it is. The first time makes it; it never goes back.
 
         Raises:
-            MisuseError: none can be called so, or it is no cursor of this fleet's store.
+            UsageError: none can be called so, or it is no cursor of this fleet's store.
         """
         reply: MoveConsumerReply = await self._call("MoveConsumer", timeout_s, name=name, cursor=cursor)
         return reply.cursor
@@ -263,7 +263,7 @@ class CoordinatorClient:
 
         Raises:
             NotFoundError: there is none.
-            MisuseError: it is alive, or agents are placed there until the next plan.
+            UsageError: it is alive, or agents are placed there until the next plan.
         """
         await self._call("ForgetHost", timeout_s, host=host)
 
@@ -279,7 +279,7 @@ class CoordinatorClient:
 
         Raises:
             NotFoundError: there is no such host.
-            MisuseError: no host would be left.
+            UsageError: no host would be left.
         """
         fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even}
         told: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
@@ -292,7 +292,7 @@ class CoordinatorClient:
 
         Raises:
             NotFoundError: there is no such host.
-            MisuseError: it is not alive, or runs anew.
+            UsageError: it is not alive, or runs anew.
         """
         await self._call("EndHost", timeout_s, host=host, host_start=host_start)
 
@@ -304,7 +304,7 @@ class CoordinatorClient:
         """Have a token known by its digest; for so many seconds it says that its bearer is `name`, of `role`.
 
         Raises:
-            MisuseError: there is one of this name, there are too many, or the role is not one of people.
+            UsageError: there is one of this name, there are too many, or the role is not one of people.
         """
         fields = {"name": name, "role": role, "digest": digest, "valid_s": valid_s}
         made: MakeTokenReply = await self._call("MakeToken", timeout_s, **fields)
@@ -325,7 +325,7 @@ class CoordinatorClient:
         return found
 
     async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
-        """Have a person's call to a host written down, before it is made; MisuseError: their token or certificate is not good (any more)."""
+        """Have a person's call to a host written down, before it is made; UsageError: their token or certificate is not good (any more)."""
         await self._call("RecordCall", timeout_s, **fields)
 
     async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:
@@ -395,13 +395,13 @@ class CoordinatorClient:
         )
 
     async def _check_transport(self) -> None:
-        """Raise MisuseError if a replica speaks TLS where we speak plaintext, or the other way round."""
+        """Raise UsageError if a replica speaks TLS where we speak plaintext, or the other way round."""
         for address in self._turns.given:
             why = await why_other_transport(self._security, address)
             if why is not None:
-                raise MisuseError(why)
+                raise UsageError(why)
 
-    async def _distrust(self) -> DistrustError | None:
+    async def _distrust(self) -> AuthenticationError | None:
         """If it is the certificates that keep us from every replica."""
         last = ("", "")
         for address in self._turns.given:
@@ -409,7 +409,7 @@ class CoordinatorClient:
             if why is None:
                 return None
             last = address, why
-        return DistrustError(
+        return AuthenticationError(
             f"the coordinator at {last[0]} and we do not trust each other ({last[1]}): {trust_advice(last[1])}"
         )
 

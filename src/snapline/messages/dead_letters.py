@@ -17,7 +17,7 @@ GONE = b"\x00gone"
 """Stands in place of an answer: there was no such letter any more when the word's turn came."""
 
 
-class LetterWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What is to become of a dead letter.
 
     Attributes:
@@ -31,15 +31,15 @@ class LetterWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     identity: bytes
 
 
-_read = msgspec.msgpack.Decoder(LetterWord)
+_read = msgspec.msgpack.Decoder(DeadLetterCommand)
 
 
-def word_payload(word: LetterWord) -> bytes:
+def word_payload(word: DeadLetterCommand) -> bytes:
     """The payload of the input."""
     return WORD + msgspec.msgpack.encode(word)
 
 
-def read_word(payload: bytes) -> LetterWord:
+def read_word(payload: bytes) -> DeadLetterCommand:
     """What an operator says.
 
     Raises:

@@ -19,7 +19,7 @@ EFFECT_WISH = WORD + b"wish"
 UNDO = "undo"
 
 
-class EffectWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What came of an effect.
 
     Attributes:
@@ -36,7 +36,7 @@ class EffectWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     result: bytes = b""
 
 
-class EffectWish(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What is to become of an effect that has ended.
 
     Attributes:
@@ -49,8 +49,8 @@ class EffectWish(msgspec.Struct, frozen=True, gc=False, array_like=True):
     generation: int
 
 
-_read = msgspec.msgpack.Decoder(EffectWord)
-_read_wish = msgspec.msgpack.Decoder(EffectWish)
+_read = msgspec.msgpack.Decoder(EffectResolution)
+_read_wish = msgspec.msgpack.Decoder(EffectRetry)
 
 
 def is_effect_word(payload: bytes) -> bool:
@@ -58,12 +58,12 @@ def is_effect_word(payload: bytes) -> bool:
     return payload.startswith(EFFECT_WORD)
 
 
-def effect_word_payload(word: EffectWord) -> bytes:
+def effect_word_payload(word: EffectResolution) -> bytes:
     """The payload of the input."""
     return EFFECT_WORD + msgspec.msgpack.encode(word)
 
 
-def read_effect_word(payload: bytes) -> EffectWord:
+def read_effect_word(payload: bytes) -> EffectResolution:
     """What is said.
 
     Raises:
@@ -83,12 +83,12 @@ def is_effect_wish(payload: bytes) -> bool:
     return payload.startswith(EFFECT_WISH)
 
 
-def effect_wish_payload(wish: EffectWish) -> bytes:
+def effect_wish_payload(wish: EffectRetry) -> bytes:
     """The payload of the input."""
     return EFFECT_WISH + msgspec.msgpack.encode(wish)
 
 
-def read_effect_wish(payload: bytes) -> EffectWish:
+def read_effect_wish(payload: bytes) -> EffectRetry:
     """What is wished.
 
     Raises:

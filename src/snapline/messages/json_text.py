@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 NESTED = "it is nested too deep"
 
@@ -19,20 +19,20 @@ def read_json(given: bytes | str) -> Any:  # whatever it is
     """The value of a JSON text.
 
     Raises:
-        MisuseError: it is none; says why, to be put into a sentence.
+        UsageError: it is none; says why, to be put into a sentence.
     """
     try:
         text = given.decode() if isinstance(given, bytes) else given
         found = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
         msgspec.msgpack.encode(found)  # integers that are too large, and halves of surrogate pairs
     except RecursionError:
-        raise MisuseError(NESTED) from None
+        raise UsageError(NESTED) from None
     except UnicodeError:
-        raise MisuseError("it is not UTF-8") from None
+        raise UsageError("it is not UTF-8") from None
     except OverflowError:
-        raise MisuseError("an integer has more than 64 bits") from None
+        raise UsageError("an integer has more than 64 bits") from None
     except ValueError as error:
-        raise MisuseError(str(error)) from error
+        raise UsageError(str(error)) from error
     return found
 
 

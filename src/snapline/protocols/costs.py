@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.names import PROTOCOLS
 
 HOUR_S = 3600.0
@@ -66,10 +66,10 @@ def mtbf_said(mtbf_s: float) -> Mtbf:
     """Somebody knows it.
 
     Raises:
-        MisuseError: it is no time.
+        UsageError: it is no time.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
-        raise MisuseError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
+        raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
     return Mtbf(mtbf_s, mtbf_s, mtbf_s)
 
 
@@ -77,10 +77,10 @@ def mtbf_seen(failures: int, observed_s: float) -> Mtbf:
     """From what was seen.
 
     Raises:
-        MisuseError: a negative number, or failures in no time.
+        UsageError: a negative number, or failures in no time.
     """
     if failures < 0 or not (math.isfinite(observed_s) and observed_s >= 0) or (failures and not observed_s):
-        raise MisuseError(f"{failures} failures in {observed_s} s is not possible")
+        raise UsageError(f"{failures} failures in {observed_s} s is not possible")
     if not failures:
         return Mtbf(None, observed_s / NONE_SEEN, math.inf, 0, observed_s)
     low, high = poisson_limits(failures)

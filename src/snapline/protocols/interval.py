@@ -15,7 +15,7 @@ C is only what an agent waits: upload in the background adds to the loss per fai
 
 import math
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 
 def young(cost_s: float, mtbf_s: float) -> float:
@@ -26,7 +26,7 @@ def young(cost_s: float, mtbf_s: float) -> float:
         mtbf_s: the fleet's mean time between failures, seconds: that of one host divided by the number of hosts.
 
     Raises:
-        MisuseError: one of them is not a finite number above 0.
+        UsageError: one of them is not a finite number above 0.
     """
     _check(cost_s, mtbf_s)
     return math.sqrt(2 * cost_s * mtbf_s)
@@ -44,4 +44,4 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 def _check(cost_s: float, mtbf_s: float) -> None:
     for name, value in (("cost_s", cost_s), ("mtbf_s", mtbf_s)):
         if not (math.isfinite(value) and value > 0):
-            raise MisuseError(f"{name} is {value}: give the measured seconds, a finite number above 0")
+            raise UsageError(f"{name} is {value}: give the measured seconds, a finite number above 0")

@@ -63,7 +63,7 @@ from typing import Self, assert_never
 
 import msgspec
 
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -211,7 +211,7 @@ class KooTouegCore:
         """`MessageSent`, for the hot path.
 
         Raises:
-            MisuseError: the agent is blocked.
+            UsageError: the agent is blocked.
         """
         if self._saved is not None:
             raise self._blocked_error(f"message {number} to {to} left its outbox")
@@ -222,7 +222,7 @@ class KooTouegCore:
         """`MessageConsumed`, for the hot path.
 
         Raises:
-            MisuseError: the agent is blocked.
+            UsageError: the agent is blocked.
         """
         if self._saved is not None:
             raise self._blocked_error(f"a turn consumed message {number} of {sender}")
@@ -234,7 +234,7 @@ class KooTouegCore:
         Raises:
             ProtocolError: a request of a new round while an older one is undecided here, a request without a number, or
                 a commit of a round that this agent has refused.
-            MisuseError: a message sent or consumed while the agent is blocked.
+            UsageError: a message sent or consumed while the agent is blocked.
         """
         match event:
             case MessageSent():
@@ -330,8 +330,8 @@ class KooTouegCore:
         self.received_from = {**saved.received_from, **self.received_from}
         self.first_sent = {**self.first_sent, **saved.first_sent}
 
-    def _blocked_error(self, what: str) -> MisuseError:
-        return MisuseError(
+    def _blocked_error(self, what: str) -> UsageError:
+        return UsageError(
             f"{what} although {self.agent} is blocked by round {self.round}; ask `is_blocked` before a turn or a send"
         )
 

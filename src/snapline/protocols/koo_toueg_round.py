@@ -32,7 +32,7 @@ from typing import Self, assert_never
 
 import msgspec
 
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.protocols.koo_toueg import Answer
 
 
@@ -114,13 +114,13 @@ class KooTouegRound:
             gone: agents that have left the fleet after a last checkpoint.
 
         Raises:
-            MisuseError: there is no initiator, or one that has left.
+            UsageError: there is no initiator, or one that has left.
         """
         if not initiators:
-            raise MisuseError(f"round {round} has no initiator; name at least one agent that wants a checkpoint")
+            raise UsageError(f"round {round} has no initiator; name at least one agent that wants a checkpoint")
         for agent in initiators:
             if agent in gone:
-                raise MisuseError(f"{agent} has left and cannot begin round {round}; leave it out")
+                raise UsageError(f"{agent} has left and cannot begin round {round}; leave it out")
         self.round = round
         self.initiators = tuple(sorted(set(initiators)))
         self.decision: bool | None = None

@@ -11,7 +11,7 @@ coordinator makes epochs of them. In *autonomous* ones nobody asks an agent for 
 computed.
 """
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 CHANDY_LAMPORT = "chandy-lamport"
 KOO_TOUEG = "koo-toueg"
@@ -33,7 +33,7 @@ def mode_of(protocol: str) -> str:
     """Return "coordinated", "uncoordinated" or "communication-induced".
 
     Raises:
-        MisuseError: no such protocol.
+        UsageError: no such protocol.
     """
     if protocol in (CHANDY_LAMPORT, KOO_TOUEG):
         return COORDINATED_MODE
@@ -41,7 +41,7 @@ def mode_of(protocol: str) -> str:
         return UNCOORDINATED_MODE
     if protocol in CIC_PROTOCOLS:
         return COMMUNICATION_INDUCED_MODE
-    raise MisuseError(f"protocol {protocol!r} is not known: use one of {', '.join(PROTOCOLS)}")
+    raise UsageError(f"protocol {protocol!r} is not known: use one of {', '.join(PROTOCOLS)}")
 
 
 def is_logged(protocol: str) -> bool:

@@ -10,7 +10,7 @@ number.
 - `EveryMessages`: after so many messages consumed.
 - `Adaptive`: so long after the last checkpoint as loses the least work on average, by Daly's formula
   (`interval`) from the measured cost of a checkpoint and the mean time between failures.
-- `ByHand`: never by itself.
+- `Manual`: never by itself.
 - `AnyOf`: as soon as one of several says so.
 
 Under each of them the agent may ask for a checkpoint, and forced ones count: all times and counts run from the last
@@ -37,7 +37,7 @@ from typing import Self, assert_never
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.interval import daly
 
 JITTER = 0.1
@@ -70,7 +70,7 @@ class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
     """A checkpoint `seconds` after the last one, each time up to the fraction `jitter` earlier or later.
 
     Raises:
-        MisuseError: `seconds` is not positive, or `jitter` not in 0 <= jitter < 1.
+        UsageError: `seconds` is not positive, or `jitter` not in 0 <= jitter < 1.
     """
 
     seconds: float
@@ -79,21 +79,21 @@ class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
     def __post_init__(self) -> None:
         _check_period("every", self.seconds)
         if not 0 <= self.jitter < 1:
-            raise MisuseError(f"a jitter of {self.jitter} is not possible: use a fraction, at least 0 and below 1")
+            raise UsageError(f"a jitter of {self.jitter} is not possible: use a fraction, at least 0 and below 1")
 
 
 class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
     """A checkpoint after `count` messages consumed since the last one.
 
     Raises:
-        MisuseError: `count` is below 1, or above 10**12.
+        UsageError: `count` is below 1, or above 10**12.
     """
 
     count: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MESSAGES_MOST:
-            raise MisuseError(f"a checkpoint every {self.count} messages is not possible: use 1 to {MESSAGES_MOST:,}")
+            raise UsageError(f"a checkpoint every {self.count} messages is not possible: use 1 to {MESSAGES_MOST:,}")
 
 
 class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
@@ -103,7 +103,7 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
         mtbf_s: the fleet's mean time between failures; None: estimated from the failures seen.
 
     Raises:
-        MisuseError: a time is not positive, or `least_s` above `most_s`.
+        UsageError: a time is not positive, or `least_s` above `most_s`.
     """
 
     mtbf_s: float | None = None
@@ -116,36 +116,36 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
         _check_period("least", self.least_s)
         _check_period("most", self.most_s)
         if self.least_s > self.most_s:
-            raise MisuseError(f"an adaptive policy with least {self.least_s} s above most {self.most_s} s: swap them")
+            raise UsageError(f"an adaptive policy with least {self.least_s} s above most {self.most_s} s: swap them")
 
 
-class ByHand(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
+class Manual(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
     """No checkpoint by itself, only those that the agent or an operator asks for."""
 
 
-Single = Every | EveryMessages | Adaptive | ByHand
+Single = Every | EveryMessages | Adaptive | Manual
 
 
 class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
     """A checkpoint as soon as one of `policies` says so.
 
     Raises:
-        MisuseError: fewer than two, or more than POLICIES_MOST.
+        UsageError: fewer than two, or more than POLICIES_MOST.
     """
 
     policies: tuple[Single, ...]
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.policies) <= POLICIES_MOST:
-            raise MisuseError(f"any of {len(self.policies)} policies is not possible: combine 2 to {POLICIES_MOST}")
+            raise UsageError(f"any of {len(self.policies)} policies is not possible: combine 2 to {POLICIES_MOST}")
 
 
-Policy = Every | EveryMessages | Adaptive | ByHand | AnyOf
+Policy = Every | EveryMessages | Adaptive | Manual | AnyOf
 
 
 def _check_period(name: str, seconds: float) -> None:
     if not 0 < seconds <= PERIOD_MOST_S:
-        raise MisuseError(f"{name} {seconds} s is not possible: use a time above 0, and at most {PERIOD_MOST_S:g} s")
+        raise UsageError(f"{name} {seconds} s is not possible: use a time above 0, and at most {PERIOD_MOST_S:g} s")
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class PolicyClock:
         """A checkpoint of whatever cause was taken at `now_ns`, and turns waited `cost_ns` for it (None: not known yet).
 
         Raises:
-            MisuseError: a negative cost.
+            UsageError: a negative cost.
         """
         if cost_ns is not None:
             self.measured(cost_ns)
@@ -244,10 +244,10 @@ class PolicyClock:
         """Turns waited `cost_ns` for the last checkpoint.
 
         Raises:
-            MisuseError: a negative cost.
+            UsageError: a negative cost.
         """
         if cost_ns < 0:
-            raise MisuseError(f"a checkpoint of {self.agent} cannot cost {cost_ns} ns; measure with a monotonic clock")
+            raise UsageError(f"a checkpoint of {self.agent} cannot cost {cost_ns} ns; measure with a monotonic clock")
         self.cost_ns = cost_ns if self.cost_ns is None else (3 * self.cost_ns + cost_ns) // 4
         self._timer_ns = self._next_timer_ns()
 
@@ -255,10 +255,10 @@ class PolicyClock:
         """The fleet has had so many failures in so much time, since it began. Replaces what was said before.
 
         Raises:
-            MisuseError: a negative number.
+            UsageError: a negative number.
         """
         if failures < 0 or observed_ns < 0:
-            raise MisuseError(f"{failures} failures in {observed_ns} ns is not possible; both are at least 0")
+            raise UsageError(f"{failures} failures in {observed_ns} ns is not possible; both are at least 0")
         self._mtbf_s = (observed_ns / _NS + MTBF_PRIOR_S) / (failures + 1)
         self._timer_ns = self._next_timer_ns()
 
@@ -272,7 +272,7 @@ class PolicyClock:
                 return part.seconds * (1 + part.jitter * self._spread())
             case Adaptive():
                 return min(max(self._best_s(part) * (1 + JITTER * self._spread()), part.least_s), part.most_s)
-            case EveryMessages() | ByHand():
+            case EveryMessages() | Manual():
                 return None
             case _:
                 assert_never(part)
@@ -344,7 +344,7 @@ def parse_policy(text: str) -> Policy:
     """Read a policy as users write it: "every 2s", "100 messages", "adaptive", "by hand", joined by "or".
 
     Raises:
-        MisuseError: it is not one; the message shows the part and the choices.
+        UsageError: it is not one; the message shows the part and the choices.
     """
     parts = tuple(_parse_single(" ".join(part.split())) for part in re.split(r"\sor\s", text.strip()))
     return parts[0] if len(parts) == 1 else AnyOf(parts)
@@ -355,7 +355,7 @@ def _parse_single(text: str) -> Single:
         found = form.fullmatch(text)
         if found is not None:
             return _single_from(found.groupdict())
-    raise MisuseError(f"{text!r} is no policy: write {_CHOICES}")
+    raise UsageError(f"{text!r} is no policy: write {_CHOICES}")
 
 
 def _single_from(found: dict[str, str | None]) -> Single:
@@ -368,7 +368,7 @@ def _single_from(found: dict[str, str | None]) -> Single:
             times = {"mtbf_s": mtbf, "least_s": least, "most_s": most}
             return Adaptive(**{name: _seconds(time) for name, time in times.items() if time is not None})
         case _:
-            return ByHand()
+            return Manual()
 
 
 def format_policy(policy: Policy) -> str:
@@ -384,7 +384,7 @@ def format_policy(policy: Policy) -> str:
             return "adaptive" + "".join(
                 f" {name} {_period(time)}" for name, time, usual in named if time is not None and time != usual
             )
-        case ByHand():
+        case Manual():
             return "by hand"
         case AnyOf():
             return " or ".join(format_policy(part) for part in policy.policies)

@@ -31,7 +31,7 @@ Carries G6: no useless checkpoint; for the RDT protocols also no untracked depen
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.protocols.piggyback import ORDINALS_MAX, ImageReader
 
 
@@ -57,10 +57,10 @@ class CheckpointRule(ABC):
             agents: how many there are, where known; more may join. No decision depends on it.
 
         Raises:
-            MisuseError: the ordinal is out of range.
+            UsageError: the ordinal is out of range.
         """
         if not 0 <= agent < max(agents, agent + 1) <= ORDINALS_MAX:
-            raise MisuseError(f"agent {agent} of {agents}: ordinals lie between 0 and {ORDINALS_MAX - 1}")
+            raise UsageError(f"agent {agent} of {agents}: ordinals lie between 0 and {ORDINALS_MAX - 1}")
         self.agent = agent
 
     @abstractmethod

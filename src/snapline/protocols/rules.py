@@ -4,7 +4,7 @@ FINE and Lazy-FINE are left out on purpose: both admit useless checkpoints (I. C
 L. E. Buzato, arXiv 1702.06167).
 """
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.bhmr import BhmrRule
 from snapline.protocols.dependency_vector import CasRule, CbrRule, FdasRule, FdiRule, NrasRule
@@ -28,7 +28,7 @@ def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
         agents: how many agents are known now; more may join.
 
     Raises:
-        MisuseError: no such protocol, or an impossible ordinal.
+        UsageError: no such protocol, or an impossible ordinal.
     """
     return _rule_type(name)(agent, agents)
 
@@ -37,7 +37,7 @@ def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
     """The rule as it stood when it was frozen.
 
     Raises:
-        MisuseError: no such protocol, or an impossible ordinal.
+        UsageError: no such protocol, or an impossible ordinal.
         DamagedDataError: the image is none of this protocol's.
     """
     return _rule_type(name).restore(agent, image)
@@ -46,5 +46,5 @@ def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
 def _rule_type(name: str) -> type[CheckpointRule]:
     rule = RULES.get(name)
     if rule is None:
-        raise MisuseError(f"there is no protocol {name!r} of this kind; choose one of {', '.join(RULES)}")
+        raise UsageError(f"there is no protocol {name!r} of this kind; choose one of {', '.join(RULES)}")
     return rule

@@ -84,7 +84,7 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
         protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
 
     Raises:
-        MisuseError: an agent that is not in the trace, or no such protocol.
+        UsageError: an agent that is not in the trace, or no such protocol.
     """
     return decide_and_analyze(trace, failed, protocol)[1]
 

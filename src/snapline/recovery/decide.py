@@ -12,7 +12,7 @@ full piggyback. (A gap is a message lost, and its delta with it.)
 
 from collections import defaultdict
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES, make_rule
 from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceived, MessageSent, Trace
@@ -35,7 +35,7 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
         sends. Ordinals count the agent's sends, receives and basic checkpoints from 0.
 
     Raises:
-        MisuseError: no such protocol.
+        UsageError: no such protocol.
     """
     decision = _Decision(trace, check_protocol(protocol))
     for event in trace.events:
@@ -55,11 +55,11 @@ def check_protocol(protocol: str) -> str:
     """The name of a rule.
 
     Raises:
-        MisuseError: `protocol` is neither that nor "none".
+        UsageError: `protocol` is neither that nor "none".
     """
     name = UNCOORDINATED if protocol == NONE else protocol
     if name not in RULES:
-        raise MisuseError(f"--protocol {protocol!r} is unknown: choose one of {', '.join([NONE, *RULES])}")
+        raise UsageError(f"--protocol {protocol!r} is unknown: choose one of {', '.join([NONE, *RULES])}")
     return name
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
 LOST = -1
@@ -120,7 +120,7 @@ class Execution(msgspec.Struct, frozen=True):
         """The agents named, ascending; all if None.
 
         Raises:
-            MisuseError: one of them is not in the trace.
+            UsageError: one of them is not in the trace.
         """
         if failed is None:
             return list(range(len(self.agents)))
@@ -128,5 +128,5 @@ class Execution(msgspec.Struct, frozen=True):
         unknown = sorted(named.difference(self.agents))
         if unknown:
             known = ", ".join(self.agents) or "none at all"
-            raise MisuseError(f"the trace has no agent {', '.join(map(repr, unknown))}: it has {known}")
+            raise UsageError(f"the trace has no agent {', '.join(map(repr, unknown))}: it has {known}")
         return [i for i, agent in enumerate(self.agents) if agent in named]

@@ -35,7 +35,7 @@ from typing import Self
 
 import msgspec
 
-from snapline.errors import MisuseError, NotFoundError, ProtocolError
+from snapline.errors import NotFoundError, ProtocolError, UsageError
 from snapline.recovery.cuts import DependencyRecord
 from snapline.recovery.history_image import HistoryImage, LiveReport, beyond_last, image_of, load_checkpoints, newest_of
 from snapline.recovery.history_lines import LIVE, descend, single_failures
@@ -269,13 +269,13 @@ class FleetHistory:
 
         Raises:
             NotFoundError: `agent` has not joined.
-            MisuseError: one of them is the last, is on the total-failure line or has never been reported.
+            UsageError: one of them is the last, is on the total-failure line or has never been reported.
         """
         ordinal = self._member(agent)
         place, last = self._total.places[ordinal], self._records.last[ordinal]
         for number in numbers:
             if number == place or number >= last:
-                raise MisuseError(
+                raise UsageError(
                     f"checkpoint {number} of {agent} is not obsolete (last {last}, on the total-failure line {place}): "
                     "forget only what obsolete() names"
                 )

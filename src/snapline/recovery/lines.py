@@ -8,7 +8,7 @@ greatest consistent cut below the start. Consistent cuts are closed under entryw
 (G5), and these must agree on it:
 
 - `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
-  undoes the agent's next one and every interval that received from it. Undone is all that can be reached from the live
+  undoes the agent's next one and every interval that received from it. OutputsReverted is all that can be reached from the live
   intervals of the failed; an agent goes back to the checkpoint that opens its first undone interval. Since an agent's
   undone intervals are always a tail, one number per agent is enough, and each message is looked at once.
 - `recovery_line_by_checkpoints`, on the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states
@@ -142,7 +142,7 @@ def domino_rounds(trace: Trace, failed: Collection[str]) -> list[Round]:
     """`rounds` in names.
 
     Raises:
-        MisuseError: an agent that is not in the trace.
+        UsageError: an agent that is not in the trace.
     """
     execution = Execution.of(trace)
     return [

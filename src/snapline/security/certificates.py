@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 from snapline.ids import check_id
 from snapline.security.rpc_authorization import COORDINATOR, ROLES
@@ -34,7 +34,7 @@ try:
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID
 except ImportError as missing:
-    raise MisuseError("install snapline[crypto]: certificates are made with its library") from missing
+    raise UsageError("install snapline[crypto]: certificates are made with its library") from missing
 
 CERTIFICATE, KEY = "ca.crt", "ca.key"
 
@@ -77,17 +77,17 @@ class Authority:
         """Make one in a folder that is not there yet, or empty.
 
         Raises:
-            MisuseError: the folder holds something, or the domain is none.
-            WorldError: it cannot be written.
+            UsageError: the folder holds something, or the domain is none.
+            ExternalFailureError: it cannot be written.
         """
         if len(domain) > 63 or not _DOMAIN.fullmatch(domain):
-            raise MisuseError(f"{domain!r} is no trust domain: small letters, digits, '-' and '.', at most 63")
+            raise UsageError(f"{domain!r} is no trust domain: small letters, digits, '-' and '.', at most 63")
         try:
             make_private(folder)
             if any(folder.iterdir()):
-                raise MisuseError(f"{folder} is not empty: give a new folder, or use `snapline auth issue {folder} …`")
+                raise UsageError(f"{folder} is not empty: give a new folder, or use `snapline auth issue {folder} …`")
         except OSError as error:
-            raise WorldError(f"{folder} cannot be used: {error}") from error
+            raise ExternalFailureError(f"{folder} cannot be used: {error}") from error
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{domain} authority")])
         builder = _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
@@ -104,27 +104,27 @@ class Authority:
         """Take the one that `create` has made.
 
         Raises:
-            MisuseError: there is none.
+            UsageError: there is none.
         """
         try:
             certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
             key = load_pem_private_key((folder / KEY).read_bytes(), password=None)
         except (OSError, ValueError, TypeError) as error:
-            raise MisuseError(f"{folder} holds no authority: `snapline auth init` makes one ({error})") from error
+            raise UsageError(f"{folder} holds no authority: `snapline auth init` makes one ({error})") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-            raise MisuseError(f"{CERTIFICATE} and {KEY} in {folder} do not belong together")
+            raise UsageError(f"{CERTIFICATE} and {KEY} in {folder} do not belong together")
         return cls(folder, key, certificate)
 
     def issue(self, role: str, name: str, *, days: int = DAYS) -> Issued:
         """Sign a certificate for `name` of `role`, over an older one: that is how it is renewed.
 
         Raises:
-            MisuseError: there is no such role, or the name is no id.
+            UsageError: there is no such role, or the name is no id.
         """
         if role not in ROLES:
-            raise MisuseError(f"{role!r} is no role: there are {', '.join(ROLES)}")
+            raise UsageError(f"{role!r} is no role: there are {', '.join(ROLES)}")
         if not 1 <= days <= DAYS_MAX:
-            raise MisuseError(f"a certificate is valid for 1 to {DAYS_MAX} days, not {days}")
+            raise UsageError(f"a certificate is valid for 1 to {DAYS_MAX} days, not {days}")
         check_id(name, role)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
@@ -143,12 +143,12 @@ class Authority:
         """Sign everything in the folder anew, with new keys.
 
         Raises:
-            MisuseError: nothing was signed here.
+            UsageError: nothing was signed here.
         """
         found = [path.stem.partition("-") for path in sorted(self._folder.glob("*-*.crt"))]
         owners = [(role, name) for role, _, name in found if role in ROLES]
         if not owners:
-            raise MisuseError(f"{self._folder} holds no certificate to renew: `snapline auth issue` makes one")
+            raise UsageError(f"{self._folder} holds no certificate to renew: `snapline auth issue` makes one")
         return [self.issue(role, name, days=days) for role, name in owners]
 
     def _names(self, role: str, name: str) -> x509.SubjectAlternativeName:
@@ -163,7 +163,7 @@ def proved_names(shown: bytes, authority: bytes) -> list[str]:
     """The URIs of a certificate that somebody else has been shown: the first in `shown`, before those between it and an authority. All are PEM.
 
     Raises:
-        MisuseError: no authority has signed it, it has expired, or it is none.
+        UsageError: no authority has signed it, it has expired, or it is none.
     """
     try:
         leaf, *between = x509.load_pem_x509_certificates(shown)[:CHAIN_MAX]
@@ -171,7 +171,7 @@ def proved_names(shown: bytes, authority: bytes) -> list[str]:
         _check_signed(leaf, between, roots, _now())
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise MisuseError(f"that certificate proves nobody: {error}") from error
+        raise UsageError(f"that certificate proves nobody: {error}") from error
     return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 
@@ -204,7 +204,7 @@ def _domain_of(certificate: x509.Certificate, folder: Path) -> str:
         names = x509.SubjectAlternativeName([])
     found = [uri.removeprefix("spiffe://") for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
     if len(found) != 1:
-        raise MisuseError(f"{folder / CERTIFICATE} names no trust domain: it was not made by `snapline auth init`")
+        raise UsageError(f"{folder / CERTIFICATE} names no trust domain: it was not made by `snapline auth init`")
     return str(found[0])
 
 
@@ -260,4 +260,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             os.fsync(handle)
         os.replace(scratch, path)
     except OSError as error:
-        raise WorldError(f"{path} cannot be written: {error}") from error
+        raise ExternalFailureError(f"{path} cannot be written: {error}") from error

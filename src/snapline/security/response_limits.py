@@ -11,7 +11,7 @@ UNREAD_BYTES_MAX = 64 * 1024 * 1024
 """Of answers that were given and not taken: four of the largest. Beyond it what is asked is not even looked up. Calls that had begun by then add theirs."""
 
 
-class CallsUnderWay:
+class ResponseLimits:
     """Of all callers of one server."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class CallsUnderWay:
 class CallUnderWay:
     """One call under way."""
 
-    def __init__(self, unread: CallsUnderWay, caller: str) -> None:
+    def __init__(self, unread: ResponseLimits, caller: str) -> None:
         self._under_way = unread
         self._caller = caller
         self._size = 0

@@ -8,7 +8,7 @@ gRPC would read and parse a whole request before anybody is asked, and a request
 becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
 reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
 more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
-small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`DoorKeeper.first_message`). What callers
+small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`RpcGuard.first_message`). What callers
 have asked for and do not take is bounded for each of them (`response_limits.py`).
 
 A person may bear a token (`tokens.py`) beside a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
@@ -31,8 +31,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from snapline.errors import MisuseError, ProtocolError, SnaplineError
-from snapline.security.response_limits import CallsUnderWay, CallUnderWay
+from snapline.errors import ProtocolError, SnaplineError, UsageError
+from snapline.security.response_limits import CallUnderWay, ResponseLimits
 from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED, borne_in, clipped
 from snapline.security.transport import Identity, Security
 from snapline.telemetry.log_lines import LogScope
@@ -81,7 +81,7 @@ ERROR_KEY = "snapline-error"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Door(NamedTuple):
+class RpcRule(NamedTuple):
     """One RPC.
 
     Attributes:
@@ -102,46 +102,46 @@ class Door(NamedTuple):
 _HEALTH, _REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
 _COORDINATOR = "/snapline.protos.v1.Coordinator"
 
-DOORS = {
-    f"{_COORDINATOR}/Attend": Door((HOST,), 0, is_for_itself=True),
-    f"{_COORDINATOR}/Status": Door((*_READING, LAUNCHER, CLIENT)),
-    f"{_COORDINATOR}/CreateSnapshot": Door(_ACTING, acts=True),
-    f"{_COORDINATOR}/ReadSnapshots": Door(_READING),
-    f"{_COORDINATOR}/RecoveryLine": Door(_READING),
-    f"{_COORDINATOR}/RecoveryHistory": Door(_READING),
-    f"{_COORDINATOR}/PreviewRestore": Door(_READING),
-    f"{_COORDINATOR}/Restore": Door(_ACTING, acts=True),
-    f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), is_for_itself=True, acts=True),
-    f"{_COORDINATOR}/ReportHostBusy": Door((HOST,), 4096, is_for_itself=True),
-    f"{_COORDINATOR}/ReadReplica": Door(_READING),
-    f"{_COORDINATOR}/TransferLeader": Door((*_ACTING, COORDINATOR), is_for_itself=True, acts=True),
-    f"{_COORDINATOR}/Backup": Door((ADMIN,), acts=True),
-    f"{_COORDINATOR}/ForgetHost": Door(_ACTING, acts=True),
-    f"{_COORDINATOR}/MoveAgents": Door(_ACTING, acts=True),
-    f"{_COORDINATOR}/EndHost": Door(_ACTING, acts=True),
-    f"{_COORDINATOR}/EndReplica": Door((*_ACTING, COORDINATOR), acts=True),
-    f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
-    f"{_COORDINATOR}/ReadOutputs": Door((*_READING, CLIENT), 4096),
-    f"{_COORDINATOR}/ReadConsumers": Door((*_READING, CLIENT), 1024),
-    f"{_COORDINATOR}/MoveConsumer": Door((*_ACTING, CLIENT), 4096),
-    f"{_COORDINATOR}/ForgetConsumer": Door(_ACTING, 4096, acts=True),
-    "/snapline.protos.v1.People/MakeToken": Door((ADMIN,), 4096, acts=True),
-    "/snapline.protos.v1.People/RevokeToken": Door((ADMIN,), 1024, acts=True),
-    "/snapline.protos.v1.People/ReadTokens": Door((ADMIN,), 1024),
-    "/snapline.protos.v1.People/CheckToken": Door((HOST,), 1024, "a person has called the host"),
-    "/snapline.protos.v1.People/RecordCall": Door((HOST,), RECORD_BYTES_MAX, "a person has called the host"),
-    "/snapline.protos.v1.People/ReadAudit": Door((ADMIN,), 1024),
-    "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
-    "/snapline.protos.v1.Inputs/Settle": Door(_ACTING, 0, acts=True),
-    "/snapline.protos.v1.Inputs/Ask": Door((CLIENT, *_ACTING), 4096),
-    "/snapline.protos.v1.Agents/Show": Door(_READING, 4096),
-    "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
-    "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),
-    "/snapline.protos.v1.Link/Open": Door((HOST,), 0, is_for_itself=True),
-    "/snapline.protos.v1.Link/Confirm": Door((HOST,), 2048, "asked only where there are no certificates"),
-    f"{_HEALTH}/Check": Door(_ALL, 1024),
-    f"{_HEALTH}/Watch": Door(_ALL, 1024),
-    f"{_REFLECTION}/ServerReflectionInfo": Door(_READING, 4096),
+RPC_RULES = {
+    f"{_COORDINATOR}/Attend": RpcRule((HOST,), 0, is_for_itself=True),
+    f"{_COORDINATOR}/Status": RpcRule((*_READING, LAUNCHER, CLIENT)),
+    f"{_COORDINATOR}/CreateSnapshot": RpcRule(_ACTING, acts=True),
+    f"{_COORDINATOR}/ReadSnapshots": RpcRule(_READING),
+    f"{_COORDINATOR}/RecoveryLine": RpcRule(_READING),
+    f"{_COORDINATOR}/RecoveryHistory": RpcRule(_READING),
+    f"{_COORDINATOR}/PreviewRestore": RpcRule(_READING),
+    f"{_COORDINATOR}/Restore": RpcRule(_ACTING, acts=True),
+    f"{_COORDINATOR}/ReportHostExit": RpcRule((*_ACTING, LAUNCHER, HOST), is_for_itself=True, acts=True),
+    f"{_COORDINATOR}/ReportHostBusy": RpcRule((HOST,), 4096, is_for_itself=True),
+    f"{_COORDINATOR}/ReadReplica": RpcRule(_READING),
+    f"{_COORDINATOR}/TransferLeader": RpcRule((*_ACTING, COORDINATOR), is_for_itself=True, acts=True),
+    f"{_COORDINATOR}/Backup": RpcRule((ADMIN,), acts=True),
+    f"{_COORDINATOR}/ForgetHost": RpcRule(_ACTING, acts=True),
+    f"{_COORDINATOR}/MoveAgents": RpcRule(_ACTING, acts=True),
+    f"{_COORDINATOR}/EndHost": RpcRule(_ACTING, acts=True),
+    f"{_COORDINATOR}/EndReplica": RpcRule((*_ACTING, COORDINATOR), acts=True),
+    f"{_COORDINATOR}/Locate": RpcRule((*_READING, CLIENT)),
+    f"{_COORDINATOR}/ReadOutputs": RpcRule((*_READING, CLIENT), 4096),
+    f"{_COORDINATOR}/ReadConsumers": RpcRule((*_READING, CLIENT), 1024),
+    f"{_COORDINATOR}/MoveConsumer": RpcRule((*_ACTING, CLIENT), 4096),
+    f"{_COORDINATOR}/ForgetConsumer": RpcRule(_ACTING, 4096, acts=True),
+    "/snapline.protos.v1.People/MakeToken": RpcRule((ADMIN,), 4096, acts=True),
+    "/snapline.protos.v1.People/RevokeToken": RpcRule((ADMIN,), 1024, acts=True),
+    "/snapline.protos.v1.People/ReadTokens": RpcRule((ADMIN,), 1024),
+    "/snapline.protos.v1.People/CheckToken": RpcRule((HOST,), 1024, "a person has called the host"),
+    "/snapline.protos.v1.People/RecordCall": RpcRule((HOST,), RECORD_BYTES_MAX, "a person has called the host"),
+    "/snapline.protos.v1.People/ReadAudit": RpcRule((ADMIN,), 1024),
+    "/snapline.protos.v1.Inputs/Offer": RpcRule((CLIENT,), 0),
+    "/snapline.protos.v1.Inputs/Settle": RpcRule(_ACTING, 0, acts=True),
+    "/snapline.protos.v1.Inputs/Ask": RpcRule((CLIENT, *_ACTING), 4096),
+    "/snapline.protos.v1.Agents/Show": RpcRule(_READING, 4096),
+    "/snapline.protos.v1.Raft/Replicate": RpcRule((COORDINATOR,), 0, is_for_itself=True),
+    "/snapline.protos.v1.Raft/Confirm": RpcRule((COORDINATOR,), 2048, "asked only where there are no certificates"),
+    "/snapline.protos.v1.Link/Open": RpcRule((HOST,), 0, is_for_itself=True),
+    "/snapline.protos.v1.Link/Confirm": RpcRule((HOST,), 2048, "asked only where there are no certificates"),
+    f"{_HEALTH}/Check": RpcRule(_ALL, 1024),
+    f"{_HEALTH}/Watch": RpcRule(_ALL, 1024),
+    f"{_REFLECTION}/ServerReflectionInfo": RpcRule(_READING, 4096),
 }
 """Full name of the RPC → its door. The page docs/security.md shows it, and tests walk it on a live fleet."""
 
@@ -178,7 +178,7 @@ class People(Protocol):
         """Write a call down, for good.
 
         Raises:
-            MisuseError: it was allowed, and its token is not good any more.
+            UsageError: it was allowed, and its token is not good any more.
             SnaplineError: it cannot be written down here and now.
         """
         ...
@@ -188,7 +188,7 @@ class People(Protocol):
         ...
 
 
-class DoorKeeper(grpc.aio.ServerInterceptor):
+class RpcGuard(grpc.aio.ServerInterceptor):
     """Stands in front of everything a server serves."""
 
     def __init__(self, security: Security, people: People | None = None) -> None:
@@ -197,13 +197,13 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
         self._people = people
         self._refusals_told: dict[tuple[str, str], float] = {}
         self._gates: dict[str, tuple[asyncio.Lock, int]] = {}
-        self._under_way = CallsUnderWay()
+        self._under_way = ResponseLimits()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """Called by gRPC for every call, before anything of it is read."""
-        door, handler = DOORS.get(details.method), await continuation(details)
+        door, handler = RPC_RULES.get(details.method), await continuation(details)
         if handler is None or door is None:
             return _as_stream(_refuse_unknown, None)
         call = _Call(self, door, details.method, handler)
@@ -213,7 +213,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
             return _as_stream(call.stream, handler)
         return grpc.stream_stream_rpc_method_handler(call.hand_over)
 
-    async def admit(self, context: Context, door: Door, method: str) -> None:
+    async def admit(self, context: Context, door: RpcRule, method: str) -> None:
         """See who calls; the call ends here if they may not make it."""
         try:
             caller = await self._caller_of(context)
@@ -236,7 +236,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
             return Caller(identity)
         return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
 
-    def _refusal(self, caller: Caller, door: Door, method: str) -> str | None:
+    def _refusal(self, caller: Caller, door: RpcRule, method: str) -> str | None:
         """Why the caller may not; None if it may. Without TLS everybody may."""
         if not self._security.is_tls:
             return None
@@ -272,7 +272,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
             caller = caller._replace(certificate=self._security.certificate_of(context))
         try:
             await self._people.record(caller, method.rpartition("/")[2], clipped(about), outcome)
-        except MisuseError as error:
+        except UsageError as error:
             await refuse(context, str(error), "token" if caller.digest else "certificate")
         except SnaplineError as error:
             await self._send_elsewhere(context, error)
@@ -343,7 +343,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):
 class _Call:
     """One call behind the guard. Requests are bytes until they have been measured."""
 
-    def __init__(self, guard: DoorKeeper, door: Door, method: str, handler: Any) -> None:
+    def __init__(self, guard: RpcGuard, door: RpcRule, method: str, handler: Any) -> None:
         self._guard = guard
         self._door = door
         self._method = method
@@ -445,7 +445,7 @@ async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | 
 
 async def refuse(context: Context, reason: str, what: str = "certificate") -> None:
     """End a call whose caller may not make it."""
-    context.set_trailing_metadata(((ERROR_KEY, MisuseError.__name__),))
+    context.set_trailing_metadata(((ERROR_KEY, UsageError.__name__),))
     await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this {what} may not do that: {reason}")
 
 

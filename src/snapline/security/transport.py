@@ -29,7 +29,7 @@ import grpc.aio
 
 from snapline.channels.listening import address_error, why_not
 from snapline.channels.options import client_options
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:
     import ssl
@@ -141,10 +141,10 @@ class Security:
         """Refuse to listen in plaintext where other machines can connect.
 
         Raises:
-            MisuseError: the address is not loopback, there are no certificates, and the user did not say `--insecure`.
+            UsageError: the address is not loopback, there are no certificates, and the user did not say `--insecure`.
         """
         if self._mode is _Mode.LOOPBACK and not is_loopback(address):
-            raise MisuseError(
+            raise UsageError(
                 f"listening on {address} without certificates would let anybody on the network take part: "
                 f"give certificates (--tls-cert, --tls-key and --tls-ca; `snapline up`: --tls), listen on 127.0.0.1, or pass --insecure "
                 f"if the network is yours alone"
@@ -157,7 +157,7 @@ class Security:
     def check_dial_address(self, address: str) -> None:
         """Refuse to send in plaintext to another machine; see `check_listen_address`."""
         if not self.may_dial(address):
-            raise MisuseError(
+            raise UsageError(
                 f"dialling {address} without certificates would send everything in plaintext: "
                 f"give certificates, or pass --insecure if the network is yours alone"
             )
@@ -166,10 +166,10 @@ class Security:
         """Bind a server; returns the port.
 
         Raises:
-            MisuseError: see `check_listen_address`.
+            UsageError: see `check_listen_address`.
             AddressError: it is no address of this machine.
             AddressBusyError: the port is in use, or the name unknown.
-            WorldError: the certificates cannot be read.
+            ExternalFailureError: the certificates cannot be read.
         """
         self.check_listen_address(address)
         if self._mode is _Mode.INSECURE and not is_loopback(address):
@@ -250,7 +250,7 @@ class Security:
         """For a server of HTTP: the newest certificate, and callers show theirs. One for each connection: certificates are renewed.
 
         Raises:
-            WorldError: the certificates cannot be read.
+            ExternalFailureError: the certificates cannot be read.
         """
         import ssl
 
@@ -264,7 +264,7 @@ class Security:
                 made.load_cert_chain(files.certificate, files.key)
                 made.load_verify_locations(cadata=pems.authority.decode())
             except (ssl.SSLError, OSError, ValueError) as error:
-                raise WorldError(f"{files.certificate} cannot be used for HTTP: {error}") from error
+                raise ExternalFailureError(f"{files.certificate} cannot be used for HTTP: {error}") from error
             self._context = self.generation, made
         return self._context[1]
 
@@ -288,7 +288,7 @@ class Security:
             return False
         try:
             pems = self._read()
-        except WorldError as error:
+        except ExternalFailureError as error:
             log.warning("certificates were not reloaded: %s", error)
             return False
         if pems == self._pems:
@@ -333,7 +333,7 @@ class Security:
         try:
             pems = _Pems(*(path.read_bytes() for path in self._files))
         except OSError as error:
-            raise WorldError(f"cannot read a certificate: {error}") from error
+            raise ExternalFailureError(f"cannot read a certificate: {error}") from error
         _check(self._files, pems)
         return pems
 
@@ -379,14 +379,14 @@ def _check(files: _Files, pems: _Pems) -> None:
         with _in_memory(pems.certificate) as certificate, _in_memory(pems.key) as key:
             context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as error:
-        raise WorldError(
+        raise ExternalFailureError(
             f"{files.certificate} and {files.key} do not make a certificate and its key: {error}"
         ) from error
     try:
         with _in_memory(pems.authority) as authority:
             context.load_verify_locations(authority)
     except (ssl.SSLError, OSError) as error:
-        raise WorldError(f"{files.authority} holds no certificates of an authority: {error}") from error
+        raise ExternalFailureError(f"{files.authority} holds no certificates of an authority: {error}") from error
 
 
 def _validity(certificate: bytes) -> tuple[float, float]:

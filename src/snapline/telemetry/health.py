@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from snapline.channels.listening import address_error, until_free, why_not
 from snapline.channels.options import client_options, server_options
-from snapline.security.rpc_authorization import DoorKeeper
+from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 
 ALIVE, READY = "alive", "ready"
@@ -54,7 +54,7 @@ async def open_health_door(stack: AsyncExitStack, servicer: health.aio.HealthSer
     """
     if not address:
         return
-    guard = DoorKeeper(Security.insecure())
+    guard = RpcGuard(Security.insecure())
     options = {
         **dict(server_options()),
         "grpc.max_connection_idle_ms": IDLE_MS_MAX,

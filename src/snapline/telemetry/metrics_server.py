@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import snapline
 from snapline.channels.listening import address_error, until_free, why_not
-from snapline.errors import MisuseError, SnaplineError
-from snapline.security.rpc_authorization import DOORS
+from snapline.errors import SnaplineError, UsageError
+from snapline.security.rpc_authorization import RPC_RULES
 from snapline.security.transport import Security
 from snapline.telemetry.metrics import (
     ABOUT,
@@ -41,7 +41,7 @@ log = logging.getLogger("snapline.channels")
 
 PATH = "/metrics"
 
-READERS = DOORS["/snapline.protos.v1.Coordinator/Status"].roles
+READERS = RPC_RULES["/snapline.protos.v1.Coordinator/Status"].roles
 
 HEAD_BYTES_MAX = 16 * 1024
 """Of a request: monitoring systems send some hundred bytes."""
@@ -104,13 +104,13 @@ class MetricsDoor:
         """Answer there until the stack unwinds; returns the address with its port.
 
         Raises:
-            MisuseError: the address may not be listened on without certificates, or is none.
+            UsageError: the address may not be listened on without certificates, or is none.
             AddressError: it is no address of this machine.
             AddressBusyError: the port stays in use, or the name unknown.
         """
         host, _, port = address.rpartition(":")
         if address.startswith("unix:") or not port.isdecimal():
-            raise MisuseError(f"--metrics {address!r} is no address: write HOST:PORT")
+            raise UsageError(f"--metrics {address!r} is no address: write HOST:PORT")
         self._security.check_listen_address(address)
         await until_free(address)
         try:
@@ -280,7 +280,7 @@ async def open_metrics_door(
     """Serve metrics at this place until the stack unwinds, and say where; nowhere if it has no address.
 
     Raises:
-        MisuseError, AddressError: see `MetricsDoor.listen`; the file cannot be written.
+        UsageError, AddressError: see `MetricsDoor.listen`; the file cannot be written.
     """
     if not place.address:
         return
@@ -300,4 +300,4 @@ def _tell(file: Path, address: str, name: str) -> None:
         scratch.write_text(json.dumps([{"targets": [address], "labels": {"instance": name}}]) + "\n")
         scratch.replace(file)
     except OSError as error:
-        raise MisuseError(f"--metrics-file {file} cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"--metrics-file {file} cannot be written: {error.strerror or error}") from error

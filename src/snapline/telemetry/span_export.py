@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.telemetry.quick_span import QuickSpan
 from snapline.telemetry.span_ids import SpanIds
 
@@ -221,18 +221,18 @@ def _exporter() -> SpanExporter:
     if wanted == "console":
         return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
     if wanted != "otlp":
-        raise MisuseError(f"OTEL_TRACES_EXPORTER is {wanted!r}: use otlp or console, or go without --otel")
+        raise UsageError(f"OTEL_TRACES_EXPORTER is {wanted!r}: use otlp or console, or go without --otel")
     if protocol == "grpc":
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
         except ModuleNotFoundError as error:
-            raise MisuseError(
+            raise UsageError(
                 "OTEL_EXPORTER_OTLP_PROTOCOL=grpc needs its exporter: pip install opentelemetry-exporter-otlp-proto-grpc"
             ) from error
         over_grpc: SpanExporter = OverGrpc()
         return over_grpc
     if protocol not in (None, "", "http/protobuf"):
-        raise MisuseError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: use http/protobuf or grpc")
+        raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: use http/protobuf or grpc")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     from snapline.telemetry.bounded_session import BoundedSession

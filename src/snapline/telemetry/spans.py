@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.telemetry.metrics import COUNTER, Family, Readings
 
 if TYPE_CHECKING:
@@ -33,20 +33,20 @@ class SpanOptions(msgspec.Struct, frozen=True):
     share: float | None = None
 
     def check(self) -> None:
-        """Raise MisuseError if there are to be spans, and OpenTelemetry is not installed."""
+        """Raise UsageError if there are to be spans, and OpenTelemetry is not installed."""
         try:
             is_missing = self.share is not None and find_spec("opentelemetry.sdk") is None
         except ModuleNotFoundError:
             is_missing = True
         if is_missing:
-            raise MisuseError("--otel needs OpenTelemetry, which is not installed: pip install 'snapline[otel]'")
+            raise UsageError("--otel needs OpenTelemetry, which is not installed: pip install 'snapline[otel]'")
 
 
 def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | None":
     """What takes this process's spans, if there are to be any; to be closed at its end.
 
     Raises:
-        MisuseError: OpenTelemetry is not installed, or has no such exporter.
+        UsageError: OpenTelemetry is not installed, or has no such exporter.
     """
     if options.share is None:
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError
+from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageError
 from snapline.gateway.browsers import is_from_other_site, says_no_site
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
@@ -40,7 +40,7 @@ AGAIN_S = 2
 Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedDeed]]
 
 
-class NotAllowedError(MisuseError):
+class NotAllowedError(UsageError):
     """Whoever asks may not."""
 
 
@@ -144,7 +144,7 @@ class ActingPages:
             raise CoordinatorUnavailableError(heard.trouble or "the fleet has not answered yet")
         self._check(heard.facts)
         if heard.facts.phase in ENDED:
-            raise MisuseError(f"the fleet has {heard.facts.phase}: nothing can be done to it here")
+            raise UsageError(f"the fleet has {heard.facts.phase}: nothing can be done to it here")
         return heard.facts
 
     def _check(self, facts: FleetFacts | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from snapline.errors import CoordinatorUnavailableError, MisuseError, SnaplineError, UnknownOutcomeError
+from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.view.markup import Markup
 
 KEPT_MAX = 512
@@ -87,12 +87,12 @@ class Deeds:
         """The key that its form has to bear, in the same session.
 
         Raises:
-            MisuseError: too many are under way.
+            UsageError: too many are under way.
         """
         while len(self._kept) >= self._kept_max:
             oldest = next((key for key, kept in self._kept.items() if not kept.is_underway), None)
             if oldest is None:
-                raise MisuseError(f"{self._kept_max} actions are under way: wait for one")
+                raise UsageError(f"{self._kept_max} actions are under way: wait for one")
             del self._kept[oldest]
         key = secrets.token_urlsafe(16)
         self._kept[key] = _Kept(session, proposed)
@@ -102,7 +102,7 @@ class Deeds:
         """Do it, unless it was begun before; waits for what comes of it, but not for long.
 
         Raises:
-            MisuseError: no page of this session has this key.
+            UsageError: no page of this session has this key.
         """
         kept = self._find(session, key)
         if kept.task is None:
@@ -113,11 +113,11 @@ class Deeds:
         """What came of it; None: it is under way.
 
         Raises:
-            MisuseError: no page of this session has this key, or its form was not sent.
+            UsageError: no page of this session has this key, or its form was not sent.
         """
         kept = self._find(session, key)
         if kept.task is None:
-            raise MisuseError("that was not confirmed: nothing has been done")
+            raise UsageError("that was not confirmed: nothing has been done")
         return kept.proposed, None if kept.is_underway else kept.task.result()
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class Deeds:
     def _find(self, session: str, key: str) -> _Kept:
         kept = self._kept.get(key)
         if kept is None or kept.session != session:
-            raise MisuseError(
+            raise UsageError(
                 "this page is too old, or was not made for you: nothing has been done; look again, and confirm that"
             )
         return kept

@@ -28,7 +28,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from snapline.diagrams.style import EVENT_RULES, RULES, style
-from snapline.errors import AgentMissingError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError
+from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.messages.views import AgentState
 from snapline.view.acting import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body, saved_body
@@ -330,7 +330,7 @@ class View:
         status = 503
         if isinstance(error, NotFoundError | AgentMissingError):
             status = 404
-        elif isinstance(error, MisuseError):
+        elif isinstance(error, UsageError):
             status = 403 if isinstance(error, NotAllowedError) else 400
         told = f"{str(error)[:1].upper()}{str(error)[1:]}."
         body = join(
@@ -361,7 +361,7 @@ class View:
             async with aclosing(self._watch.follow()) as news:
                 async for standing in news:
                     yield event(shown.changes(self._fleet.pieces(standing, search)))
-        except MisuseError as error:
+        except UsageError as error:
             yield f"event: refused\ndata: {json.dumps(str(error))}\n\n"
 
     # ---- our own files ----------------------------------------------------------------------------------------------

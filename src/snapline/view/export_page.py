@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.view.export import SNAPSHOT, ExportedScreen
 from snapline.view.markup import Markup, join, tag
 from snapline.view.status import ids_of, standing
@@ -82,16 +82,16 @@ def _place(href: str, epoch: int) -> str | None:
 
 
 def check_free(path: Path, *, is_forced: bool) -> None:
-    """MisuseError: there is a file of this name, and nobody has said that it may go."""
+    """UsageError: there is a file of this name, and nobody has said that it may go."""
     if path.exists() and not is_forced:
-        raise MisuseError(f"{path} is there already: give another name, or --force")
+        raise UsageError(f"{path} is there already: give another name, or --force")
 
 
 def write_file(path: Path, page: str, *, is_forced: bool) -> int:
     """Write the file, whole or not at all, for its owner alone; returns its bytes.
 
     Raises:
-        MisuseError: it is there already.
+        UsageError: it is there already.
         OSError: it cannot be written.
     """
     data = page.encode("utf-8", "replace")
@@ -106,7 +106,7 @@ def write_file(path: Path, page: str, *, is_forced: bool) -> int:
         else:
             os.link(scratch, path)  # not if there is one
     except FileExistsError as error:
-        raise MisuseError(f"{path} is there already: give another name, or --force") from error
+        raise UsageError(f"{path} is there already: give another name, or --force") from error
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.messages.answers import RestorePreview
 from snapline.messages.coordinator_client import CoordinatorClient, patiently
 from snapline.messages.status import SnapshotOutcome
@@ -61,7 +61,7 @@ class FleetDeeds:
         async def do(fields: Fields) -> DeedOutcome:
             now = await patiently(self._coordinator.status)
             if now.plan != facts.plan:
-                raise MisuseError(
+                raise UsageError(
                     f"the fleet runs by plan {now.plan} meanwhile, and the page was made under plan {facts.plan}: look again"
                 )
             why = " ".join(filter(None, ["asked for in a browser", fields.get("reason", "")]))
@@ -91,7 +91,7 @@ class FleetDeeds:
         host = _host_of(facts, query)
         others = others_for_agents(facts, host)
         if not others:
-            raise MisuseError("no other host would be left for the agents: start one first")
+            raise UsageError("no other host would be left for the agents: start one first")
         told = (
             f"{plural(host.agents, 'agent')} of host {host.host} move to {', '.join(others)}, by a plan from a snapshot that is taken for it. Nothing is lost.",
             f"No agent comes to {host.host} again until it is resumed, also if its process is started again.",

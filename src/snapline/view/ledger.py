@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, open_at
-from snapline.agent_runtime.reading import MessageReader, Output, Undone
+from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverted
 from snapline.client.outputs import items_of
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.outputs import ReadOutputsReply
 
@@ -48,7 +48,7 @@ class EffectLedger:
 
     def __init__(self) -> None:
         self.is_whole = False
-        self._words: deque[Output | Undone] = deque(maxlen=WORDS_MAX)
+        self._words: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
         self._cursor = ""
         self._reader = MessageReader(EffectRecord, "message_type", "the output")
         self._folded: list[Effect] | None = None
@@ -129,7 +129,7 @@ async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
     for _ in range(PAGES_MAX):
         try:
             page = await calls.outputs_page(cursor)
-        except (MisuseError, NotFoundError):
+        except (UsageError, NotFoundError):
             if not cursor:
                 raise
             break  # nothing is that new, or what came next was deleted: further back there may be some

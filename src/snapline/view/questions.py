@@ -9,7 +9,7 @@ import msgspec
 from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.hosts import HostCalls
 from snapline.client.views import recent_traces
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.coordinator_client import CoordinatorClient, patiently
 from snapline.messages.documents import document_of
@@ -69,7 +69,7 @@ class FleetQuestions:
         """As `snapline snapshot history`; None: a coordinator of an older release keeps none."""
         try:
             return await patiently(lambda: self._coordinator.read_snapshots("history"))
-        except MisuseError as error:
+        except UsageError as error:
             if "history" not in str(error):
                 raise  # it is about who asks
             return None

@@ -23,7 +23,7 @@ CELLS_MAX = 6_400
 
 HISTORY_COLUMNS = (
     *(("Plan", "number"), ("When", ""), ("Took", "number"), ("Back to epoch", "number"), ("Went back", "number")),
-    *(("Delivered again", "number"), ("Why", "wide"), ("Undone", "wide")),
+    *(("Delivered again", "number"), ("Why", "wide"), ("OutputsReverted", "wide")),
 )
 
 

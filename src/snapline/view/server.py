@@ -32,7 +32,7 @@ async def serve(
         reports: folders with reports of simulations.
 
     Raises:
-        MisuseError: the address cannot be listened on, or one of `reports` is no folder.
+        UsageError: the address cannot be listened on, or one of `reports` is no folder.
         CoordinatorUnavailableError: nobody answers there.
     """
     async with open_questions(address, security, CLIENT_NAME) as (questions, coordinator):

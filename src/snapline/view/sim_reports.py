@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.view.figures import size
 from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, RunHead, SweepFacts
 
@@ -54,10 +54,10 @@ class SimReports:
     """Looks into the folders. All of it blocks: call it in a thread."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """MisuseError: one is no folder."""
+        """UsageError: one is no folder."""
         for folder in folders:
             if not folder.is_dir():
-                raise MisuseError(f"--reports {folder} is no folder")
+                raise UsageError(f"--reports {folder} is no folder")
         self._roots = [folder.resolve() for folder in folders]
         self.names = [str(folder) for folder in folders]
         self._heads: dict[Path, tuple[int, FoundRun | None]] = {}
@@ -94,7 +94,7 @@ class SimReports:
         if known is None or known[0] != written_ns:
             try:
                 made: FoundRun | None = self._read_head(written_s, number, folder)
-            except (MisuseError, NotFoundError):
+            except (UsageError, NotFoundError):
                 made = None
             known = self._heads[path] = (written_ns, made)
         if known[1] is None:
@@ -106,7 +106,7 @@ class SimReports:
     def _read_head(self, written_s: float, number: int, folder: Path) -> FoundRun:
         head = _decoded(folder / RESULT, RunHead)
         if head.kind != "SimulationResult":
-            raise MisuseError(f"{folder / RESULT} is no result of a simulation")
+            raise UsageError(f"{folder / RESULT} is no result of a simulation")
         fleet = _config(folder).get("fleet", {})
         protocol = fleet.get("module") or fleet.get("protocol") if isinstance(fleet, dict) else ""
         above = folder.parent
@@ -122,7 +122,7 @@ class SimReports:
     def _sweep(self, written_s: float, number: int, path: Path) -> FoundSweep | None:
         try:
             facts = _decoded(path, SweepFacts)
-        except (MisuseError, NotFoundError):
+        except (UsageError, NotFoundError):
             return None  # a file of somebody's
         return FoundSweep(self._place(number, path), facts, written_s) if facts.kind == "SimulationSweep" else None
 
@@ -149,7 +149,7 @@ class SimReports:
         return path
 
     def run(self, place: str) -> FoundRun:
-        """The head of one run. NotFoundError, MisuseError."""
+        """The head of one run. NotFoundError, UsageError."""
         folder = self.path_of(place)
         result = folder / RESULT
         if not result.is_file():
@@ -159,7 +159,7 @@ class SimReports:
         return self._read_head(result.stat().st_mtime, number, folder) if found is None else found
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
-        """All of one run, without its recording if that is too large; and a sentence if it is. NotFoundError, MisuseError."""
+        """All of one run, without its recording if that is too large; and a sentence if it is. NotFoundError, UsageError."""
         from snapline.sim.report.files import read_recording, read_result
         from snapline.sim.report.folder import StoredRun, read_choices
         from snapline.sim.scenario import parse_scenario
@@ -181,7 +181,7 @@ class SimReports:
         return StoredRun(scenario, config, result, provenance, recording, choices), too_large
 
     def sweep(self, place: str) -> FoundSweep:
-        """One sweep. NotFoundError, MisuseError."""
+        """One sweep. NotFoundError, UsageError."""
         path = self.path_of(place)
         found = (
             self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
@@ -242,19 +242,19 @@ def _is_document(name: str, beside: Collection[str]) -> bool:
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:
-    """MisuseError: it is none. NotFoundError: it is not there."""
+    """UsageError: it is none. NotFoundError: it is not there."""
     _check_file(path, FILE_BYTES_MAX)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise MisuseError(f"{path.name} cannot be read: {error}") from error
+        raise UsageError(f"{path.name} cannot be read: {error}") from error
 
 
 def _config(folder: Path) -> dict[str, object]:
     try:
         return tomllib.loads(_text(folder / CONFIG, CONFIG_BYTES_MAX))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise MisuseError(f"{CONFIG} cannot be read: {error}") from error
+        raise UsageError(f"{CONFIG} cannot be read: {error}") from error
 
 
 def _text(path: Path, size_max: int) -> str:
@@ -262,7 +262,7 @@ def _text(path: Path, size_max: int) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise MisuseError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def _check_file(path: Path, size_max: int) -> None:
@@ -272,9 +272,9 @@ def _check_file(path: Path, size_max: int) -> None:
     except OSError as error:
         raise NotFoundError(f"there is no {path.name} in this report") from error
     if not stat.S_ISREG(found.st_mode):
-        raise MisuseError(f"{path.name} is no file of this report")
+        raise UsageError(f"{path.name} is no file of this report")
     if found.st_size > size_max:
-        raise MisuseError(f"{path.name} is too large to be shown: {size(found.st_size)}, at most {size(size_max)}")
+        raise UsageError(f"{path.name} is too large to be shown: {size(found.st_size)}, at most {size(size_max)}")
 
 
 def _fits(packed: Path) -> bool:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 
 from snapline.diagrams.event_window import CHOSEN_MAX, Happened, Rows, Window
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 PAGE = "/space-time"
 
@@ -68,14 +68,14 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         """What is shown of it.
 
         Raises:
-            MisuseError: the window is empty, or larger than a page.
+            UsageError: the window is empty, or larger than a page.
         """
         lanes = happened.rows_of(self.rows, self.agents)
         if self.first is None or self.end is None:
             return happened.window(self.rows, lanes, count=self.count)
         first, end = max(0, self.first), min(len(happened), self.end)
         if first >= end:
-            raise MisuseError(
+            raise UsageError(
                 f"from {self.first} to {self.end} there are no events: there are {len(happened)}, from 0 on"
             )
         return narrowed(happened, Window(self.rows, lanes, first, end))
@@ -95,14 +95,14 @@ def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
     """What a request asks for; `sources`: what this view has, the usual one first.
 
     Raises:
-        MisuseError: it is none of ours.
+        UsageError: it is none of ours.
     """
     named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
     agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]
     source = given.get("source") or sources[0]
     rows = given.get("rows") or "agents"
     if source not in sources or rows not in ("agents", "hosts"):
-        raise MisuseError(f"this view shows no {source!r} with rows for {rows!r}")
+        raise UsageError(f"this view shows no {source!r} with rows for {rows!r}")
     return SpaceQuery(
         source="trace" if source == "trace" else "live",
         held=_number(given, "held") or 0,
@@ -120,5 +120,5 @@ def _number(given: QueryParams, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise MisuseError(f"{name} is no number: {text[:40]!r}")
+        raise UsageError(f"{name} is no number: {text[:40]!r}")
     return int(text)

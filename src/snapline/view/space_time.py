@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from snapline.client.trace_files import SUFFIX, read_happened
 from snapline.diagrams.event_window import ChosenEvent, Happened, Window
 from snapline.diagrams.space_time import draw_window
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.view.auth import HEADERS
 from snapline.view.cut_facts import CutFacts
@@ -72,7 +72,7 @@ class ShownTrace:
         try:
             return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         except OSError as error:
-            raise MisuseError(f"{self._place} cannot be read: {error.strerror or error}") from error
+            raise UsageError(f"{self._place} cannot be read: {error.strerror or error}") from error
 
 
 Show = Callable[[str, Markup, str], Response]
@@ -185,7 +185,7 @@ def _chosen(query: SpaceQuery, happened: Happened, window: Window) -> ChosenEven
     if query.event is None:
         return None
     if query.event >= len(happened) or isinstance(happened.events[query.event].event, Recovery):
-        raise MisuseError(f"there is no event {query.event}: there are {len(happened)}, from 0 on")
+        raise UsageError(f"there is no event {query.event}: there are {len(happened)}, from 0 on")
     return happened.chosen(window, query.event)
 
 

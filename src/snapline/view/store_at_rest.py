@@ -3,11 +3,11 @@
 from collections import Counter, deque
 
 from snapline.agent_runtime.effect_ledger import fold
-from snapline.agent_runtime.reading import Output, Undone
+from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.agent_runtime.snapshots.cut import describe_state
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.coordinator.service.documents import list_snapshots, show_document
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.messages.answers import SnapshotList
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import describe_payload
@@ -35,7 +35,7 @@ class StoreAtRest:
 
     def outside(self, last_epoch: int) -> WaitingFacts:
         """Effects and the newest outputs, as far as snapshots hold them. DamagedDataError."""
-        words: deque[Output | Undone] = deque(maxlen=WORDS_MAX)
+        words: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
         count = 0
         for word in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
             words.append(word)
@@ -61,7 +61,7 @@ class StoreAtRest:
                     counts[each.topic] += 1
         except DamagedDataError:
             raise
-        except (MisuseError, NotFoundError):
+        except (UsageError, NotFoundError):
             if not epoch:
                 raise
         return NewestOutputs({topic: tuple(each) for topic, each in topics.items()}, counts, epoch)

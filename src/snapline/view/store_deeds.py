@@ -12,7 +12,7 @@ import msgspec
 
 from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkWish, fork_snapshot
 from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
 from snapline.messages.coordinator_client import CoordinatorClient, patiently
 from snapline.storage.retention.catalog import SnapshotSummary
@@ -84,7 +84,7 @@ class StoreDeeds:
         def do(_fields: Fields) -> DeedOutcome:
             holds = Holds(self._store(), now_s=time.time)
             if [tag.epoch for tag in holds.tags() if tag.name == name] != [epoch] or not holds.untag(name):
-                raise MisuseError(f"tag {name} does not name epoch {epoch} any more: somebody has moved or removed it")
+                raise UsageError(f"tag {name} does not name epoch {epoch} any more: somebody has moved or removed it")
             return DeedOutcome(f"Epoch {epoch} is not called {name} any more.", *ACT)
 
         return _proposed(f"Remove tag {name}", told, do)
@@ -130,7 +130,7 @@ class StoreDeeds:
             name = check_id(fields.get("name", ""), "fork")
             folder = beside / name
             if name.startswith(".") or folder.exists():
-                raise MisuseError(f"{folder} cannot be the folder of a fork, or is there already: choose another name")
+                raise UsageError(f"{folder} cannot be the folder of a fork, or is there already: choose another name")
             inputs: ForkInputs = "copy" if fields.get("inputs") == "copy" else "drop"
             self._holds(found)
             with folder_of_fork(folder) as store:
@@ -157,7 +157,7 @@ class StoreDeeds:
 
     def _own_folder(self) -> Path:
         if self._folder is None or not self.is_here:
-            raise MisuseError(
+            raise UsageError(
                 "the fleet's store is not on this machine as far as this view knows: start it with --data-dir"
             )
         return self._folder
@@ -169,7 +169,7 @@ class StoreDeeds:
         """Of the store, if it holds the very snapshot that was shown."""
         store = self._store()
         if store.read_ref(meant.epoch) != meant.root:
-            raise MisuseError(
+            raise UsageError(
                 f"{store.location} holds another epoch {meant.epoch} than the fleet's coordinator tells of"
             )
         return Holds(store, now_s=time.time)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.view.facts import FleetCalls, FleetFacts, Heard, TurnRates
 
@@ -67,10 +67,10 @@ class FleetWatch:
         """Yield how the fleet stands, now and after every question.
 
         Raises:
-            MisuseError: too many look already.
+            UsageError: too many look already.
         """
         if len(self._news) >= VIEWERS_MAX:
-            raise MisuseError(f"{VIEWERS_MAX} viewers look already: close one")
+            raise UsageError(f"{VIEWERS_MAX} viewers look already: close one")
         news = asyncio.Event()
         self._news.add(news)
         try:

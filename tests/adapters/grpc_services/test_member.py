@@ -9,7 +9,7 @@ import pytest
 import snapline
 from snapline.adapters.grpc import Member, ServiceAgent, ThreadedMember
 from snapline.adapters.grpc.stamps import CallStamp
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 
 class Silent:
@@ -49,7 +49,7 @@ async def test_a_line_is_loaded_when_nothing_of_before_goes_on(tmp_path: Path) -
 def test_an_agent_that_is_none_for_a_service_is_refused(tmp_path: Path) -> None:
     fleet = snapline.Fleet("silent", agents={"a": ServiceAgent()})
     for kind in (Member, ThreadedMember):
-        with pytest.raises(MisuseError, match="agent 'b' of fleet 'silent' is no ServiceAgent"):
+        with pytest.raises(UsageError, match="agent 'b' of fleet 'silent' is no ServiceAgent"):
             kind(Silent(), agent="b", fleet=fleet, coordinator="127.0.0.1:1", store=str(tmp_path))
 
 

@@ -14,7 +14,7 @@ from tests.adapters.grpc_services.bank_fleets import PROTO
 from tests.adapters.grpc_services.bank_pair import Pair
 
 from snapline.adapters.grpc.member_threads import HistoryOverError, PieceThread, in_new_thread
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -157,9 +157,9 @@ def test_futures_run_side_by_side_and_can_be_given_up(pair: Pair) -> None:
             assert call.cancel() and call.cancelled() and call.done()
             with pytest.raises(grpc.FutureCancelledError):
                 call.result()
-            with pytest.raises(MisuseError, match="time-out of its own"):
+            with pytest.raises(UsageError, match="time-out of its own"):
                 waits.future(b"").result(1.0)
-            with pytest.raises(MisuseError, match="nobody is called"):
+            with pytest.raises(UsageError, match="nobody is called"):
                 waits.future(b"").add_done_callback(print)
 
         await in_thread(pair, give_up)
@@ -177,7 +177,7 @@ def test_an_unknown_thread_is_refused_with_one_sentence(pair: Pair) -> None:
             lambda: pair.threaded.sleep(0),
             pair.threaded.changed,
         ):
-            with pytest.raises(MisuseError, match="this thread is unknown to the member"):
+            with pytest.raises(UsageError, match="this thread is unknown to the member"):
                 await asyncio.to_thread(does)
 
     run(pair, work)
@@ -308,7 +308,7 @@ def test_listed_calls_are_made_and_listed_streams_are_refused(pair: Pair) -> Non
     async def work() -> None:
         stub = pair.services.BankStub(pair.threaded.channel(pair.addresses["b"], listed=["*"]))
         assert (await in_thread(pair, lambda: stub.Swap(protos.Tokens(amount=3)))).amount == 1
-        with pytest.raises(MisuseError, match=r"Spread is listed and has streams.*member\.outside"):
+        with pytest.raises(UsageError, match=r"Spread is listed and has streams.*member\.outside"):
             await in_thread(pair, lambda: list(stub.Spread(protos.Tokens(amount=3))))
         assert not pair.members["a"].ledger.pending and not await in_thread(pair, lambda: pair.threaded.unsettled)
 

@@ -36,7 +36,7 @@ from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
 from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.rolling_back import RollbackAskedError
-from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.errors import FleetDefinitionError, UsageError
 from snapline.messages.payloads import split_message
 
 pytestmark = pytest.mark.langgraph
@@ -260,7 +260,7 @@ async def told(agent: SnaplineGraphAgent, message: Any) -> Any:
 async def test_messages_give_inputs_and_answers_to_a_graph_and_its_results_come_back() -> None:
     """Also an answer that comes twice, late, or before there was anything to answer."""
     asker = Asker()
-    with pytest.raises(MisuseError, match="thread 'main' of agent 'a' has not begun"):
+    with pytest.raises(UsageError, match="thread 'main' of agent 'a' has not begun"):
         await told(asker, GraphResume("early"))
     first = await told(asker, GraphInput({"said": ["hello"]}))
     assert first.values["said"] == ["hello", "beside"] and list(first.interrupts.values()) == ["what now?"]
@@ -361,7 +361,7 @@ class Later(SnaplineGraphAgent):
 async def test_nodes_may_be_coroutines_in_durable_turns() -> None:
     agent = Later()
     assert (await agent.ainvoke({"said": ["hey"]}, turn()))["said"] == ["hey", "LATER", "heard 2"]
-    with pytest.raises(MisuseError, match="coroutines as nodes"):
+    with pytest.raises(UsageError, match="coroutines as nodes"):
         agent.invoke({"said": ["hey"]}, turn())
 
 
@@ -404,7 +404,7 @@ async def test_what_a_node_raises_comes_out_of_the_handler() -> None:
 
 
 def test_a_node_that_waits_in_a_plain_turn_hears_what_to_do() -> None:
-    with pytest.raises(MisuseError, match=r"durable=True.*ainvoke"):
+    with pytest.raises(UsageError, match=r"durable=True.*ainvoke"):
         Caller().invoke({"said": ["hey"]}, turn())
 
 
@@ -433,7 +433,7 @@ def test_another_langgraph_is_refused_in_one_sentence(monkeypatch: pytest.Monkey
 
 
 def test_outside_of_a_turn_there_is_none() -> None:
-    with pytest.raises(MisuseError, match="SnaplineGraphAgent"):
+    with pytest.raises(UsageError, match="SnaplineGraphAgent"):
         graph_turn()
 
 

@@ -22,7 +22,7 @@ from langgraph.graph import END, START, StateGraph
 from tests.adapters.langgraph.playing import checkpoint, put, thread, values_of
 
 from snapline.adapters.langgraph import SnaplineSaver
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
 from snapline.storage.shelf.segments import ShelfInUseError
 
@@ -170,7 +170,7 @@ def test_keep_last_keeps_so_many_and_the_folder_stays_small(tmp_path: Path) -> N
         assert [each.metadata["step"] for each in found] == [299, 298, 297]
         assert [each.pending_writes for each in found] == [[("task", "a", 299 - at)] for at in range(3)]
         assert used(tmp_path) < 3 * 2**20, "300 would be 6 MB"
-    with pytest.raises(MisuseError, match="keep_last=0"):
+    with pytest.raises(UsageError, match="keep_last=0"):
         SnaplineSaver.open(tmp_path / "store", keep_last=0)
 
 
@@ -202,7 +202,7 @@ def test_pruning_keeps_what_a_delta_channel_is_made_of(saver: Any) -> None:
     assert [each.metadata["step"] for each in saver.list(thread())] == [5, 4, 3, 2, 1]
     assert saver.get_delta_channel_history(config=thread(), channels=["delta"]) == history
     assert history["delta"]["seed"] == "snapshot" and len(history["delta"]["writes"]) == 4
-    with pytest.raises(MisuseError, match="DeltaChannel"):
+    with pytest.raises(UsageError, match="DeltaChannel"):
         saver.delete_for_runs(["run-3"])
     saver.delete_for_runs(["run-3", "run-4", "run-5"])
     assert [each.metadata["step"] for each in saver.list(thread())] == [2, 1]

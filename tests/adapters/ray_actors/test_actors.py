@@ -17,7 +17,7 @@ from tests.integration.processes import LIMIT_S
 import snapline
 from snapline.adapters.ray import actor_fleet, in_fleet
 from snapline.deploy.conformance.raylets import Raylets
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -155,11 +155,11 @@ def test_a_class_that_cannot_be_decorated_says_why() -> None:
         @ray.method(concurrency_group="io")
         def some(self) -> None: ...
 
-    with pytest.raises(MisuseError, match=r"beneath @ray.remote"):
+    with pytest.raises(UsageError, match=r"beneath @ray.remote"):
         join(ray.remote(Teller))
-    with pytest.raises(MisuseError, match=r"'some' of .*Yields is a generator"):
+    with pytest.raises(UsageError, match=r"'some' of .*Yields is a generator"):
         join(Yields)
-    with pytest.raises(MisuseError, match=r"'some' of .*Grouped has a concurrency group"):
+    with pytest.raises(UsageError, match=r"'some' of .*Grouped has a concurrency group"):
         join(Grouped)
-    with pytest.raises(MisuseError, match="no ServiceAgent"):
+    with pytest.raises(UsageError, match="no ServiceAgent"):
         in_fleet(snapline.Fleet("none", agents={"one": Alone()}, place={"one": "one"}), coordinator="", store="")

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from snapline.adapters.torch_checkpoint import SnaplineReader, SnaplineWriter
-from snapline.errors import DamagedDataError, MisuseError
+from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.store.manifest import Manifest, Metadata
@@ -59,7 +59,7 @@ def test_a_second_job_is_refused_while_one_saves(tmp_path: Path) -> None:
     with SnaplineWriter.open(tmp_path / "store") as first, SnaplineWriter.open(tmp_path / "store") as second:
         (plan,) = first.prepare_global_plan([SavePlan([])])
         assert plan.storage_data.epoch == 1 and plan.storage_data.base == 0
-        with pytest.raises(MisuseError, match="another job saves into the store"):
+        with pytest.raises(UsageError, match="another job saves into the store"):
             second.prepare_global_plan([SavePlan([])])
         first.close()
         second.prepare_global_plan([SavePlan([])])
@@ -67,18 +67,18 @@ def test_a_second_job_is_refused_while_one_saves(tmp_path: Path) -> None:
 
 def test_a_save_without_its_ranks_together_is_refused(tmp_path: Path) -> None:
     with SnaplineWriter.open(tmp_path / "store") as writer:
-        with pytest.raises(MisuseError, match="use_collectives=False"):
+        with pytest.raises(UsageError, match="use_collectives=False"):
             writer.set_up_storage_writer(True, rank=0, use_collectives=False)
-        with pytest.raises(MisuseError, match="enable_plan_caching"):
+        with pytest.raises(UsageError, match="enable_plan_caching"):
             writer.prepare_global_plan([dataclasses.replace(SavePlan([]), usable=False)])
-    with pytest.raises(MisuseError, match="keep_last=0"):
+    with pytest.raises(UsageError, match="keep_last=0"):
         SnaplineWriter.open(tmp_path / "store", keep_last=0)
 
 
 def test_a_store_of_a_fleet_is_refused(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     store.publish(1, store.write_manifest(Manifest(Metadata(epoch=1), [], [])))
-    with pytest.raises(MisuseError, match="holds snapshots of a fleet"):
+    with pytest.raises(UsageError, match="holds snapshots of a fleet"):
         SnaplineWriter.open(tmp_path / "store").prepare_global_plan([SavePlan([])])
 
 

@@ -17,7 +17,7 @@ from snapline.coordinator.raft.driver import FAILURES_MAX, IN_FLIGHT_MAX, RaftDr
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.outcomes import Committed, Rejected, Unknown
 from snapline.coordinator.raft.peers import RaftNode
-from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.status import Standing
 
 SUCCESS = FAIL_REASON.SUCCESS
@@ -55,7 +55,7 @@ class ScriptedNode:
 
     def propose(self, entry: bytes, callback: Callback) -> None:
         if not entry:
-            raise MisuseError("empty")
+            raise UsageError("empty")
         self.proposed.append((entry, callback))
         self.on_propose(callback)
 
@@ -186,7 +186,7 @@ async def test_an_exception_from_proposing_leaves_it_unknown(driven: Driven) -> 
 
 
 async def test_misuse_is_raised(driven: Driven) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         await driven.driver.propose(b"")
 
 
@@ -306,10 +306,10 @@ async def test_a_change_of_standing_is_told(driven: Driven) -> None:
 
 
 async def test_transfer_is_refused_where_it_makes_no_sense(driven: Driven) -> None:
-    with pytest.raises(MisuseError, match="does not lead"):
+    with pytest.raises(UsageError, match="does not lead"):
         await driven.driver.transfer_leadership()
     driven.node.is_leader = True
-    with pytest.raises(MisuseError, match="c7"):
+    with pytest.raises(UsageError, match="c7"):
         await driven.driver.transfer_leadership("c7")
     driven.node.transfer_code = FAIL_REASON.REQUEST_DENIED
     with pytest.raises(CoordinatorUnavailableError, match="not up to date"):

@@ -30,7 +30,7 @@ from snapline.coordinator.raft import dump as dump_module
 from snapline.coordinator.raft import files
 from snapline.coordinator.raft.dump import DumpFile, decode_dump, encode_dump
 from snapline.coordinator.raft.files import sync_folder
-from snapline.errors import LogError, MisuseError
+from snapline.errors import LogError, UsageError
 
 NOT_SERIALIZING = 0
 
@@ -147,7 +147,7 @@ def test_it_has_the_library_s_methods() -> None:
 def test_settings_it_cannot_obey_are_refused(position: int) -> None:
     settings: list[object] = ["dump", 100, False, bytes, None, None]
     settings[position] = [None, None, True, None, None, len][position]
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         DumpFile(*settings, cluster="c", node="a", applied=lambda: 0)  # type: ignore[arg-type]  # wrong on purpose
 
 

@@ -20,7 +20,7 @@ from snapline.coordinator.raft.messages import (
     encode_hello,
     encode_message,
 )
-from snapline.errors import MisuseError, ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.protos.v1 import raft_pb2 as pb
 
 number = st.integers(0, NUMBER_MAX)
@@ -147,7 +147,7 @@ def test_a_dump_that_is_not_there_is_not_an_empty_part() -> None:
     ids=str,
 )
 def test_shapes_that_are_not_known_are_not_sent(message: Message) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         encode_message(message)
 
 

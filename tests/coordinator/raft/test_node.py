@@ -17,7 +17,7 @@ from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX, FALLBACK_S,
 from snapline.coordinator.raft.machine import ApplyFailed
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.peers import RaftNode
-from snapline.errors import LogError, MessageTooLargeError, MisuseError
+from snapline.errors import LogError, MessageTooLargeError, UsageError
 
 BOTH = pytest.mark.parametrize("kind", [SafeReplica, StockReplica])
 
@@ -257,7 +257,7 @@ def test_an_entry_is_bounded() -> None:
         written(world, replica, bytes(ENTRY_BYTES_MAX))
         with pytest.raises(MessageTooLargeError, match="at most 65536 bytes, not 65537"):
             replica.propose(bytes(ENTRY_BYTES_MAX + 1), lambda *_: None)
-        with pytest.raises(MisuseError, match="call `barrier`"):
+        with pytest.raises(UsageError, match="call `barrier`"):
             replica.propose(b"", lambda *_: None)
 
 

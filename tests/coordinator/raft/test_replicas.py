@@ -41,7 +41,7 @@ from snapline.coordinator.raft.messages import Message, decode_batch, encode_mes
 from snapline.coordinator.raft.node import JOURNAL_FILE, SafeSyncObj
 from snapline.coordinator.raft.outcomes import Committed, Outcome, Rejected, Unknown
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
-from snapline.errors import CoordinatorUnavailableError, MessageTooLargeError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, MessageTooLargeError, UsageError
 from snapline.security.transport import Security
 
 
@@ -110,7 +110,7 @@ async def test_status_metrics_and_transfer(three: Cluster) -> None:
     assert await three.replicas[leader].driver.transfer_leadership(target) == target
     assert time.monotonic() - began < ELECTION_S[0], "it waited for an election time-out"
     await until(lambda: three.replicas[target].driver.standing.is_leader)
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         await three.replicas[leader].driver.transfer_leadership()
 
 
@@ -142,7 +142,7 @@ async def test_an_entry_that_is_too_large_is_refused_before_it_is_proposed(three
 )
 async def test_members_that_make_no_sense_are_refused(tmp_path: Path, node: str, members: dict[str, str]) -> None:
     options = ReplicaOptions(node=node, members=members, folder=tmp_path / "files", cluster="tests", marks=Marks())
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         Replica(options, Ledger(), on_alarm=print)
     assert not (tmp_path / "files").exists()
 

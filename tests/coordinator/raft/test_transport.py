@@ -12,7 +12,7 @@ from snapline.coordinator.raft.messages import Message, encode_message
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.streams import IncomingStream
 from snapline.coordinator.raft.transport import EMPTY_DUMP_S, GrpcTransport
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 C2, STRANGER = RaftNode("c2", ""), RaftNode("c9", "")
 EMPTY_DUMP: Message = {"type": "append_entries", "term": 1, "commit_index": 1, "serialized": None}
@@ -176,7 +176,7 @@ async def test_a_message_is_encoded_when_it_is_sent(wired: Wired) -> None:
 
 async def test_a_frame_that_would_be_unpickled_is_not_sent(wired: Wired) -> None:
     message = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         wired.transport.send(C2, message | {"transmission": "start", "data": b"\x80"})
 
 

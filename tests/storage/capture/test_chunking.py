@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.capture import chunking
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import CUT_BYTES_MIN, ChunkedState, chunk_image, compresses
@@ -279,7 +279,7 @@ def test_a_blob_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(blob)) == blob and copy.deepcopy(blob) is blob and copy.copy(blob) is blob
     with pytest.raises(AttributeError):
         blob.data = b""  # type: ignore[misc]  # meant
-    with pytest.raises(MisuseError, match="a Blob holds bytes, not str"):
+    with pytest.raises(UsageError, match="a Blob holds bytes, not str"):
         Blob("abc")  # type: ignore[arg-type]  # meant
 
 

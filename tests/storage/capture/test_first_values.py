@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.agent_runtime.test_difference import Memory
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.capture.first_values import first_values
 from snapline.storage.capture.npy_file import write_npy
 from snapline.storage.capture.saved_values import Content, SavedArray
@@ -85,14 +85,14 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     found, _ = saved(np.arange(3), "C", 0)
     path = tmp_path / "array.npy"
     path.write_text("mine")
-    with pytest.raises(MisuseError, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         write_npy(found, path)
     assert path.read_text() == "mine"
-    with pytest.raises(MisuseError, match=r"ends in \.npy"):
+    with pytest.raises(UsageError, match=r"ends in \.npy"):
         write_npy(found, tmp_path / "array.csv")
 
 
 def test_a_type_that_numpy_lacks_is_refused(tmp_path: Path) -> None:
     tensor = SavedArray(ArrayHead("bfloat16", (1,)), Content(b"ab", None, lambda part: b""), is_tensor=True)
-    with pytest.raises(MisuseError, match="bfloat16"):
+    with pytest.raises(UsageError, match="bfloat16"):
         write_npy(tensor, tmp_path / "tensor.npy")

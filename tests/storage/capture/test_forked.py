@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.errors import EncodingError, MisuseError, SnaplineError
+from snapline.errors import EncodingError, SnaplineError, UsageError
 from snapline.storage.capture import forked
 from snapline.storage.capture.forked import ForkBusyError, ForkedImage, ForkFailedError, fork_capture
 from snapline.storage.capture.image import Buffer
@@ -151,7 +151,7 @@ def test_cancelled_capture_fails_in_the_thread_that_waits() -> None:
 def test_result_is_given_once() -> None:
     image = fork_capture(lambda: b"state", timeout_s=WAIT_S)
     assert image.result() == b"state"
-    with pytest.raises(MisuseError, match="taken already"):
+    with pytest.raises(UsageError, match="taken already"):
         image.result()
 
 
@@ -275,7 +275,7 @@ def test_child_dies_with_its_parent() -> None:
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, 1e9, float("nan")])
 def test_timeout_is_bounded(timeout_s: float) -> None:
-    with pytest.raises(MisuseError, match="timeout_s"):
+    with pytest.raises(UsageError, match="timeout_s"):
         fork_capture(lambda: b"", timeout_s=timeout_s)
 
 
@@ -313,5 +313,5 @@ def test_fork_is_refused_where_grpc_would_crash_the_child(steps: str, variable: 
 
 def test_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "reason_against", lambda: f"gRPC was imported; {forked._STEP}")
-    with pytest.raises(MisuseError, match="set GRPC_ENABLE_FORK_SUPPORT=0"):
+    with pytest.raises(UsageError, match="set GRPC_ENABLE_FORK_SUPPORT=0"):
         fork_capture(lambda: b"", timeout_s=WAIT_S)

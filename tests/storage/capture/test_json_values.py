@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.capture.test_first_values import arrays, saved
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.encoder import StateEncoder
@@ -64,6 +64,6 @@ def test_records_histories_blobs_and_odd_keys() -> None:
 def test_what_is_too_large_is_an_error_and_not_half_told(state: Any) -> None:
     record = StateEncoder(ArenaPool()).encode_inline({"field": state})
     with pytest.raises(
-        MisuseError, match="900 of JSON are told: ask for a field of it, or read the store with snapline"
+        UsageError, match="900 of JSON are told: ask for a field of it, or read the store with snapline"
     ):
         json_of(read_record(record), 900)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.capture.tracking_play import CHUNK_BYTES, ROW_ITEMS, ROWS, Array, Pool, captured_bytes, chunks_of
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.capture import tracked, trackers
 
 
@@ -77,13 +77,13 @@ def test_marks_mean_what_numpy_means(view_of: Callable[[Array], Array], rows: An
 )
 def test_rows_that_are_not_there_are_refused(rows: Any) -> None:
     array = numpy.zeros((ROWS, ROW_ITEMS))
-    with pytest.raises(MisuseError, match="mark_dirty"):
+    with pytest.raises(UsageError, match="mark_dirty"):
         tracked.mark_dirty(array, rows)
 
 
 @pytest.mark.parametrize("value", [[1, 2], numpy.zeros(()), None, numpy.float64(1)])
 def test_only_arrays_with_rows_are_marked(value: Any) -> None:
-    with pytest.raises(MisuseError, match="an array with rows"):
+    with pytest.raises(UsageError, match="an array with rows"):
         tracked.mark_dirty(value, 0)
 
 
@@ -126,7 +126,7 @@ def test_forgotten_mark_is_found_by_the_check(is_many: bool) -> None:
     array[[3, 4, 5]] = 1
     tracked.mark_dirty(array, [3, 5] if is_many else slice(5, 2, -2))
     for _ in range(2):  # it is not forgotten by having been told once
-        with pytest.raises(MisuseError, match=r"shape \(41, 100\) and dtype int16: row 4 changed without a mark"):
+        with pytest.raises(UsageError, match=r"shape \(41, 100\) and dtype int16: row 4 changed without a mark"):
             chunks_of(array, None, Pool())
     tracked.mark_dirty(array, 4)
     chunks_of(array, None, Pool())
@@ -147,5 +147,5 @@ def test_check_names_some_of_many_rows() -> None:
     tracked.mark_dirty(array, 0)
     chunks_of(array, None, Pool())
     array[1:21] = 1
-    with pytest.raises(MisuseError, match="rows 1, 2, 3, 4, 5, 6, 7, 8 and 12 more changed"):
+    with pytest.raises(UsageError, match="rows 1, 2, 3, 4, 5, 6, 7, 8 and 12 more changed"):
         chunks_of(array, None, Pool())

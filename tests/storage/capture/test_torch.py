@@ -18,7 +18,7 @@ import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_body, state_decoder
 from snapline.agent_runtime.migrations import load_state, plan_migration
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture import torch_state
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
@@ -276,7 +276,7 @@ def test_tied_weights_are_stored_once_and_come_back_tied() -> None:
 @pytest.mark.parametrize("saved", [True, False])
 def test_weights_tied_in_one_model_only_are_refused(saved: bool) -> None:
     held = through(Trainer(TorchState.of(tied(is_tied=saved)))).training
-    with pytest.raises(MisuseError, match=r"1 entries are tied in one of both only \('1.weight' with '0.weight'\)"):
+    with pytest.raises(UsageError, match=r"1 entries are tied in one of both only \('1.weight' with '0.weight'\)"):
         held.load_into(tied(is_tied=not saved))
 
 
@@ -316,11 +316,11 @@ def test_each_agent_of_a_process_has_its_own_random_numbers() -> None:
 def test_blocks_of_randomness_are_used_rightly() -> None:
     training = TorchState.of(network(), seed=3)
     with training.randomness():
-        with pytest.raises(MisuseError, match="draw the same numbers"), training.randomness():
+        with pytest.raises(UsageError, match="draw the same numbers"), training.randomness():
             pass
         with pytest.raises(EncodingError, match="end the block before the turn ends"):
             StateEncoder(ArenaPool()).encode(Trainer(training))
-    with pytest.raises(MisuseError, match="seed="), TorchState.of(network()).randomness():
+    with pytest.raises(UsageError, match="seed="), TorchState.of(network()).randomness():
         pass
     with pytest.raises(ZeroDivisionError), training.randomness():
         raise ZeroDivisionError
@@ -360,7 +360,7 @@ def test_what_does_not_fit_is_refused_and_not_touched(model: Any, optimizer: Any
     target = model()
     found = OPTIMIZERS[optimizer](target.parameters()) if optimizer else None
     before = bits(target.state_dict()), torch.get_rng_state()
-    with pytest.raises(MisuseError, match=message):
+    with pytest.raises(UsageError, match=message):
         held.load_into(target, found, extra=extra)
     assert (bits(target.state_dict()), found is None or not found.state) == (before[0], True)
     assert torch.equal(torch.get_rng_state(), before[1]) and not held.is_live
@@ -370,17 +370,17 @@ def test_what_does_not_fit_is_refused_and_not_touched(model: Any, optimizer: Any
 
 
 def test_misuse_is_named() -> None:
-    with pytest.raises(MisuseError, match="a OrderedDict is not a model"):
+    with pytest.raises(UsageError, match="a OrderedDict is not a model"):
         TorchState.of(network().state_dict())
-    with pytest.raises(MisuseError, match="is not a model"):
+    with pytest.raises(UsageError, match="is not a model"):
         TorchState.of(torch.nn.Linear)
-    with pytest.raises(MisuseError, match="a Sequential is not an optimizer"):
+    with pytest.raises(UsageError, match="a Sequential is not an optimizer"):
         TorchState.of(network(), network())
     training = TorchState.of(network())
-    with pytest.raises(MisuseError, match="live already"):
+    with pytest.raises(UsageError, match="live already"):
         training.load_into(network())
     held = through(Trainer(training)).training
-    with pytest.raises(MisuseError, match="has no model yet"):
+    with pytest.raises(UsageError, match="has no model yet"):
         _ = held.optimizer
     assert repr(training) == "<TorchState, live>" and repr(held) == "<TorchState, held>"
 

@@ -24,7 +24,7 @@ from tests.storage.capture.tracking_play import (
     needs_kernel,
 )
 
-from snapline.errors import MisuseError, SnaplineError, WorldError
+from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.storage.capture import array_memory, tracked, trackers, write_tracking
 from snapline.storage.capture.image import ChunkTable, SourceChunk
 from snapline.storage.packs.checkpoint import ChunkReference
@@ -208,7 +208,7 @@ def test_tracker_goes_with_its_array(is_marked: bool) -> None:
     del view
     gc.collect()
     assert len(trackers.trackers) == before and tracker is not None
-    with pytest.raises(MisuseError, match="is gone"):
+    with pytest.raises(UsageError, match="is gone"):
         tracker.chunks(None, CHUNK_BYTES, Pool())
 
 
@@ -252,7 +252,7 @@ def test_tracked_array_is_an_ordinary_one(shape: Any, dtype: Any) -> None:
     [(-1, "f8"), ((2, -3), "f8"), ("ab", "f8"), (3, "nonsense"), (1.5, "f8"), (3, object), (None, "f8")],
 )
 def test_tracked_array_refuses_what_cannot_be(shape: Any, dtype: Any) -> None:
-    with pytest.raises(MisuseError):
+    with pytest.raises(UsageError):
         tracked.tracked_array(shape, dtype)
 
 
@@ -311,7 +311,7 @@ def test_tracking_that_fails_means_a_full_copy(name: str, monkeypatch: pytest.Mo
         chunks_of(array, None, Pool())
 
     def fail(self: object) -> None:
-        raise WorldError("no more")
+        raise ExternalFailureError("no more")
 
     monkeypatch.setattr(write_tracking.WriteTracker, name, fail)
     tracker = tracked.tracker_of(array)
@@ -357,5 +357,5 @@ def test_references_that_do_not_fit_are_not_believed() -> None:
 
 @pytest.mark.parametrize(("dtype", "shape"), [("u1", (101,)), ("u1", (-1,)), (object, (2,)), ("nonsense", (1,))])
 def test_restored_array_must_fit(dtype: Any, shape: tuple[int, ...]) -> None:
-    with pytest.raises(MisuseError, match="in 100 bytes"):
+    with pytest.raises(UsageError, match="in 100 bytes"):
         tracked.retrack(memoryview(bytearray(100)), dtype, shape)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.storage.capture import write_tracking
 from snapline.storage.capture.write_tracking import WriteTracker, is_supported, map_memory
 
@@ -166,7 +166,7 @@ def test_closed_tracker_refuses_and_memory_lives_on(memory: Memory) -> None:
     memory.tracker.close()
     memory.bytes[0] = 2
     assert memory.bytes[0] == 2 and not memory.tracker.is_armed
-    with pytest.raises(WorldError, match="not armed"):
+    with pytest.raises(ExternalFailureError, match="not armed"):
         memory.tracker.scan()
 
 
@@ -179,7 +179,7 @@ def test_tracker_of_the_parent_is_of_no_use_in_a_child(memory: Memory) -> None:
         try:
             memory.bytes[5 * PAGE] = 1
             assert not memory.tracker.is_armed
-            with pytest.raises(WorldError, match="in this process"):
+            with pytest.raises(ExternalFailureError, match="in this process"):
                 memory.tracker.scan()
             memory.tracker.close()
             own = Memory(PAGES * PAGE)
@@ -217,19 +217,19 @@ def test_memory_given_back_to_the_kernel_is_reported(memory: Memory) -> None:
 
 @pytest.mark.parametrize(("address", "size_bytes"), [(1, PAGE), (PAGE, 1), (PAGE, 0)])
 def test_only_whole_pages(address: int, size_bytes: int) -> None:
-    with pytest.raises(MisuseError, match="whole pages"):
+    with pytest.raises(UsageError, match="whole pages"):
         WriteTracker(address, size_bytes)
 
 
 def test_memory_that_is_not_ours_is_refused() -> None:
     tracker = WriteTracker(PAGE, PAGE)
-    with pytest.raises(WorldError, match="cannot track writes"):
+    with pytest.raises(ExternalFailureError, match="cannot track writes"):
         tracker.arm()
     assert not tracker.is_armed
 
 
 def test_too_much_memory_is_refused() -> None:
-    with pytest.raises(WorldError, match="make the array smaller"):
+    with pytest.raises(ExternalFailureError, match="make the array smaller"):
         map_memory(1 << 62)
 
 

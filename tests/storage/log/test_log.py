@@ -9,7 +9,7 @@ from tests.storage.log.logging_hosts import LOG, OTHER, append, make_batch
 from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import MisuseError, NotFoundError, StoreError
+from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.storage.log.names import LogName, parse_path
 from snapline.storage.log.record import BATCH_BYTES_MAX, LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -175,21 +175,21 @@ def test_temporary_files_of_lower_plans_are_swept() -> None:
 
 def test_what_cannot_be_is_refused(store: Store) -> None:
     good = make_batch(1).inputs[0]
-    with pytest.raises(MisuseError, match="count from 1"):
+    with pytest.raises(UsageError, match="count from 1"):
         store.prepare_batch(LOG, 0, make_batch(1))
     for log in (LogName(0, "h1", 1), LogName(1, "h/1", 1), LogName(1, "h1", -1), LogName(2**63, "h1", 1)):
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             store.prepare_batch(log, 1, make_batch(1))
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             store.seal_log(log)
     for wrong in (LoggedInput("a/1", 1, "", "", b"", 0), LoggedInput("a1", 0, "", "", b"", 0)):
-        with pytest.raises(MisuseError, match="log/1/h1-1/1 cannot be written"):
+        with pytest.raises(UsageError, match="log/1/h1-1/1 cannot be written"):
             store.prepare_batch(LOG, 1, LogBatch([good, wrong]))
     entry = JournalEntry("step", "s")
     for wrong_entry in (LoggedEntry("a/1", 1, b"", 0, b"", entry), LoggedEntry("a1", 0, b"", 0, b"", entry)):
-        with pytest.raises(MisuseError, match="log/1/h1-1/1 cannot be written"):
+        with pytest.raises(UsageError, match="log/1/h1-1/1 cannot be written"):
             store.prepare_batch(LOG, 1, LogBatch([good], [wrong_entry]))
-    with pytest.raises(MisuseError, match="make two of it"):
+    with pytest.raises(UsageError, match="make two of it"):
         store.prepare_batch(LOG, 1, LogBatch([LoggedInput("a1", 1, "", "", bytes(BATCH_BYTES_MAX), 0)]))
     assert store.read_logs() == {}
 
@@ -241,9 +241,9 @@ def test_a_server_that_overwrites_is_refused() -> None:
             creates_only = False
 
     store = make_store(Overwriting())
-    with pytest.raises(MisuseError, match="overwrites"):
+    with pytest.raises(UsageError, match="overwrites"):
         append(store, 1)
-    with pytest.raises(MisuseError, match="overwrites"):
+    with pytest.raises(UsageError, match="overwrites"):
         store.seal_log(LOG)
 
 

@@ -7,7 +7,7 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.outputs.releasing import CREATED_NS, make_output, make_outputs, release, root_of
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.errors import MisuseError, NotFoundError, StoreError
+from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.storage.buckets.object_disk import Abilities
 from snapline.storage.outputs import record as records
 from snapline.storage.outputs import writer as writing
@@ -180,7 +180,7 @@ def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
     for epoch, after in ((1, 0), (2, 1), (3, 2), (5, 2), (6, 5), (9, 1)):
         release(store, epoch, after=after)
     assert read(store) == [*keys(1, 2, 3), UndoneEpochs(2, (3,)), *keys(5, 6), UndoneEpochs(1, (2, 5, 6)), *keys(9)]
-    with pytest.raises(MisuseError, match="the fleet went back from it to 1"):
+    with pytest.raises(UsageError, match="the fleet went back from it to 1"):
         release(store, 10, after=6)
 
 
@@ -223,21 +223,21 @@ def test_a_reader_that_is_overtaken_by_the_deletion_is_told(disk: SimulatedDisk,
 
 def test_cursors_that_cannot_be_are_refused(store: Store) -> None:
     for cursor in ("x", "1", "1.", "-1.0", "0.0", "01.1", "1.01", "1.1.1", f"{2**63}.1"):
-        with pytest.raises(MisuseError, match="is no cursor"):
+        with pytest.raises(UsageError, match="is no cursor"):
             read(store, cursor)
     for cursor in ("1.0", "7.1"):
-        with pytest.raises(MisuseError, match="another's cursor"):
+        with pytest.raises(UsageError, match="another's cursor"):
             read(store, cursor)
     release(store, 5)
     for cursor in ("5.4", "6.0"):
-        with pytest.raises(MisuseError, match="another's cursor"):
+        with pytest.raises(UsageError, match="another's cursor"):
             read(store, cursor)
 
 
 def test_what_cannot_be_released_is_refused_before_anything_is_written(disk: SimulatedDisk, store: Store) -> None:
     good = make_outputs(1)
     for wrong in (make_output("a/1", 1), make_output("a1", 0), good[0]):
-        with pytest.raises(MisuseError, match="outputs cannot be released"):
+        with pytest.raises(UsageError, match="outputs cannot be released"):
             store.release_outputs(1, root_of(1), 0, [*good, wrong], created_ns=0)
     for epoch, after, root in (
         (0, 0, root_of(0)),
@@ -246,16 +246,16 @@ def test_what_cannot_be_released_is_refused_before_anything_is_written(disk: Sim
         (1, 0, "x"),
         (2**63, 0, root_of(1)),
     ):
-        with pytest.raises(MisuseError):
+        with pytest.raises(UsageError):
             store.release_outputs(epoch, root, after, good, created_ns=0)
-    with pytest.raises(MisuseError, match="at most 67108864 are possible"):
+    with pytest.raises(UsageError, match="at most 67108864 are possible"):
         store.release_outputs(1, root_of(1), 0, [make_output("a1", 1, size=2**26)], created_ns=0)
     assert not any(path.startswith("outputs") for path in disk.files())
 
 
 def test_a_disk_that_overwrites_objects_is_refused(disk: SimulatedDisk, store: Store) -> None:
     disk.abilities = Abilities(creates_only=False)  # type: ignore[attr-defined]  # As an object disk has them.
-    with pytest.raises(MisuseError, match="a fleet with outputs needs another one"):
+    with pytest.raises(UsageError, match="a fleet with outputs needs another one"):
         release(store, 1)
 
 
@@ -285,9 +285,9 @@ def test_a_consumers_place_goes_on_and_never_back(disk: SimulatedDisk, store: St
 def test_no_consumer_is_ahead_of_what_was_released(disk: SimulatedDisk, store: Store) -> None:
     release(store, 3)
     for each in (store, another(disk, store)):
-        with pytest.raises(MisuseError, match="another's cursor"):
+        with pytest.raises(UsageError, match="another's cursor"):
             each.acknowledge_outputs("c1", "4.0", now_ns=0)
-    with pytest.raises(MisuseError, match="no valid consumer id"):
+    with pytest.raises(UsageError, match="no valid consumer id"):
         store.acknowledge_outputs("c/1", "3.0", now_ns=0)
 
 

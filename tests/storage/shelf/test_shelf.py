@@ -14,7 +14,7 @@ from tests.storage.shelf.making import PATH, contents, open_shelf, remove, save
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline import failpoints
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import NO_KEYS
 from snapline.storage.keys.needed import needed_keys
@@ -158,7 +158,7 @@ def test_a_second_one_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: P
     save(other, "c", "d")
     shelf.close()
     shelf.close()
-    with pytest.raises(MisuseError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         save(shelf, "e", "f")
     assert contents(Shelf.open(store, "play")) == {"thread/": {"a": ["b"]}}
 
@@ -166,7 +166,7 @@ def test_a_second_one_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: P
 def test_a_forked_process_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Shelf.open(Store.create(tmp_path / "store"), "play")
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(MisuseError, match="forked"):
+    with pytest.raises(UsageError, match="forked"):
         save(shelf, "a", "b")
 
 
@@ -303,7 +303,7 @@ def test_an_interrupted_commit_closes_the_shelf_and_leaves_the_files_whole(tmp_p
             save(shelf, "c", "d")
     finally:
         failpoints.install(None)
-    with pytest.raises(MisuseError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         save(shelf, "e", "f")
     shelf.close()
     again = Shelf.open(store, "play")
@@ -312,9 +312,9 @@ def test_an_interrupted_commit_closes_the_shelf_and_leaves_the_files_whole(tmp_p
 
 
 def test_names_that_cannot_be_said_are_refused_before_anything_is_written() -> None:
-    with pytest.raises(MisuseError, match="UTF-8"):
+    with pytest.raises(UsageError, match="UTF-8"):
         open_shelf().change().name(PATH, "\ud800", None)
-    with pytest.raises(MisuseError, match="shelf"):
+    with pytest.raises(UsageError, match="shelf"):
         Shelf.open(Store.create("simulated", disk=SimulatedDisk(), random_bytes=seeded_bytes(1)), "a/b")
 
 

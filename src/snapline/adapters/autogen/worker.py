@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.messages import KeptValue
-from snapline.errors import DivergenceError, WorldError
+from snapline.errors import DivergenceError, ExternalFailureError
 
 PYTHON_VARIABLE = "SNAPLINE_AUTOGEN_PYTHON"
 """The interpreter of AutoGen's environment."""
@@ -39,7 +39,7 @@ HELLO_S = 120.0
 log = logging.getLogger(__name__)
 
 
-class AutogenWorkerError(WorldError):
+class AutogenWorkerError(ExternalFailureError):
     """AutoGen's process has ended, or cannot be started."""
 
 

@@ -32,7 +32,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.external_sends import MessagesTold
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.ids import check_receiver
 from snapline.security.transport import Security
 
@@ -83,10 +83,10 @@ class Member:
             front: is asked in the service's place (`CutPieces`, of services with threads).
 
         Raises:
-            MisuseError: the fleet has no such agent.
+            UsageError: the fleet has no such agent.
         """
         if not isinstance(fleet.agents.get(agent), ServiceAgent):
-            raise MisuseError(
+            raise UsageError(
                 f"agent {agent!r} of fleet {fleet.name!r} is no ServiceAgent: write Fleet(agents={{{agent!r}: ServiceAgent()}}, …)"
             )
         self.agent = agent
@@ -121,7 +121,7 @@ class Member:
         """Take part in the fleet until it ends, SIGTERM, or until another process has taken this one's place; returns an exit code.
 
         Raises:
-            MisuseError: the fleet refuses this process for good, or the port is taken.
+            UsageError: the fleet refuses this process for good, or the port is taken.
         """
         try:
             return await self._host.run()
@@ -164,11 +164,11 @@ class Member:
 
         Raises:
             DivergedCallError: the handler was run again, and has made fewer calls than before.
-            MisuseError: this is no handler.
+            UsageError: this is no handler.
         """
         run = RUN.get()
         if run is None:
-            raise MisuseError("changed() is for handlers: what a background task changes is in the cut in any case")
+            raise UsageError("changed() is for handlers: what a background task changes is in the cut in any case")
         if run.handling is not None and run.plan == self.plan:
             answer = LOST_ANSWER if response is None else CallAnswer(response=run.serialize(response))
             self.ledger.changed(run.handling, answer)
@@ -178,11 +178,11 @@ class Member:
 
         Raises:
             EncodingError, MessageTooLargeError: it cannot be encoded, or is above 16 MiB.
-            MisuseError: no agent can have such an id, or the fleet goes back just now: what was changed is undone with that.
+            UsageError: no agent can have such an id, or the fleet goes back just now: what was changed is undone with that.
         """
         local, run = self._local, RUN.get()
         if local is None or (run is not None and run.plan != self.plan):
-            raise MisuseError(f"agent {self.agent!r} cannot tell anything: its fleet has not begun, or goes back")
+            raise UsageError(f"agent {self.agent!r} cannot tell anything: its fleet has not begun, or goes back")
         check_receiver(agent)
         payload = encode_message(message)
         if run is not None and run.handling is not None:

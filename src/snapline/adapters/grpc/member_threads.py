@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PieceGate
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 LOOK_S = LAPSE_NS / 1e9
 """Who waits at the gate looks again so often, also if nothing is said."""
@@ -115,7 +115,7 @@ class MemberThreads:
         """Have this done in the loop, within the piece of this thread; in the loop itself: do it.
 
         Raises:
-            MisuseError: nothing is known of this thread.
+            UsageError: nothing is known of this thread.
             HistoryOverError: it is of before a recovery.
         """
         if self._is_loop():
@@ -130,7 +130,7 @@ class MemberThreads:
         """Have the loop do this for the thread in which it is said."""
         thread: PieceThread | None = getattr(self._here, "thread", None)
         if thread is None:
-            raise MisuseError(
+            raise UsageError(
                 "this thread is unknown to the member: its calls and changes could fall into two cuts. Call in a handler's own thread (side by side "
                 "by stub.Method.future), or in a function that is given to member.start"
             )

@@ -14,7 +14,7 @@ import msgspec
 
 from snapline.adapters.grpc.ledger import ServiceCall
 from snapline.adapters.grpc.service_interfaces import OwnMethod
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
 """Of all messages of a call, one way: they stand in every cut into which the call falls, and in the answer until its caller has it."""
@@ -22,7 +22,7 @@ STREAM_BYTES_MAX = 16 * 1024 * 1024
 _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
-class StreamTooLargeError(MisuseError):
+class StreamTooLargeError(UsageError):
     """A stream of more bytes than can be recorded."""
 
 
@@ -86,7 +86,7 @@ class MemberStream:
     async def _responses(self) -> list[bytes]:
         if self._call is None:
             if not isinstance(self._requests, AsyncIterable | Iterable):
-                raise MisuseError(
+                raise UsageError(
                     "a member's stream takes its requests from an iterator: write() would be a part of a call"
                 )
             self._call = self._method.make(await listed(self._requests), self._options)

@@ -15,7 +15,7 @@ from snapline.adapters.grpc.member_call import CODES, MemberCall, rpc_error
 from snapline.adapters.grpc.member_channel import ALL, MemberChannel, MemberMethod
 from snapline.adapters.grpc.member_threads import ComeIn, MemberThreads
 from snapline.adapters.grpc.streams import unpack
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 
 class ThreadedChannel(grpc.Channel):
@@ -46,7 +46,7 @@ class ThreadedChannel(grpc.Channel):
     def _stub_method(self, kind: str, method: str, given: tuple[Any, ...], options: dict[str, Any]) -> "ThreadedMethod":
         def make() -> MemberMethod:
             if "stream" in kind and not self._listed.isdisjoint({method, ALL}):
-                raise MisuseError(
+                raise UsageError(
                     f"{method} is listed and has streams, so it is in no cut: call it over a channel of gRPC's own, within member.outside()"
                 )
             made: MemberMethod = getattr(self.inner(), kind)(method, *given, **options)
@@ -56,7 +56,7 @@ class ThreadedChannel(grpc.Channel):
 
     def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> NoReturn:
         """Not here."""
-        raise MisuseError("a member's channel tells of no connection: its calls wait for one, and are tried again")
+        raise UsageError("a member's channel tells of no connection: its calls wait for one, and are tried again")
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         """Nobody has subscribed."""
@@ -87,7 +87,7 @@ class ThreadedMethod:
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
             DivergedCallError: the handler that makes it was run again, and called something else before.
-            MisuseError: nothing is known of this thread.
+            UsageError: nothing is known of this thread.
             HistoryOverError: the fleet goes back. It is no Exception: let it pass.
         """
         if self._answers_stream:
@@ -176,10 +176,10 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
             grpc.FutureCancelledError: by `cancel`.
-            MisuseError: another thread waits for it already; or a time is given, which belongs into the call.
+            UsageError: another thread waits for it already; or a time is given, which belongs into the call.
         """
         if timeout is not None:
-            raise MisuseError(
+            raise UsageError(
                 "result() of a member's call has no time-out of its own: give it to the call, future(request, timeout=…)"
             )
         if self._is_cancelled:
@@ -194,7 +194,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         if self.done():
             return
         if self._is_taken:
-            raise MisuseError("another thread waits for the answer to this call already: one takes it, and acts by it")
+            raise UsageError("another thread waits for the answer to this call already: one takes it, and acts by it")
         self._is_taken = True
         try:
             self._answer = self._threads.wait(lambda: self._call.answer)
@@ -236,7 +236,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> NoReturn:
         """Not here."""
-        raise MisuseError(
+        raise UsageError(
             "nobody is called when a member's call is done: its answer is taken by result(), in the thread that acts by it"
         )
 

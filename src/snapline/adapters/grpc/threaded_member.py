@@ -52,7 +52,7 @@ class ThreadedMember:
         """As `Member`. `capture`, `restore`, `on_cut` and `ready` are called in the loop's thread, the first two while no thread of the service is inside.
 
         Raises:
-            MisuseError: the fleet has no such agent.
+            UsageError: the fleet has no such agent.
         """
         self._loop = asyncio.new_event_loop()
         self._threads = MemberThreads(self._loop)
@@ -78,7 +78,7 @@ class ThreadedMember:
         """Take part in the fleet until it ends, SIGTERM (in the main thread), or until another process has taken this one's place; once. Returns an exit code.
 
         Raises:
-            MisuseError: the fleet refuses this process for good, or the port is taken.
+            UsageError: the fleet refuses this process for good, or the port is taken.
         """
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -122,7 +122,7 @@ class ThreadedMember:
         """Run this in a thread; `restore` starts it anew after a recovery, in which it ends by `HistoryOverError`.
 
         Raises:
-            MisuseError: this is neither `restore` nor a thread of the service.
+            UsageError: this is neither `restore` nor a thread of the service.
         """
         self._threads.step(lambda: self._threads.start(function))
 

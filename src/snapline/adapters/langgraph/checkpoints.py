@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, Checkpoint, CheckpointMetadata, get_checkpoint_id
 
 from snapline.adapters.langgraph.values import References, SavedPlace, SavedValue
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """In the metadata of checkpoints of graphs with a `DeltaChannel`: the channels whose value may have to be made from writes of ancestors."""
@@ -62,11 +62,11 @@ _write_decoder = msgspec.msgpack.Decoder(WriteObject)
 
 
 def place_of(config: RunnableConfig) -> CheckpointPlace:
-    """Return what a config names; MisuseError: it names no thread."""
+    """Return what a config names; UsageError: it names no thread."""
     configurable = config.get("configurable", {})
     thread = configurable.get("thread_id")
     if thread is None:
-        raise MisuseError('the config names no thread: give {"configurable": {"thread_id": …}}')
+        raise UsageError('the config names no thread: give {"configurable": {"thread_id": …}}')
     return CheckpointPlace(str(thread), str(configurable.get("checkpoint_ns") or ""), get_checkpoint_id(config) or None)
 
 

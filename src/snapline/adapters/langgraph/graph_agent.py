@@ -33,7 +33,7 @@ from snapline.adapters.langgraph.graph_turns import GraphTurn
 from snapline.adapters.langgraph.stepped_thread import SteppedThread
 from snapline.agent_runtime.agent import Agent, Message, OnError, agent_type, handler
 from snapline.agent_runtime.context import Context
-from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.errors import FleetDefinitionError, UsageError
 
 chance.replace_sources()
 
@@ -95,7 +95,7 @@ class SnaplineGraphAgent(Agent):
 
     def _resume(self, message: GraphResume, ctx: Context) -> Command[Any]:
         if message.thread_id not in self.state.threads:
-            raise MisuseError(
+            raise UsageError(
                 f"nothing waits for this answer: thread {message.thread_id!r} of agent {ctx.agent!r} has not begun. Send a GraphInput first"
             )
         return Command(resume={message.interrupt: message.value} if message.interrupt else message.value)
@@ -151,7 +151,7 @@ class SnaplineGraphAgent(Agent):
 
         def run(turn: GraphTurn) -> Any:
             if play is _play_async and not turn.may_wait:
-                raise MisuseError(
+                raise UsageError(
                     f"the graph of {type(self).__qualname__} has coroutines as nodes: mark the handler "
                     "@snapline.handler(durable=True), and run it there with `await self.ainvoke(…)`"
                 )

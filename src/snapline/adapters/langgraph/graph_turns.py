@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from snapline.adapters.langgraph.graph_memory import GraphMemory
 from snapline.adapters.langgraph.stepped_thread import SteppedThread
 from snapline.agent_runtime.context import Context
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 _Reply = TypeVar("_Reply")
 _Result = TypeVar("_Result")
@@ -51,11 +51,11 @@ class GraphTurn:
         """Wait for what the context gives: `turn.wait(turn.ctx.sleep(1))`.
 
         Raises:
-            MisuseError: the graph runs in a plain turn, which cannot wait.
+            UsageError: the graph runs in a plain turn, which cannot wait.
         """
         if self._thread is None:
             getattr(wanted, "close", lambda: None)()
-            raise MisuseError(
+            raise UsageError(
                 f"a node of agent {self.ctx.agent!r} waits, and its graph runs in a plain turn: mark the handler "
                 "@snapline.handler(durable=True), and run the graph there with `await self.ainvoke(…)`"
             )
@@ -107,11 +107,11 @@ def graph_turn() -> GraphTurn:
     """The turn that runs this node's graph.
 
     Raises:
-        MisuseError: no turn does.
+        UsageError: no turn does.
     """
     found = _running.get()
     if found is None:
-        raise MisuseError("no turn of an agent runs this graph: run it by a SnaplineGraphAgent's invoke or ainvoke")
+        raise UsageError("no turn of an agent runs this graph: run it by a SnaplineGraphAgent's invoke or ainvoke")
     return found
 
 

@@ -41,7 +41,7 @@ from snapline.adapters.langgraph.checkpoints import (
 from snapline.adapters.langgraph.late_writes import LateWrites
 from snapline.adapters.langgraph.recent import RecentValues
 from snapline.adapters.langgraph.values import ValueCodec
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.shelf.shelf import Change, Shelf, StaleReferenceError
 from snapline.storage.store.store import Store
@@ -102,12 +102,12 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         Raises:
             StoreMissingError: there is none, and it must exist.
             ShelfInUseError: another process has it open, or another saver of this one.
-            MisuseError: `keep_last` is below 1, or there can be no store.
+            UsageError: `keep_last` is below 1, or there can be no store.
             StoreError: it is encrypted, and its key is not there; or the disk refused.
             DamagedDataError: something in it is not what was written.
         """
         if keep_last is not None and keep_last < 1:
-            raise MisuseError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
+            raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
         return cls(Shelf.open(store, SHELF), serde=serde, keep_last=keep_last)
 
@@ -179,7 +179,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """Save what a task has written for the step after the checkpoint that the config names."""
         place = place_of(config)
         if place.checkpoint is None:
-            raise MisuseError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
+            raise UsageError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
         if self._late.are_late(place.path, self._shelf.entries(place.path), place.checkpoint):
             return
         path = (*place.path, place.checkpoint)
@@ -202,7 +202,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """Delete all checkpoints of these runs, and their writes. It reads the metadata of every checkpoint there is.
 
         Raises:
-            MisuseError: a checkpoint that stays needs one of them: a `DeltaChannel` keeps in ancestors what it is made of.
+            UsageError: a checkpoint that stays needs one of them: a `DeltaChannel` keeps in ancestors what it is made of.
         """
         change = self._shelf.change()
         thinning.forget_runs(self, self._shelf, change, {str(run) for run in run_ids})
@@ -226,7 +226,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         Of graphs with a `DeltaChannel` those ancestors stay, too, that the latest is made of.
         """
         if strategy not in ("keep_latest", "delete"):
-            raise MisuseError(f"{strategy!r} is no strategy: give 'keep_latest' or 'delete'")
+            raise UsageError(f"{strategy!r} is no strategy: give 'keep_latest' or 'delete'")
         change = self._shelf.change()
         for thread in {str(thread) for thread in thread_ids}:
             if strategy == "delete":

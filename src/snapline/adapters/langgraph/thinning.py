@@ -11,7 +11,7 @@ from typing import Protocol
 from langgraph.checkpoint.base import CheckpointMetadata
 
 from snapline.adapters.langgraph.checkpoints import DELTA_COUNTERS, Channels, CheckpointPlace, delta_channels
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.storage.shelf.shelf import Change, Shelf
 
 Path = tuple[str, ...]
@@ -75,7 +75,7 @@ def newest(
 
 
 def forget_runs(reader: MetadataReader, shelf: Shelf, change: Change, runs: Collection[str]) -> None:
-    """Delete the checkpoints of these runs; MisuseError: one that stays is made of them."""
+    """Delete the checkpoints of these runs; UsageError: one that stays is made of them."""
     for thread in shelf.first_words():
         for path in shelf.paths(thread):
             if len(path) == 2:
@@ -94,7 +94,7 @@ def _forget_runs_in(reader: MetadataReader, shelf: Shelf, change: Change, path: 
     if gone:
         needed = _ancestors(reader, names, names.keys() - gone) & gone
         if needed:
-            raise MisuseError(
+            raise UsageError(
                 f"thread {path[0]!r} has a DeltaChannel whose value is made of {len(needed)} checkpoints of these runs: "
                 "delete the thread, or all of its runs"
             )

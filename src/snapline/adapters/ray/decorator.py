@@ -14,7 +14,7 @@ from snapline.adapters.grpc.service_agent import ServiceAgent
 from snapline.adapters.ray.actor_channel import Served
 from snapline.adapters.ray.member_actor import FleetTerms, MemberActor, through_fleet
 from snapline.agent_runtime.fleet import Fleet
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.security.transport import Security
 
 
@@ -39,15 +39,15 @@ def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security |
         security: as of a host; without, all is on one machine.
 
     Raises:
-        MisuseError: what is decorated is no plain class, or has a method that cannot be in a cut.
+        UsageError: what is decorated is no plain class, or has a method that cannot be in a cut.
     """
     terms = FleetTerms(fleet, coordinator, store, security)
     if not any(isinstance(agent, ServiceAgent) for agent in fleet.agents.values()):
-        raise MisuseError(f"fleet {fleet.name!r} has no ServiceAgent that could stand for an actor: see actor_fleet(…)")
+        raise UsageError(f"fleet {fleet.name!r} has no ServiceAgent that could stand for an actor: see actor_fleet(…)")
 
     def decorated(kind: type) -> type:
         if not isinstance(kind, type):
-            raise MisuseError(f"@in_fleet stands beneath @ray.remote, right above the class; it was given {kind!r}")
+            raise UsageError(f"@in_fleet stands beneath @ray.remote, right above the class; it was given {kind!r}")
         return _joined(kind, terms)
 
     return decorated
@@ -86,17 +86,17 @@ def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
     """What is called from outside.
 
     Raises:
-        MisuseError: one of them cannot be in a cut.
+        UsageError: one of them cannot be in a cut.
     """
     for name, function in inspect.getmembers(kind, inspect.isroutine):
         if name.startswith("_") and name != "__call__":
             continue
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise MisuseError(
+            raise UsageError(
                 f"method {name!r} of {kind.__qualname__} is a generator: a call within a fleet has one answer. Return a list"
             )
         if hasattr(function, "__ray_concurrency_group__"):
-            raise MisuseError(
+            raise UsageError(
                 f"method {name!r} of {kind.__qualname__} has a concurrency group: what changes an actor runs in one event loop, or one thread"
             )
         if name != "__call__" or inspect.isfunction(function):

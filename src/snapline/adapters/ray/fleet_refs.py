@@ -12,13 +12,13 @@ import grpc.aio
 
 from snapline.adapters.grpc.ledger import DivergedCallError
 from snapline.adapters.ray.payloads import Unkeepable
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:
     from snapline.adapters.grpc.member_call import MemberCall
 
 
-class ActorCallError(WorldError):
+class ActorCallError(ExternalFailureError):
     """A call between actors of a fleet that has no answer: the fleet has gone back, or has ended."""
 
 
@@ -105,7 +105,7 @@ class FleetRef(Unkeepable):
         if self.error is not None:
             raise self.error
         if self._is_awaited or self._is_left:
-            raise MisuseError(
+            raise UsageError(
                 f"the answer to {self._what} was taken already: a call is awaited once, and by the method that made it"
             )
         self._is_awaited = True
@@ -163,7 +163,7 @@ def ray_get(
     def got(references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
         run = METHOD.get()
         if run is None or is_in(loop):
-            raise MisuseError(
+            raise UsageError(
                 "ray.get of a call within the fleet is for methods of classes without async ones: await it here"
             )
         waits(run.method)

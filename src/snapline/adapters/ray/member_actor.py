@@ -27,7 +27,7 @@ from snapline.adapters.ray.kept_actor import KeptActor, Outcome
 from snapline.adapters.ray.payloads import packed, unpacked
 from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
-from snapline.errors import MisuseError, SnaplineError
+from snapline.errors import SnaplineError, UsageError
 from snapline.security.transport import Security
 
 log = logging.getLogger("snapline.ray")
@@ -62,7 +62,7 @@ class MemberActor:
         """Called by Ray, with what makes the user's object.
 
         Raises:
-            MisuseError: the actor's name is that of no agent of the fleet.
+            UsageError: the actor's name is that of no agent of the fleet.
             EncodingError: an attribute cannot be kept.
         """
         context = load_ray().get_runtime_context()
@@ -194,7 +194,7 @@ class MemberActor:
             if outcome.raised is None:
                 return packed([True, outcome.value], self._names)
             return packed([False, outcome.lines, outcome.raised], self._names)
-        except MisuseError as error:
+        except UsageError as error:
             return packed([False, "", error], self._names)
 
     async def forget(self, plan: int, ids: Sequence[str]) -> None:
@@ -221,7 +221,7 @@ class MemberActor:
         """A method of an actor is called in this process; `invocation` would have Ray do it.
 
         Raises:
-            MisuseError: an argument cannot be given, or an option is not for calls within a fleet; the constructor calls.
+            UsageError: an argument cannot be given, or an option is not for calls within a fleet; the constructor calls.
         """
         given = _variables(invocation)
         method = given["self"]
@@ -231,13 +231,13 @@ class MemberActor:
         what = f"{method._method_name} of actor {target!r}"
         run = METHOD.get()
         if run is None:
-            raise MisuseError(
+            raise UsageError(
                 f"{what} is called outside of a method: the constructor runs again whenever Ray restarts the actor, and what threads do is in "
                 "no cut. Call it in a method"
             )
         for option, usual in REFUSED_OPTIONS.items():
             if given.get(option, usual) not in (usual, False):
-                raise MisuseError(
+                raise UsageError(
                     f"{what} is called with {option}={given[option]!r}, which calls within a fleet do not know"
                 )
         request = packed([list(args or ()), dict(kwargs or {})], self._names, is_compared=True)
@@ -266,7 +266,7 @@ class MemberActor:
         """See the function `changed`."""
         run = METHOD.get()
         if run is None or self._kept.is_threaded or self._member is None:
-            raise MisuseError(
+            raise UsageError(
                 "changed() is for async methods: one that waits in ray.get is run again from its beginning, where its object is as it was"
             )
         self._member.changed(Outcome(value))
@@ -309,11 +309,11 @@ def changed(value: object = None) -> None:
 
     Raises:
         DivergedCallError: the method was run again, and has made fewer calls than before.
-        MisuseError: this is no async method of an actor of a fleet.
+        UsageError: this is no async method of an actor of a fleet.
     """
     actor = here()
     if actor is None:
-        raise MisuseError("changed() is for methods of actors of a fleet")
+        raise UsageError("changed() is for methods of actors of a fleet")
     actor.changed(value)
 
 
@@ -352,10 +352,10 @@ def _as_it_is(value: Any) -> Any:
 
 def _check_name(name: str, fleet: Fleet) -> None:
     if not name:
-        raise MisuseError(
+        raise UsageError(
             f"an actor of fleet {fleet.name!r} has a name, which is its agent's: write .options(name=…).remote(…)"
         )
     if not isinstance(fleet.agents.get(name), ServiceAgent):
-        raise MisuseError(
+        raise UsageError(
             f"actor {name!r} is no actor of fleet {fleet.name!r}, which has {', '.join(sorted(fleet.agents))}: name it in actor_fleet(…)"
         )

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from snapline.adapters.torch_checkpoint.records import CHECKPOINT, RECORD_VERSION, PartPlace, decode_record
-from snapline.errors import EncodingError, MisuseError, StoreError
+from snapline.errors import EncodingError, StoreError, UsageError
 from snapline.storage.capture.tensors import make_tensor
 from snapline.storage.capture.values import ArrayHead
 from snapline.storage.keys.key_files import Keys
@@ -99,7 +99,7 @@ class SnaplineReader(StorageReader):
             DamagedDataError: a part is not what was written; names file, epoch and rank.
         """
         if self._manifest is None:
-            raise MisuseError("read_metadata comes before read_data")
+            raise UsageError("read_metadata comes before read_data")
         wanted: dict[PartPlace, list[ReadItem]] = {}
         for item in plan.items:
             wanted.setdefault(self._places[item.storage_index], []).append(item)
@@ -145,7 +145,7 @@ def _give(planner: LoadPlanner, item: ReadItem, part: StatePart, content: memory
         tensor = tensor.narrow(dimension, start, length)
     target = planner.resolve_tensor(item).detach()
     if target.size() != tensor.size():
-        raise MisuseError(
+        raise UsageError(
             f"{item.dest_index.fqn} is to be {tuple(target.size())}, and {tuple(tensor.size())} of it was saved"
         )
     target.copy_(tensor)

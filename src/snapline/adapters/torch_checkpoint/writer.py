@@ -38,7 +38,7 @@ from snapline.adapters.torch_checkpoint.records import (
     encode_record,
 )
 from snapline.adapters.torch_checkpoint.shards import ItemTables, RankWriter
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs import compaction
@@ -95,11 +95,11 @@ class SnaplineWriter(StorageWriter):
 
         Raises:
             StoreMissingError: there is none, and it must exist.
-            MisuseError: `keep_last` is below 1, or there can be no store.
+            UsageError: `keep_last` is below 1, or there can be no store.
             StoreError: it is encrypted, and its key is not there; or the disk refused.
         """
         if keep_last is not None and keep_last < 1:
-            raise MisuseError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
+            raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
         return cls(store, keep_last=keep_last)
 
@@ -120,15 +120,15 @@ class SnaplineWriter(StorageWriter):
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A save begins; MisuseError: no tag can be called so."""
+        """A save begins; UsageError: no tag can be called so."""
         self._next_name = None if checkpoint_id is None else pins.check_tag(os.fspath(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The ranks must speak to each other: MisuseError with `use_collectives=False`."""
+        """The ranks must speak to each other: UsageError with `use_collectives=False`."""
         self.close()  # Of a save that another rank's failure has ended.
         self._name, self._next_name = self._next_name, None
         if not kwargs.get("use_collectives", True):
-            raise MisuseError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
+            raise UsageError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is."""
@@ -138,15 +138,13 @@ class SnaplineWriter(StorageWriter):
         """Decide which epoch this will be, and whose chunks may be reused.
 
         Raises:
-            MisuseError: another job saves into the store; it holds something else; the name is taken; or the planner caches its plans.
+            UsageError: another job saves into the store; it holds something else; the name is taken; or the planner caches its plans.
         """
         if not all(getattr(plan, "usable", True) for plan in plans):
-            raise MisuseError(
-                "the planner caches its plans, and each save needs its own: set enable_plan_caching=False"
-            )
+            raise UsageError("the planner caches its plans, and each save needs its own: set enable_plan_caching=False")
         self._take_lock()
         if self._name is not None and pins.tagged_epoch(self._store.disk, self._store.store_id, self._name) is not None:
-            raise MisuseError(f"there is a checkpoint {self._name!r} already: give another checkpoint_id, or untag it")
+            raise UsageError(f"there is a checkpoint {self._name!r} already: give another checkpoint_id, or untag it")
         self._base = self._newest()
         self._epoch = 1 + max(self._store.epochs()[-1:] + _numbers_of_packs(self._store), default=0)
         if self._lock is not None and not self._is_swept:
@@ -188,7 +186,7 @@ class SnaplineWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Can a checkpoint be called so?"""
-        with contextlib.suppress(MisuseError):
+        with contextlib.suppress(UsageError):
             return bool(pins.check_tag(os.fspath(checkpoint_id)))
         return False
 
@@ -202,7 +200,7 @@ class SnaplineWriter(StorageWriter):
         try:
             self._lock = lock(layout.IDENTITY)
         except BlockingIOError:
-            raise MisuseError(
+            raise UsageError(
                 f"another job saves into the store {self._store.location}: give each job a folder of its own"
             ) from None
 
@@ -216,7 +214,7 @@ class SnaplineWriter(StorageWriter):
                 continue  # Nothing of it is reused: the new checkpoint stands for itself.
             except NotFoundError:
                 words = f"the store {self._store.location} holds snapshots of a fleet: give the job a folder of its own"
-                raise MisuseError(words) from None
+                raise UsageError(words) from None
             return epoch, root
         return 0, ""
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError
+from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store
@@ -48,7 +48,7 @@ class Moved(msgspec.Struct, frozen=True):
 def older_than(store: Store, count: int) -> list[int]:
     """Return all epochs but the newest `count`, ascending."""
     if count < 1:
-        raise MisuseError(f"{count} newest snapshots are to stay: at least 1 must")
+        raise UsageError(f"{count} newest snapshots are to stay: at least 1 must")
     return store.epochs()[:-count]
 
 
@@ -86,9 +86,9 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> Moved
 
 
 def check_two(source: Store, target: Store) -> None:
-    """Raise MisuseError if both are one store: what was removed after it was copied there would be gone."""
+    """Raise UsageError if both are one store: what was removed after it was copied there would be gone."""
     if _are_one(source, target):
-        raise MisuseError(f"{source.location} and {target.location} are one store: nothing would be left")
+        raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")
 
 
 def _are_one(source: Store, target: Store) -> bool:

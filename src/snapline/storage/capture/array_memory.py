@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy
@@ -60,9 +60,7 @@ def _row_number(row: object, count: int) -> int:
             raise TypeError("a bool is not a row number")
         return range(count)[operator.index(row)]  # type: ignore[arg-type]  # that is what is found out here
     except (TypeError, IndexError) as error:
-        raise MisuseError(
-            f"mark_dirty: {row!r} is not a row of an array with {count} rows: {error}; mend it"
-        ) from error
+        raise UsageError(f"mark_dirty: {row!r} is not a row of an array with {count} rows: {error}; mend it") from error
 
 
 def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
@@ -72,13 +70,13 @@ def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
     try:
         found: Array = numpy.asarray(rows if isinstance(rows, numpy.ndarray) else list(rows)).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"mark_dirty: rows must be numbers: {error}; mend them") from error
+        raise UsageError(f"mark_dirty: rows must be numbers: {error}; mend them") from error
     if found.dtype.kind == "b" and len(found) == count:
         return found.nonzero()[0]
     if found.dtype.kind not in "iu" and len(found):
-        raise MisuseError(f"mark_dirty: rows must be numbers or one bool for each of {count} rows, not {found.dtype}")
+        raise UsageError(f"mark_dirty: rows must be numbers or one bool for each of {count} rows, not {found.dtype}")
     if len(found) and not -count <= int(found.min()) <= int(found.max()) < count:
-        raise MisuseError(f"mark_dirty: rows {found.min()} to {found.max()} are not in an array with {count} rows")
+        raise UsageError(f"mark_dirty: rows {found.min()} to {found.max()} are not in an array with {count} rows")
     numbers = found.astype(numpy.int64)
     return numpy.where(numbers < 0, numbers + count, numbers)
 

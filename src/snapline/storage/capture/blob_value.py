@@ -11,7 +11,7 @@ the blob itself remembers one number only. If the epoch fails, the next worker c
 
 import typing
 
-from snapline.errors import DamagedDataError, MisuseError
+from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk
 from snapline.storage.capture.tokens import fresh_token
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
@@ -22,14 +22,14 @@ class Blob:
     """Opaque bytes that never change. Equal if the bytes are.
 
     Raises:
-        MisuseError: `data` is not a bytes-like object.
+        UsageError: `data` is not a bytes-like object.
     """
 
     __slots__ = ("__weakref__", "_data", "_references", "_token")
 
     def __init__(self, data: Buffer = b"") -> None:
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise MisuseError(f"a Blob holds bytes, not {type(data).__qualname__}: encode the value first")
+            raise UsageError(f"a Blob holds bytes, not {type(data).__qualname__}: encode the value first")
         self._data = bytes(data)  # no copy if they are bytes already
         self._token = 0
         self._references: list[ChunkReference] = []

@@ -313,7 +313,7 @@ def buffer_for(part: StatePart) -> memoryview:
     An array that was write-tracked gets memory in which it can be so again, others such that page faults are few.
 
     Raises:
-        StoreError, WorldError: there is not that much memory.
+        StoreError, ExternalFailureError: there is not that much memory.
     """
     if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
         from snapline.storage.capture import tracked

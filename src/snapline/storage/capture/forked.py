@@ -41,7 +41,7 @@ from collections.abc import Callable
 import msgspec
 from blake3 import blake3
 
-from snapline.errors import EncodingError, MisuseError, StoreError
+from snapline.errors import EncodingError, StoreError, UsageError
 from snapline.storage.capture.image import Buffer
 
 FORKS_MAX = 2
@@ -156,15 +156,15 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
         timeout_s: after which the child is killed.
 
     Raises:
-        MisuseError: gRPC was imported in a way that makes children crash.
+        UsageError: gRPC was imported in a way that makes children crash.
         ForkBusyError: too many children.
         ForkFailedError: the system has no room for a child.
     """
     reason = reason_against()
     if reason:
-        raise MisuseError(f"cannot fork: {reason}")
+        raise UsageError(f"cannot fork: {reason}")
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
-        raise MisuseError(f"timeout_s is {timeout_s}; give 0 to {TIMEOUT_S_MAX} seconds")
+        raise UsageError(f"timeout_s is {timeout_s}; give 0 to {TIMEOUT_S_MAX} seconds")
     _make_room()
     deadline = time.monotonic() + timeout_s
     try:
@@ -189,10 +189,10 @@ class ForkedImage:
         Raises:
             EncodingError: `encode` raised; with the child's words.
             ForkFailedError: killed, crashed, cancelled, or not ready in time.
-            MisuseError: called again, or after `close`.
+            UsageError: called again, or after `close`.
         """
         if not self._end.alive:
-            raise MisuseError("the result of this capture was taken already; capture again")
+            raise UsageError("the result of this capture was taken already; capture again")
         try:
             if not _is_over(self._child, self._deadline):
                 raise ForkFailedError(

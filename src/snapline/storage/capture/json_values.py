@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.capture.first_values import first_values
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 
@@ -21,7 +21,7 @@ def json_of(tree: object, bytes_max: int) -> bytes:
     """Return a tree of `saved_values` as JSON.
 
     Raises:
-        MisuseError: it takes more than this.
+        UsageError: it takes more than this.
         DamagedDataError: something is not what was written.
     """
     text = msgspec.json.encode(_Values(bytes_max).of(tree))
@@ -30,9 +30,9 @@ def json_of(tree: object, bytes_max: int) -> bytes:
     return text
 
 
-def too_large(size_bytes: int, bytes_max: int) -> MisuseError:
+def too_large(size_bytes: int, bytes_max: int) -> UsageError:
     """What to say of a state that is."""
-    return MisuseError(
+    return UsageError(
         f"this takes {size_bytes:,} bytes and more, {bytes_max:,} of JSON are told: ask for a field of it, "
         "or read the store with snapline.open_store"
     )

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import StoreError, UsageError
 from snapline.folders import open_private
 from snapline.storage.capture.first_values import TORCH_TYPES
 from snapline.storage.capture.saved_values import SavedArray
@@ -19,12 +19,12 @@ def write_npy(array: SavedArray, path: Path) -> int:
     """Write it, read and checked, to a new file; return the file's size.
 
     Raises:
-        MisuseError: the file exists or is not called FILE.npy, or NumPy has no such type.
+        UsageError: the file exists or is not called FILE.npy, or NumPy has no such type.
         DamagedDataError: the array is not what was written.
         StoreError: the file cannot be written.
     """
     if path.suffix != SUFFIX:
-        raise MisuseError(f"{path} would hold NumPy's format: choose a name that ends in {SUFFIX}")
+        raise UsageError(f"{path} would hold NumPy's format: choose a name that ends in {SUFFIX}")
     head = _head(array)
     content = array.content.whole()
     try:
@@ -36,7 +36,7 @@ def write_npy(array: SavedArray, path: Path) -> int:
                 os.unlink(path)
                 raise
     except FileExistsError as error:
-        raise MisuseError(f"{path} exists: choose another name, or remove it first") from error
+        raise UsageError(f"{path} exists: choose another name, or remove it first") from error
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
     return len(head) + content.nbytes
@@ -45,7 +45,7 @@ def write_npy(array: SavedArray, path: Path) -> int:
 def _head(array: SavedArray) -> bytes:
     dtype = TORCH_TYPES.get(array.dtype) if array.is_tensor else array.dtype
     if dtype is None:
-        raise MisuseError(f"NumPy has no type for torch's {array.dtype}: read the field with snapline.open_store")
+        raise UsageError(f"NumPy has no type for torch's {array.dtype}: read the field with snapline.open_store")
     fields = {"descr": dtype, "fortran_order": array.order == "F", "shape": tuple(array.shape)}
     text = repr(fields).encode("ascii")
     length = len(_MAGIC) + 2 + len(text) + 1

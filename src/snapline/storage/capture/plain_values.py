@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from snapline.errors import EncodingError, MisuseError, NotFoundError
+from snapline.errors import EncodingError, NotFoundError, UsageError
 from snapline.storage.capture import tensors
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 from snapline.storage.capture.values import (
@@ -32,7 +32,7 @@ def plain_value(value: object) -> object:
 
     Raises:
         DamagedDataError: something is not what was written.
-        MisuseError: it holds an array or tensor, and NumPy or torch is not installed.
+        UsageError: it holds an array or tensor, and NumPy or torch is not installed.
     """
     match value:
         case dict():
@@ -55,11 +55,11 @@ def _array(array: SavedArray) -> object:
         try:
             return tensors.make_tensor(array.dtype, array.shape, writable)
         except EncodingError as error:
-            raise MisuseError(str(error)) from error
+            raise UsageError(str(error)) from error
     try:
         return make_array(ArrayHead(array.dtype, array.shape, order=array.order), writable)
     except ImportError as error:
-        raise MisuseError(f"this state holds arrays, which take NumPy: install snapline[numpy] ({error})") from error
+        raise UsageError(f"this state holds arrays, which take NumPy: install snapline[numpy] ({error})") from error
 
 
 def _bytes(value: SavedBytes) -> object:
@@ -69,7 +69,7 @@ def _bytes(value: SavedBytes) -> object:
     try:
         return decode_value(value.code, content)
     except ImportError as error:
-        raise MisuseError(
+        raise UsageError(
             f"this state holds a NumPy generator, which takes NumPy: install snapline[numpy] ({error})"
         ) from error
 
@@ -79,7 +79,7 @@ def find_field(tree: object, path: str) -> object:
 
     Raises:
         NotFoundError: there is nothing; says what is there instead.
-        MisuseError: it is no path.
+        UsageError: it is no path.
     """
     found, done = tree, ""
     for key, text in steps_of(path):
@@ -89,12 +89,12 @@ def find_field(tree: object, path: str) -> object:
 
 
 def steps_of(path: str) -> Iterable[tuple[object, str]]:
-    """Yield the steps of a path: a name, a key or an index, and how it is written there; MisuseError: it is none."""
+    """Yield the steps of a path: a name, a key or an index, and how it is written there; UsageError: it is none."""
     end = 0
     while end < len(path):
         found = _STEP.match(path, end)
         if found is None:
-            raise MisuseError(f"{path!r} is no path of a field: write it like mind.notes[3].text")
+            raise UsageError(f"{path!r} is no path of a field: write it like mind.notes[3].text")
         yield (found[1] if found[1] is not None else _literal(found[2])), found[0]
         end = found.end()
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture import tensors
 from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold, memory_of
 
@@ -93,7 +93,7 @@ class TorchState:
             extra: name → anything that has `state_dict()` and `load_state_dict()`, such as a scheduler; or plain data.
 
         Raises:
-            MisuseError: it is no model or no optimizer.
+            UsageError: it is no model or no optimizer.
         """
         _expect(model, "a model", "state_dict", "load_state_dict", "parameters")
         if optimizer is not None:
@@ -119,10 +119,10 @@ class TorchState:
         """The live model.
 
         Raises:
-            MisuseError: there is none yet.
+            UsageError: there is none yet.
         """
         if self._model is None:
-            raise MisuseError(
+            raise UsageError(
                 "this TorchState was restored and has no model yet: build one and call load_into(model, …)"
             )
         return self._model
@@ -150,12 +150,12 @@ class TorchState:
         The block must not await: others would draw from the stream meanwhile.
 
         Raises:
-            MisuseError: it has no such stream, or is within a block already.
+            UsageError: it has no such stream, or is within a block already.
         """
         if self._own is None:
-            raise MisuseError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
+            raise UsageError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
         if self._is_drawing:
-            raise MisuseError("two blocks of randomness() within each other would draw the same numbers: use one")
+            raise UsageError("two blocks of randomness() within each other would draw the same numbers: use one")
         torch = _torch()
         outer = torch.get_rng_state()
         self._is_drawing = True
@@ -253,23 +253,23 @@ class TorchState:
             extra: a new object for each name whose `state_dict()` was saved. Plain data is in `extra` already.
 
         Raises:
-            MisuseError: they do not fit, or it is live already. Found before anything was changed, unless an object refuses
+            UsageError: they do not fit, or it is live already. Found before anything was changed, unless an object refuses
                 in its own `load_state_dict`.
         """
         saved = self._saved
         if saved is None:
-            raise MisuseError("this TorchState is live already: load_into is for one that was restored")
+            raise UsageError("this TorchState is live already: load_into is for one that was restored")
         objects = dict(extra or {})
         _check_model(saved.model, model.state_dict())
         _check_optimizer(saved.optimizer, optimizer)
         if sorted(objects) != saved.objects:
-            raise MisuseError(
+            raise UsageError(
                 f"extra must have {saved.objects or 'nothing'}, as when it was saved, not {sorted(objects)}"
             )
         try:
             _load(saved, model, optimizer, objects)
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
-            raise MisuseError(
+            raise UsageError(
                 f"what was saved cannot be loaded: {error}; build model and optimizer as before"
             ) from error
         if saved.random is not None and self._own is None:
@@ -288,7 +288,7 @@ def _torch() -> Any:
 
 def _expect(value: object, what: str, *names: str) -> None:
     if not all(hasattr(value, name) for name in names) or isinstance(value, type):
-        raise MisuseError(f"a {type(value).__qualname__} is not {what} of torch: give TorchState.of the object itself")
+        raise UsageError(f"a {type(value).__qualname__} is not {what} of torch: give TorchState.of the object itself")
 
 
 def _has_state(value: object) -> bool:
@@ -330,7 +330,7 @@ def _refuse(what: str, names: list[str]) -> None:
     if names:
         more = ", …" if len(names) > _NAMES_SHOWN_MAX else ""
         shown = ", ".join(names[:_NAMES_SHOWN_MAX]) + more
-        raise MisuseError(
+        raise UsageError(
             f"the model is not the one that was saved: {len(names)} entries {what} ({shown}); build it as before"
         )
 
@@ -357,13 +357,13 @@ def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_optimizer(saved: dict[str, Any] | None, optimizer: Any) -> None:
     if (saved is None) != (optimizer is None):
-        raise MisuseError(f"an optimizer was {'not ' if saved is None else ''}saved: call load_into accordingly")
+        raise UsageError(f"an optimizer was {'not ' if saved is None else ''}saved: call load_into accordingly")
     if saved is None:
         return
     sizes = [len(group["params"]) for group in saved["param_groups"]]
     present = [len(group["params"]) for group in optimizer.param_groups]
     if sizes != present:
-        raise MisuseError(f"the optimizer has groups of {present} parameters, saved were {sizes}: build it as before")
+        raise UsageError(f"the optimizer has groups of {present} parameters, saved were {sizes}: build it as before")
 
 
 # ---- loading --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.storage.capture import write_tracking
 from snapline.storage.capture.array_memory import address_of, bounds_of, root_of, spans_of
 from snapline.storage.capture.trackers import KernelTracker, MarkTracker, Settings, Tracker, trackers
@@ -43,8 +43,8 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
     is mostly rewritten between captures. Copies of it (`array.copy()`, `array + 1`) are not tracked: write in place.
 
     Raises:
-        MisuseError: no such shape or dtype, or NumPy is not installed.
-        WorldError: there is not that much memory.
+        UsageError: no such shape or dtype, or NumPy is not installed.
+        ExternalFailureError: there is not that much memory.
     """
     numpy = _need_numpy()
     try:
@@ -55,9 +55,9 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
             empty: Array = numpy.zeros(lengths, template)  # Raises if a length is negative.
             return empty
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"no array of shape {shape!r} and dtype {dtype!r}: {error}; mend them") from error
+        raise UsageError(f"no array of shape {shape!r} and dtype {dtype!r}: {error}; mend them") from error
     if template.hasobject:
-        raise MisuseError(f"an array of dtype {template} cannot be tracked: it holds objects; use another dtype")
+        raise UsageError(f"an array of dtype {template} cannot be tracked: it holds objects; use another dtype")
     return retrack(allocate(size_bytes), template, lengths)
 
 
@@ -76,21 +76,21 @@ def allocate(size_bytes: int) -> memoryview:
     """Return zero-filled, writable memory for an array that `retrack` shall track.
 
     Raises:
-        WorldError: there is not that much memory.
+        ExternalFailureError: there is not that much memory.
     """
     if size_bytes >= TRACKED_BYTES_MIN and not write_tracking.is_supported():
         return memoryview(write_tracking.map_memory(size_bytes))[:size_bytes]
     try:
         return memoryview(bytearray(size_bytes))
     except (MemoryError, OverflowError) as error:
-        raise WorldError(f"no memory for an array of {size_bytes} bytes; make it smaller") from error
+        raise ExternalFailureError(f"no memory for an array of {size_bytes} bytes; make it smaller") from error
 
 
 def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Array":
     """Return an array over `buffer`, from `allocate` and filled, that is tracked from its first capture on.
 
     Raises:
-        MisuseError: dtype and shape do not fit the buffer.
+        UsageError: dtype and shape do not fit the buffer.
     """
     numpy = _need_numpy()
     try:
@@ -99,7 +99,7 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
             raise ValueError("objects are not bytes, and lengths are not negative")
         array: Array = numpy.ndarray(tuple(shape), template, buffer)
     except (TypeError, ValueError) as error:
-        raise MisuseError(
+        raise UsageError(
             f"no array of shape {shape!r} and dtype {dtype!r} in {buffer.nbytes} bytes: {error}"
         ) from error
     if array.nbytes:
@@ -162,11 +162,11 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
             for each row.
 
     Raises:
-        MisuseError: not an array, or no such rows.
+        UsageError: not an array, or no such rows.
     """
     numpy = _need_numpy()
     if not isinstance(array, numpy.ndarray) or not array.ndim:
-        raise MisuseError(f"mark_dirty needs an array with rows, not {type(array).__name__}; pass the array itself")
+        raise UsageError(f"mark_dirty needs an array with rows, not {type(array).__name__}; pass the array itself")
     starts, ends = spans_of(array, rows)
     for tracker in _marked_by(array):
         offset_starts, offset_ends = starts - tracker.address, ends - tracker.address
@@ -204,5 +204,5 @@ def _need_numpy() -> Any:  # the module: NumPy has no type for itself that holds
     try:
         import numpy
     except ImportError as error:
-        raise MisuseError("tracked arrays need NumPy; install snapline[numpy]") from error
+        raise UsageError("tracked arrays need NumPy; install snapline[numpy]") from error
     return numpy

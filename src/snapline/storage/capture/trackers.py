@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 from snapline.storage.capture import write_tracking
 from snapline.storage.capture.array_memory import address_of, covering, name_of, runs_of
 from snapline.storage.capture.image import ChunkTable, SourceChunk
@@ -131,12 +131,12 @@ class Tracker(ABC):
             pool: where the copies go.
 
         Raises:
-            MisuseError: the array is gone; or `checking` is on and a mark was forgotten.
+            UsageError: the array is gone; or `checking` is on and a mark was forgotten.
             Whatever `pool.take` raises: the next capture then knows as much as this one did.
         """
         root = self.root()
         if root is None:
-            raise MisuseError("the array of this tracker is gone; ask tracker_of for one of the array in the state")
+            raise UsageError("the array of this tracker is gone; ask tracker_of for one of the array in the state")
         content = root.reshape(-1).view("u1")
         self._renew(content, chunk_bytes)
         known = {} if base is None else base.by_token
@@ -226,7 +226,7 @@ class KernelTracker(Tracker):
                 self.writes.arm()
             else:
                 self.writes.scan_words()
-        except WorldError as error:
+        except ExternalFailureError as error:
             self._switch_off(str(error))
 
     def changed(self, content: "Array") -> "Array":
@@ -244,7 +244,7 @@ class KernelTracker(Tracker):
         """Return what was written, as `scan_words`; None: nobody knows."""
         try:
             return None if self.writes is None else self.writes.scan_words()
-        except WorldError as error:
+        except ExternalFailureError as error:
             self._switch_off(str(error))
             return None
 
@@ -327,7 +327,7 @@ class MarkTracker(Tracker):
         forgotten = ((content != self.seen) & ~self.marked).nonzero()[0]
         if len(forgotten):
             rows = sorted(set((forgotten // self.row_bytes).tolist()))
-            raise MisuseError(
+            raise UsageError(
                 f"{self.name}: {_listed(rows)} changed without a mark; call mark_dirty(array, rows) after each write"
             )
 

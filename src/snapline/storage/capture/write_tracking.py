@@ -35,7 +35,7 @@ import platform
 import struct
 import threading
 
-from snapline.errors import MisuseError, WorldError
+from snapline.errors import ExternalFailureError, UsageError
 
 _SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
 """By machine, for 64-bit processes. Others are not supported: their numbers differ, and nobody has run it there."""
@@ -110,12 +110,12 @@ def map_memory(size_bytes: int) -> mmap.mmap:
     """Return zero-filled private memory of at least `size_bytes` (not 0) that a `WriteTracker` can register.
 
     Raises:
-        WorldError: there is not that much memory.
+        ExternalFailureError: there is not that much memory.
     """
     try:
         memory = mmap.mmap(-1, page_rounded(size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
-        raise WorldError(f"cannot map {size_bytes} bytes: {error}; make the array smaller") from error
+        raise ExternalFailureError(f"cannot map {size_bytes} bytes: {error}; make the array smaller") from error
     if size_bytes >= HUGE_PAGE_BYTES:
         _ask_for_huge_pages(memory)
     return memory
@@ -138,7 +138,7 @@ class WriteTracker:
 
     def __init__(self, address: int, size_bytes: int) -> None:
         if address % mmap.PAGESIZE or size_bytes % mmap.PAGESIZE or not size_bytes:
-            raise MisuseError(f"cannot track {size_bytes} bytes at {address:#x}: not whole pages; use map_memory")
+            raise UsageError(f"cannot track {size_bytes} bytes at {address:#x}: not whole pages; use map_memory")
         self.address = address
         self.size_bytes = size_bytes
         self._handles: _Handles | None = None
@@ -152,11 +152,11 @@ class WriteTracker:
         """Track writes from now on. Called once.
 
         Raises:
-            WorldError: the kernel refuses.
+            ExternalFailureError: the kernel refuses.
         """
         reason = is_supported()
         if reason:
-            raise WorldError(f"cannot track writes: {reason}; use an ordinary array")
+            raise ExternalFailureError(f"cannot track writes: {reason}; use an ordinary array")
         self._arm(_open_handles())
 
     def _arm(self, handles: _Handles) -> None:
@@ -168,7 +168,7 @@ class WriteTracker:
             fcntl.ioctl(handles.userfault, _UFFDIO_WRITEPROTECT, protect)
         except OSError as error:
             self.close()
-            raise WorldError(f"cannot track writes: {error}; use an ordinary array") from error
+            raise ExternalFailureError(f"cannot track writes: {error}; use an ordinary array") from error
 
     def scan(self) -> list[tuple[int, int]]:
         """Return the byte ranges `(start, end)` written since the scan before (or `arm`), and arm them again.
@@ -176,7 +176,7 @@ class WriteTracker:
         Offsets from the start of the mapping: whole pages, ascending, not overlapping.
 
         Raises:
-            WorldError: as `scan_words`.
+            ExternalFailureError: as `scan_words`.
         """
         words = self.scan_words()
         starts, ends = words[0::REGION_WORDS], words[1::REGION_WORDS]
@@ -186,11 +186,11 @@ class WriteTracker:
         """As `scan`, flat: for each range three words, start address, end address and a word without use.
 
         Raises:
-            WorldError: the scan failed. What was written is not known any more: take everything as written, and `close`.
+            ExternalFailureError: the scan failed. What was written is not known any more: take everything as written, and `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
-            raise WorldError("cannot scan for writes: not armed in this process; arm the tracker first")
+            raise ExternalFailureError("cannot scan for writes: not armed in this process; arm the tracker first")
         found = array.array("Q")
         position, end = self.address, self.address + self.size_bytes
         # Bounded: each call moves on by a page at least, and usually to the end.
@@ -206,10 +206,10 @@ class WriteTracker:
         try:
             count = fcntl.ioctl(handles.pagemap, _PAGEMAP_SCAN, argument)
         except OSError as error:
-            raise WorldError(f"cannot scan for writes: {error}; use an ordinary array") from error
+            raise ExternalFailureError(f"cannot scan for writes: {error}; use an ordinary array") from error
         stopped = _SCAN_ARGUMENT.unpack(argument)[4]
         if stopped <= position:
-            raise WorldError("cannot scan for writes: the kernel does not move on; use an ordinary array")
+            raise ExternalFailureError("cannot scan for writes: the kernel does not move on; use an ordinary array")
         return count, stopped
 
     def _scan_argument(self, handles: _Handles, position: int) -> tuple[int, ...]:
@@ -287,7 +287,7 @@ def _try_out() -> str:
         return _reason_of(error)
     try:
         return "" if _is_seeing_writes(handles) else "the kernel accepts the calls, but does not report a write"
-    except (WorldError, OSError) as error:
+    except (ExternalFailureError, OSError) as error:
         return str(error)
 
 

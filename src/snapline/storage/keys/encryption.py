@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.store.record import Buffer
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ _PACK_PURPOSE = b"snapline pack 1\0"
 _CHECK_CONTEXT = "snapline 1 check of a key"
 
 
-def install_advice() -> MisuseError:
+def install_advice() -> UsageError:
     """Return (not raise) the error for a missing package."""
-    return MisuseError(
+    return UsageError(
         "encryption and signatures need the package cryptography, which is not installed: "
         "install snapline[crypto], or unset SNAPLINE_STORE_KEY, SNAPLINE_SIGNING_KEY and SNAPLINE_VERIFY_KEY"
     )
 
 
 def require_package() -> None:
-    """Raise MisuseError if the package `cryptography` is missing."""
+    """Raise UsageError if the package `cryptography` is missing."""
     try:
         import cryptography  # noqa: F401  looked for, not used
     except ImportError as error:
@@ -96,18 +96,16 @@ class PackCipher:
         """Return `data` encrypted, 16 bytes longer. `index` is that of the blob: each call's is above the last one's.
 
         Raises:
-            MisuseError: the index does not ascend, the pack was opened for reading, or `data` is above 2 GiB.
+            UsageError: the index does not ascend, the pack was opened for reading, or `data` is above 2 GiB.
         """
         if not self._seals:
-            raise MisuseError("this pack was opened to be read: begin another pack to write")
+            raise UsageError("this pack was opened to be read: begin another pack to write")
         if index < self._next_index:
-            raise MisuseError(
+            raise UsageError(
                 f"blob {index} comes after blob {self._next_index - 1}: each index is sealed once, in order"
             )
         if memoryview(data).nbytes > SEAL_BYTES_MAX:
-            raise MisuseError(
-                f"a blob of {memoryview(data).nbytes} bytes cannot be encrypted: at most {SEAL_BYTES_MAX}"
-            )
+            raise UsageError(f"a blob of {memoryview(data).nbytes} bytes cannot be encrypted: at most {SEAL_BYTES_MAX}")
         nonce = _nonce(index)
         self._next_index = index + 1
         return self._aead.encrypt(nonce, _flat(data), context)
@@ -134,7 +132,7 @@ def _aead(key: bytes) -> "AESGCM":
     except ImportError as error:
         raise install_advice() from error
     if len(key) != KEY_BYTES:
-        raise MisuseError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
+        raise UsageError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
     return AESGCM(key)
 
 

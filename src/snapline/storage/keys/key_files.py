@@ -32,7 +32,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import StoreError, UsageError
 from snapline.storage.keys.encryption import KEY_BYTES
 from snapline.storage.keys.signing import public_key_of
 
@@ -120,12 +120,12 @@ def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
     `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` take several paths with `:` between, `SNAPLINE_SIGNING_KEY` one.
 
     Raises:
-        MisuseError: a variable is empty, or a file cannot be used; see `read_keys`.
+        UsageError: a variable is empty, or a file cannot be used; see `read_keys`.
     """
     given = os.environ if environment is None else environment
     signing = _paths(given, SIGNING_KEY_VARIABLE)
     if len(signing) > 1:
-        raise MisuseError(f"{SIGNING_KEY_VARIABLE} names {len(signing)} files: one key signs, give its file alone")
+        raise UsageError(f"{SIGNING_KEY_VARIABLE} names {len(signing)} files: one key signs, give its file alone")
     return read_keys(
         store_keys=_paths(given, STORE_KEY_VARIABLE),
         signing_key=signing[0] if signing else None,
@@ -139,11 +139,11 @@ def read_keys(
     """Return the keys in these files; a key that comes twice counts once.
 
     Raises:
-        MisuseError: a file is missing, readable by others, of another kind, or damaged; or there are too many.
+        UsageError: a file is missing, readable by others, of another kind, or damaged; or there are too many.
     """
     for paths in (store_keys, verify_keys):
         if len(paths) > KEY_FILES_MAX:
-            raise MisuseError(f"{len(paths)} key files are given, at most {KEY_FILES_MAX}: leave the oldest out")
+            raise UsageError(f"{len(paths)} key files are given, at most {KEY_FILES_MAX}: leave the oldest out")
     wrapping = {key.key_id: key for key in map(read_wrapping_key, store_keys)}
     verifying = {key.key_id: key for key in map(read_verify_key, verify_keys)}
     signing = None if signing_key is None else read_signing_key(signing_key)
@@ -154,26 +154,26 @@ def read_keys(
 
 
 def read_wrapping_key(path: Path) -> WrappingKey:
-    """Return the key-encryption key in the file; MisuseError if it holds none, or others may read it."""
+    """Return the key-encryption key in the file; UsageError if it holds none, or others may read it."""
     key_id, secret = _read(path, _WRAPPING_WORD, is_secret=True)
     return WrappingKey(_checked(path, key_id, _id_of(secret)), secret)
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Return the private key in the file; MisuseError if it holds none, or others may read it."""
+    """Return the private key in the file; UsageError if it holds none, or others may read it."""
     key_id, secret = _read(path, _SIGNING_WORD, is_secret=True)
     public = public_key_of(secret)
     return SigningKey(_checked(path, key_id, _id_of(public)), secret, public)
 
 
 def read_verify_key(path: Path) -> VerifyKey:
-    """Return the public key in the file; MisuseError if it holds none."""
+    """Return the public key in the file; UsageError if it holds none."""
     key_id, public = _read(path, _VERIFY_WORD, is_secret=False)
     return VerifyKey(_checked(path, key_id, _id_of(public)), public)
 
 
 def generate_wrapping_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> WrappingKey:
-    """Write a new key-encryption key to `path`, durable when this returns; MisuseError if there is a file already."""
+    """Write a new key-encryption key to `path`, durable when this returns; UsageError if there is a file already."""
     key = make_wrapping_key(random_bytes(KEY_BYTES))
     _write(path, _WRAPPING_WORD, key.key_id, key.secret, mode=0o600)
     return key
@@ -209,12 +209,12 @@ def read_token_file(path: Path) -> str:
     """The token in a file, without what is around it. A file that others may read is refused as a key file is.
 
     Raises:
-        MisuseError: it cannot be read, others may use it, or it holds no token.
+        UsageError: it cannot be read, others may use it, or it holds no token.
         StoreError: its disk failed.
     """
     token = _content(path, "token file", is_secret=True).decode(errors="replace").strip()
     if not token.isascii() or not token.isprintable() or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"the token file {path} holds no token: write one, such as the output of `openssl rand -hex 32`"
         )
     return token
@@ -229,7 +229,7 @@ def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
         return []
     names = environment[variable].split(":")
     if not all(names):
-        raise MisuseError(f"{variable} is set, but names no file: give the path of a key file, or unset it")
+        raise UsageError(f"{variable} is set, but names no file: give the path of a key file, or unset it")
     return [Path(name) for name in names]
 
 
@@ -239,7 +239,7 @@ def _id_of(key: bytes) -> str:
 
 def _checked(path: Path, key_id: str, right_id: str) -> str:
     if key_id != right_id:
-        raise MisuseError(f"the key file {path} is damaged: its id and its key differ; take it from your backup")
+        raise UsageError(f"the key file {path} is damaged: its id and its key differ; take it from your backup")
     return key_id
 
 
@@ -247,15 +247,15 @@ def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
     """Return id and key of a file that must begin with `word`."""
     found = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
     if found is None:
-        raise MisuseError(f"{path} is no key file: `snapline keys generate` makes one")
+        raise UsageError(f"{path} is no key file: `snapline keys generate` makes one")
     if found[1].decode() != word:
-        raise MisuseError(f"{path} holds a {found[1].decode()}, a {word} is needed: give the other file")
+        raise UsageError(f"{path} holds a {found[1].decode()}, a {word} is needed: give the other file")
     try:
         key = base64.b64decode(found[3], validate=True)
     except binascii.Error:
         key = b""
     if len(key) != KEY_BYTES:
-        raise MisuseError(f"the key file {path} is damaged: it holds no {KEY_BYTES} bytes; take it from your backup")
+        raise UsageError(f"the key file {path} is damaged: it holds no {KEY_BYTES} bytes; take it from your backup")
     return found[2].decode(), key
 
 
@@ -263,9 +263,9 @@ def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
     with _translating(path, "read", what), open(path, "rb", opener=_open_without_waiting) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
-            raise MisuseError(f"{path} is no file: give the path of a {what}")
+            raise UsageError(f"{path} is no file: give the path of a {what}")
         if is_secret and mode & 0o077:
-            raise MisuseError(
+            raise UsageError(
                 f"the {what} {path} can be used by others (mode {stat.S_IMODE(mode):04o}): run chmod 600 {path}"
             )
         return file.read(_FILE_BYTES_MAX)
@@ -302,9 +302,9 @@ def _translating(path: Path, verb: str, what: str = "key file") -> Iterator[None
     try:
         yield
     except FileExistsError as error:
-        raise MisuseError(f"{path} exists already, and may be the only copy of a key: give another path") from error
+        raise UsageError(f"{path} exists already, and may be the only copy of a key: give another path") from error
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
-        raise MisuseError(f"cannot {verb} the {what} {path}: {error.strerror}; check the path") from error
+        raise UsageError(f"cannot {verb} the {what} {path}: {error.strerror}; check the path") from error
     except OSError as error:
         advice = "; free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise StoreError(f"cannot {verb} the {what} {path}: {error.strerror or error}{advice}") from error

@@ -20,7 +20,7 @@ got lost from now on, it does not call back what they opened."""
 import os
 from collections.abc import Callable
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import (
     GENERATION_MAX,
@@ -46,12 +46,12 @@ def rotate(
     """Wrap every key of the store by the first of `new`; return how many records were written. May be repeated.
 
     Raises:
-        MisuseError: `new` has no key.
+        UsageError: `new` has no key.
         StoreError: a key needs another file than those given, or the disk failed. What was rotated until then stays so.
         DamagedDataError: a key is lost; all others were rotated.
     """
     if not new.wrapping:
-        raise MisuseError("there is no new key to rotate to: `snapline keys generate FILE` makes one")
+        raise UsageError("there is no new key to rotate to: `snapline keys generate FILE` makes one")
     both = Keys((*new.wrapping, *old.wrapping))
     written = 0
     for _ in range(ROUNDS_MAX):

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from blake3 import blake3
 
-from snapline.errors import MisuseError, StoreError, StoreKeyError
+from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
@@ -134,14 +134,14 @@ class Protection:
             pack_id: random, and never used before: the key is derived from it, and a second pack would share it.
 
         Raises:
-            MisuseError: there is no key, or the pack was begun before.
+            UsageError: there is no key, or the pack was begun before.
             StoreError: the key could not be written.
         """
         if not self.encrypts:
-            raise MisuseError(f"there is no key to encrypt with: give a key file in {STORE_KEY_VARIABLE}")
+            raise UsageError(f"there is no key to encrypt with: give a key file in {STORE_KEY_VARIABLE}")
         with self._lock:
             if pack_id in self._begun:
-                raise MisuseError(f"the pack {pack_id} was begun before: what is written again needs another id")
+                raise UsageError(f"the pack {pack_id} was begun before: what is written again needs another id")
             self._load_digest_key()
             key_id = self._writers.get(writer) or self._make_data_key(writer)
             self._begun.put(pack_id, None)
@@ -185,7 +185,7 @@ class Protection:
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message` (`signing.epoch_message`), 64 bytes, the same each time."""
         if self._signer is None:
-            raise MisuseError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
+            raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
         return signing.sign(self._signer, message)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
@@ -212,14 +212,14 @@ class Protection:
         """Did the private half of `public` sign `message`? False, too, for bytes that are no key."""
         try:
             return signing.is_signed(signing.load_public(public), message, signature)
-        except MisuseError:
+        except UsageError:
             return False
 
     def vouch(self, message: bytes) -> bytes:
         """Return a signature of `message` where refs are signed, else its digest under a key that follows from the key of digests.
 
         Raises:
-            MisuseError: refs are signed, and there is only the public key.
+            UsageError: refs are signed, and there is only the public key.
             StoreError: the key of digests could not be written.
         """
         return self.sign(message) if self.verifies else self._tag(message)
@@ -290,7 +290,7 @@ def load_protection(
     Raises:
         StoreKeyError: the store is encrypted, and its key file is not among `keys`; or it is not, and there is a key.
         DamagedDataError: its key of digests is missing or damaged.
-        MisuseError: the package `cryptography` is needed and missing.
+        UsageError: the package `cryptography` is needed and missing.
     """
     if keys.wrapping:
         require_package()

@@ -13,7 +13,7 @@ What it cannot show: that the newest epoch was not deleted. The coordinator's lo
 
 from typing import TYPE_CHECKING
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.storage.keys.encryption import install_advice
 from snapline.storage.store.record import canonical
 
@@ -56,7 +56,7 @@ def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> b
 
 
 def load_private(secret: bytes) -> "Ed25519PrivateKey":
-    """Return the private key of 32 bytes; MisuseError without the package."""
+    """Return the private key of 32 bytes; UsageError without the package."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
@@ -65,7 +65,7 @@ def load_private(secret: bytes) -> "Ed25519PrivateKey":
 
 
 def load_public(public: bytes) -> "Ed25519PublicKey":
-    """Return the public key of 32 bytes; MisuseError if they are none, or without the package."""
+    """Return the public key of 32 bytes; UsageError if they are none, or without the package."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
@@ -73,4 +73,4 @@ def load_public(public: bytes) -> "Ed25519PublicKey":
     try:
         return Ed25519PublicKey.from_public_bytes(public)
     except ValueError as error:
-        raise MisuseError("the verify key is no Ed25519 public key: give the file that ends in .pub") from error
+        raise UsageError("the verify key is no Ed25519 public key: give the file that ends in .pub") from error

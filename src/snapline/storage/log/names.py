@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.store.layout import EPOCH_MAX, LOG
 
@@ -51,19 +51,17 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def check_log(log: LogName) -> LogName:
-    """Return `log` if there can be one; MisuseError otherwise."""
+    """Return `log` if there can be one; UsageError otherwise."""
     check_id(log.host, "host")
     if not (1 <= log.plan <= NUMBER_MAX and 0 <= log.start <= NUMBER_MAX):
-        raise MisuseError(
-            f"there is no log of plan {log.plan} and start {log.start}: plans count from 1, starts from 0"
-        )
+        raise UsageError(f"there is no log of plan {log.plan} and start {log.start}: plans count from 1, starts from 0")
     return log
 
 
 def check_number(number: int) -> int:
-    """Return `number` if an entry can have it; MisuseError otherwise."""
+    """Return `number` if an entry can have it; UsageError otherwise."""
     if not 1 <= number <= NUMBER_MAX:
-        raise MisuseError(f"{number} is no number of an entry: they count from 1")
+        raise UsageError(f"{number} is no number of an entry: they count from 1")
     return number
 
 

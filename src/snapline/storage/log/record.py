@@ -13,7 +13,7 @@ number of processes may write them.
 import msgspec
 from msgspec.structs import asdict, replace
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
 from snapline.storage.keys.signing import log_message
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
@@ -191,13 +191,13 @@ def encode_batch(
     """Return the batch's file. The key that it needs is durable when this returns. `certificate`: of the log, where batches are signed.
 
     Raises:
-        MisuseError: an input cannot be, or it is too large.
+        UsageError: an input cannot be, or it is too large.
         StoreError: the key could not be written.
     """
     path = entry_path(log, number)
     reason = _contradiction(batch)
     if reason:
-        raise MisuseError(f"{path} cannot be written: {reason}")
+        raise UsageError(f"{path} cannot be written: {reason}")
     body = BatchBody(canonical.encode(batch), log.host, "", nonce, number, log.plan, log.start, store_id)
     if guard is not None and guard.encrypts:
         cipher = guard.begin_pack(log.writer, nonce)
@@ -208,9 +208,7 @@ def encode_batch(
         body, version = replace(signed, signature=guard.sign_batch(signed.message())), _SIGNED_VERSION
     data = seal(BATCH_KIND, canonical.encode(body), version=version)
     if len(data) > BATCH_BYTES_MAX:
-        raise MisuseError(
-            f"{path} would have {len(data)} bytes, at most {BATCH_BYTES_MAX} are possible: make two of it"
-        )
+        raise UsageError(f"{path} would have {len(data)} bytes, at most {BATCH_BYTES_MAX} are possible: make two of it")
     return PreparedBatch(log, number, path, data)
 
 
@@ -298,6 +296,6 @@ def _contradiction(batch: LogBatch) -> str:
             return f"{number} is no number of {what}: they count from 1"
         try:
             check_id(agent)
-        except MisuseError as error:
+        except UsageError as error:
             return str(error)
     return ""

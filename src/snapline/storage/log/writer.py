@@ -37,7 +37,7 @@ after that.
 
 from collections.abc import Callable, Iterable
 
-from snapline.errors import MisuseError, NotFoundError, StoreError
+from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.keys.signing import log_message
 from snapline.storage.log.deletions import note_deletions
@@ -258,7 +258,7 @@ class LogWriter:
         if log in self._known_directories:
             return
         if why_none(self._disk):
-            raise MisuseError(f"{why_none(self._disk)}: a fleet with inputs needs another one")
+            raise UsageError(f"{why_none(self._disk)}: a fleet with inputs needs another one")
         for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
             make_durable_directory(self._disk, directory)
         self._known_directories.add(log)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.outputs.names import (
     CONSUMERS,
     Cursor,
@@ -64,7 +64,7 @@ def acknowledge(
     """Move a consumer to `cursor`, durably when this returns, unless it is there or beyond; return where it is. The first time makes it.
 
     Raises:
-        MisuseError: no consumer can be called so, or it is no cursor.
+        UsageError: no consumer can be called so, or it is no cursor.
         StoreError: it could not be written: repeat.
     """
     wanted = parse_cursor(cursor)
@@ -149,7 +149,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
     check_store(body.store, path, store_id)
     try:
         parse_cursor(body.cursor)
-    except MisuseError as error:
+    except UsageError as error:
         raise damaged(path, str(error)) from error
     return ConsumerPlace(body.cursor, body.acknowledged_ns)
 

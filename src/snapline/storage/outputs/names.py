@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.store.layout import EPOCH_MAX, OUTPUTS
 
@@ -52,9 +52,9 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_path(epoch: int) -> str:
-    """Return the path of part 0; MisuseError if nothing can be released with such an epoch."""
+    """Return the path of part 0; UsageError if nothing can be released with such an epoch."""
     if not 1 <= epoch <= EPOCH_MAX:
-        raise MisuseError(f"{epoch} is no epoch that outputs are released with: they count from 1")
+        raise UsageError(f"{epoch} is no epoch that outputs are released with: they count from 1")
     return PartName(epoch, 0, "").path
 
 
@@ -67,17 +67,17 @@ def parse_part_path(path: str) -> PartName | None:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Return what a cursor says; MisuseError if it is none."""
+    """Return what a cursor says; UsageError if it is none."""
     if not text:
         return START
     match = _CURSOR.fullmatch(text)
     if match is None or int(match[1]) > EPOCH_MAX or int(match[2]) > EPOCH_MAX:
-        raise MisuseError(f"{text!r} is no cursor: give one that came with an output, or '' for the beginning")
+        raise UsageError(f"{text!r} is no cursor: give one that came with an output, or '' for the beginning")
     return Cursor(int(match[1]), int(match[2]))
 
 
 def consumer_path(name: str, number: int) -> str:
-    """Return the path of the `number`-th place of a consumer; MisuseError if none can be called so."""
+    """Return the path of the `number`-th place of a consumer; UsageError if none can be called so."""
     return f"{CONSUMERS}/{check_id(name, 'consumer')}.{number}"
 
 

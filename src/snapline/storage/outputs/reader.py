@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor, parse_part_path
 from snapline.storage.outputs.record import (
@@ -116,7 +116,7 @@ class OutputReader:
         if epochs is None:
             epochs = self.epochs()
         if position != START and (not epochs or epochs[-1] < position.epoch):
-            raise MisuseError(f"the store {self._disk.location} has no outputs up to {after!r}: it is another's cursor")
+            raise UsageError(f"the store {self._disk.location} has no outputs up to {after!r}: it is another's cursor")
         damage: DamagedDataError | None = None
         for epoch in epochs[bisect_left(epochs, position.epoch) :]:
             try:
@@ -139,7 +139,7 @@ class OutputReader:
         undone = None
         if head.epoch == position.epoch:
             if position > head.end:
-                raise MisuseError(f"epoch {head.epoch} has {head.end.taken} outputs: {position} is another's cursor")
+                raise UsageError(f"epoch {head.epoch} has {head.end.taken} outputs: {position} is another's cursor")
             skipped = position.taken
         else:
             self._check_gap(head, position, epochs)

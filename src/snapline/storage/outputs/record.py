@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.outputs.names import Cursor, PartName, first_path
 from snapline.storage.store import files
@@ -130,11 +130,11 @@ _outputs_decoder = msgspec.msgpack.Decoder(list[EmittedOutput])
 
 
 def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
-    """Return the outputs in their order, by agent and number; MisuseError if one cannot be, or comes twice."""
+    """Return the outputs in their order, by agent and number; UsageError if one cannot be, or comes twice."""
     ordered = sorted(outputs, key=_place)
     reason = _contradiction(ordered)
     if reason:
-        raise MisuseError(f"outputs cannot be released: {reason}")
+        raise UsageError(f"outputs cannot be released: {reason}")
     return ordered
 
 
@@ -156,7 +156,7 @@ def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], gua
     """Return the parts' files. The key that they need is durable when this returns.
 
     Raises:
-        MisuseError: one is too large.
+        UsageError: one is too large.
         StoreError: the key could not be written.
     """
     cipher = guard.begin_pack(WRITER, head.release) if guard is not None and guard.encrypts else None
@@ -168,7 +168,7 @@ def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], gua
             body = msgspec.structs.replace(body, data=cipher.seal(part, body.context(), data))
         encoded.append(seal(OUTPUT_KIND, canonical.encode(body)))
         if len(encoded[-1]) > FILE_BYTES_MAX:
-            raise MisuseError(f"{body.path} would have {len(encoded[-1])} bytes, at most {FILE_BYTES_MAX} are possible")
+            raise UsageError(f"{body.path} would have {len(encoded[-1])} bytes, at most {FILE_BYTES_MAX} are possible")
     return encoded
 
 
@@ -228,7 +228,7 @@ def _contradiction(outputs: Sequence[EmittedOutput]) -> str:
             return f"output {each.number} of agent {each.agent!r} is out of order, or comes twice"
         try:
             check_id(each.agent)
-        except MisuseError as error:
+        except UsageError as error:
             return str(error)
     return ""
 
@@ -237,7 +237,7 @@ def _impossible(body: OutputBody) -> str:
     try:
         first_path(body.epoch)
         check_root(body.root)
-    except MisuseError as error:
+    except UsageError as error:
         return str(error)
     if not 0 <= body.after < body.epoch or not 0 <= body.previous[0] < body.epoch or min(body.previous) < 0:
         return f"it is of epoch {body.epoch}, and names {body.after} and {body.previous[0]} as earlier ones"

@@ -33,7 +33,7 @@ from functools import partial
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.ages import ages_ns
 from snapline.storage.outputs.consumers import ConsumerPlace, acknowledge, forget, lowest_cursor, read_consumers
@@ -94,7 +94,7 @@ class OutputWriter:
         path, ordered = first_path(epoch), check_outputs(outputs or [])
         check_root(root)
         if not 0 <= after < epoch:
-            raise MisuseError(f"epoch {after} cannot be before epoch {epoch}")
+            raise UsageError(f"epoch {after} cannot be before epoch {epoch}")
         with self._lock, files.writing(self._disk, f"the outputs of epoch {epoch}"):
             newest = self._newest if self._newest is not None and epoch == self._handled + 1 else self._find_newest()
             if newest is not None and newest.epoch >= epoch:
@@ -149,7 +149,7 @@ class OutputWriter:
         if self._newest is not None and self._newest.epoch >= cursor.epoch:
             return
         if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
-            raise MisuseError(f"the store {self._disk.location} has no outputs up to {cursor}: it is another's cursor")
+            raise UsageError(f"the store {self._disk.location} has no outputs up to {cursor}: it is another's cursor")
 
     def _find_newest(self) -> OutputBody | None:
         epochs = released_epochs(list_parts(self._disk))
@@ -182,7 +182,7 @@ class OutputWriter:
 
     def _make_head(self, epoch: int, root: str, after: int, newest: OutputBody | None, created_ns: int) -> OutputBody:
         if newest is not None and newest.after < after < newest.epoch:
-            raise MisuseError(
+            raise UsageError(
                 f"epoch {after} is not before epoch {epoch}: the fleet went back from it to {newest.after}"
             )
         previous = _previous(newest)
@@ -272,7 +272,7 @@ class OutputWriter:
 
     def _require_create_only(self) -> None:
         if not creates_only(self._disk):
-            raise MisuseError(
+            raise UsageError(
                 f"the store {self._disk.location} overwrites objects: a fleet with outputs needs another one"
             )
 

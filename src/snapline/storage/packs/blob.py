@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 import lz4.block
 import msgspec
 
-from snapline.errors import MisuseError, StoreError, StoreKeyError
+from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of
@@ -147,7 +147,7 @@ def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = OPEN) -> tupl
     """Return entry, header and stored bytes of a blob that will stand at `offset`."""
     size_bytes = len(blob.data)
     if size_bytes > BLOB_BYTES_MAX:
-        raise MisuseError(f"the blob {blob.name!r} has {size_bytes} bytes, at most {BLOB_BYTES_MAX} fit a pack")
+        raise UsageError(f"the blob {blob.name!r} has {size_bytes} bytes, at most {BLOB_BYTES_MAX} fit a pack")
     digest = blob.digest or keyring.digest(blob.data)
     codec, stored = compress(blob.data, blob.compress)
     if keyring.cipher is not None:

@@ -11,7 +11,7 @@ Directories stay when they are empty: a host may be about to link a file into on
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.packs.blob import KIND_CHUNK, BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -106,7 +106,7 @@ def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
 
 def _check_path(path: str) -> None:
     if layout.parse_pack_path(path, layout.CHECKPOINTS) is None:
-        raise MisuseError(
+        raise UsageError(
             f"{path!r} is no path of a checkpoint pack: they look like checkpoints/<writer>/<plan>.<random>"
         )
 

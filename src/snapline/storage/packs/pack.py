@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.packs.blob import (
     KIND_CHECKPOINT,
@@ -156,7 +156,7 @@ class PackWriter:
         """Yield the file's bytes in order.
 
         Raises:
-            MisuseError: a name is no id (in a checkpoint pack: not number and id), or comes twice, as a chunk does.
+            UsageError: a name is no id (in a checkpoint pack: not number and id), or comes twice, as a chunk does.
         """
         header = encode_header(self._header)
         yield header
@@ -168,7 +168,7 @@ class PackWriter:
             entry, blob_header, stored = encode_blob(blob, offset=offset, keyring=self._keyring)
             key = entry.name or entry.digest
             if key in known:
-                raise MisuseError(f"{self._called(entry)} comes twice in the pack {self._path}")
+                raise UsageError(f"{self._called(entry)} comes twice in the pack {self._path}")
             known.add(key)
             entries.append(entry)
             yield blob_header
@@ -184,11 +184,11 @@ class PackWriter:
     def _check_name(self, blob: PackBlob) -> None:
         if blob.kind == KIND_CHUNK:
             if blob.name:
-                raise MisuseError(f"the chunk {blob.name!r} has a name: its digest finds it")
+                raise UsageError(f"the chunk {blob.name!r} has a name: its digest finds it")
         elif self._is_of_epoch:
             check_id(blob.name)
         elif layout.parse_checkpoint_name(blob.name) is None:
-            raise MisuseError(
+            raise UsageError(
                 f"{blob.name!r} names no checkpoint: in the pack {self._path} they look like <number>.<agent>"
             )
 

@@ -42,7 +42,7 @@ from typing import TypeVar
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.storage.store import files, layout
@@ -116,10 +116,10 @@ Steps = Generator[None, None, _Result]
 
 
 def check_tag(name: str) -> str:
-    """Return `name` if a tag may be called so; MisuseError otherwise."""
+    """Return `name` if a tag may be called so; UsageError otherwise."""
     check_id(name, "tag")
     if name in (".", "..", "latest") or name.isdecimal():
-        raise MisuseError(f"a tag cannot be called {name!r}: as the name of a snapshot it means something else")
+        raise UsageError(f"a tag cannot be called {name!r}: as the name of a snapshot it means something else")
     return name
 
 
@@ -132,7 +132,7 @@ def parse_claim_path(path: str) -> int | None:
 def parse_tag_path(path: str) -> str | None:
     """Return the name of the tag that has this path; None for other paths."""
     match = _TAG.fullmatch(path)
-    with contextlib.suppress(MisuseError):
+    with contextlib.suppress(UsageError):
         return None if match is None else check_tag(match[1])
     return None
 
@@ -148,13 +148,13 @@ def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> P
     Raises:
         NotFoundError: there is no such snapshot.
         StoreError: it is being deleted, or the disk failed.
-        MisuseError: too many pins.
+        UsageError: too many pins.
     """
     return _run(pin_steps(disk, store_id, epoch, token=token, now_s=now_s))
 
 
 def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Tag:
-    """Tag a snapshot; errors as `pin`, and MisuseError if the tag exists: to move it, remove it first."""
+    """Tag a snapshot; errors as `pin`, and UsageError if the tag exists: to move it, remove it first."""
     return _run(tag_steps(disk, store_id, name, epoch, token=token, now_s=now_s))
 
 
@@ -173,7 +173,7 @@ def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, n
     try:
         yield from _claim(disk, f"{TAGS}/{name}", made, token, what=f"tag {name}")
     except FileExistsError:
-        raise MisuseError(f"tag {name} exists already: remove it first, or choose another name") from None
+        raise UsageError(f"tag {name} exists already: remove it first, or choose another name") from None
     return made
 
 
@@ -348,7 +348,7 @@ def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -
     """Steps 2 to 4 of who pins or tags; FileExistsError if the path is taken."""
     directory = path.partition("/")[0]
     if len(_paths(disk, directory)) >= HELD_MAX:
-        raise MisuseError(f"the store {disk.location} has {HELD_MAX} {directory}: remove some first")
+        raise UsageError(f"the store {disk.location} has {HELD_MAX} {directory}: remove some first")
     yield
     _create(disk, path, record, token, what=what)
     failpoint("store.pin.created")
@@ -471,5 +471,5 @@ def _is_there(disk: Disk, path: str) -> bool:
 
 def _check_token(token: str) -> str:
     if _TOKEN.fullmatch(token) is None:
-        raise MisuseError(f"{token!r} is no token: give 32 random hexadecimal digits")
+        raise UsageError(f"{token!r} is no token: give 32 random hexadecimal digits")
     return token

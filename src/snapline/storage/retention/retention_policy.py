@@ -34,7 +34,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 
 HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
 
@@ -80,7 +80,7 @@ class Policy(msgspec.Struct, frozen=True):
         for name, least, most in (*limits, (WITHIN, 0, WITHIN_S_MAX)):
             count = getattr(self, _FIELDS[name])
             if not least <= count <= most:
-                raise MisuseError(f"the retention's {name}={count} is not possible: give {least} to {most}")
+                raise UsageError(f"the retention's {name}={count} is not possible: give {least} to {most}")
 
     def __str__(self) -> str:
         return (
@@ -109,22 +109,22 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
     """Return the policy that `"last=10,hourly=24,daily=14,manual=100,within=2h"` says; what is left out is as in `default`.
 
     Raises:
-        MisuseError: an unknown name, one given twice, no number, or one that is not possible.
+        UsageError: an unknown name, one given twice, no number, or one that is not possible.
     """
     given: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, count = (word.strip() for word in part.partition("="))
         if name not in _FIELDS:
-            raise MisuseError(
+            raise UsageError(
                 f"{part!r} is no part of a retention: write last=N,hourly=N,daily=N,manual=N,within=DURATION"
             )
         if _FIELDS[name] in given:
-            raise MisuseError(f"the retention {text!r} gives {name} twice: give it once")
+            raise UsageError(f"the retention {text!r} gives {name} twice: give it once")
         if name == WITHIN:
             given[_FIELDS[name]] = parse_duration_s(count)
             continue
         if not (count.isascii() and count.isdecimal() and len(count) <= len(str(COUNT_MAX))):
-            raise MisuseError(f"{part!r} needs a number from 0 to {COUNT_MAX}: write {name}=N")
+            raise UsageError(f"{part!r} needs a number from 0 to {COUNT_MAX}: write {name}=N")
         given[_FIELDS[name]] = int(count)
     return msgspec.structs.replace(default or Policy(), **given)
 
@@ -133,11 +133,11 @@ def parse_duration_s(text: str) -> int:
     """Return the seconds that `"90s"`, `"30m"`, `"2h"` or `"7d"` says; a number alone is seconds.
 
     Raises:
-        MisuseError: it is no duration.
+        UsageError: it is no duration.
     """
     found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if found is None:
-        raise MisuseError(f"{text!r} is no duration: write a whole number and a unit, such as 90s, 30m, 2h or 7d")
+        raise UsageError(f"{text!r} is no duration: write a whole number and a unit, such as 90s, 30m, 2h or 7d")
     return int(found[1]) * _UNITS_S[found[2]]
 
 

@@ -103,7 +103,7 @@ _contents_decoder = msgspec.msgpack.Decoder(Contents)
 
 
 def check_shelf(shelf: str) -> str:
-    """Return `shelf` if it is an id; MisuseError otherwise."""
+    """Return `shelf` if it is an id; UsageError otherwise."""
     return check_id(shelf, "shelf")
 
 

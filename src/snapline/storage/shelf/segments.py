@@ -11,7 +11,7 @@ whose header says how much of it counts.
 import contextlib
 from collections.abc import Callable, Iterator
 
-from snapline.errors import DamagedDataError, MisuseError
+from snapline.errors import DamagedDataError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.shelf.records import (
     Contents,
@@ -44,7 +44,7 @@ NewObject = tuple[bytes, bytes, Buffer]
 """Digest, references, plain bytes."""
 
 
-class ShelfInUseError(MisuseError):
+class ShelfInUseError(UsageError):
     """Another process writes this shelf, or another object of this one."""
 
     exit_code = 11

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.shelf.index import Path, ShelfIndex, ShelfReplay, ShelvedObject
 from snapline.storage.shelf.records import (
     LOCK_NAME,
@@ -71,20 +71,20 @@ class Change:
         self.entries: list[EntryLine] = []
 
     def add(self, data: Buffer, references: Iterable[bytes] = ()) -> bytes:
-        """Add an object; return its digest. MisuseError: it is too large."""
+        """Add an object; return its digest. UsageError: it is too large."""
         if len(data) > OBJECT_BYTES_MAX:
-            raise MisuseError(f"an object of {len(data)} bytes is too large for a shelf: at most {OBJECT_BYTES_MAX}")
+            raise UsageError(f"an object of {len(data)} bytes is too large for a shelf: at most {OBJECT_BYTES_MAX}")
         joined = b"".join(references)
         digest = digest_of_object(data, joined, self._guard)
         self.objects[digest] = (digest, joined, data)
         return digest
 
     def name(self, path: Path, name: str, digest: bytes | None) -> None:
-        """Call an object so; None: nothing is called so any more. MisuseError: UTF-8 cannot say the name."""
+        """Call an object so; None: nothing is called so any more. UsageError: UTF-8 cannot say the name."""
         try:
             "".join((*path, name)).encode()
         except UnicodeEncodeError as error:
-            raise MisuseError(f"{error.object!r} cannot be a name: UTF-8 cannot say it") from error
+            raise UsageError(f"{error.object!r} cannot be a name: UTF-8 cannot say it") from error
         self.entries.append(EntryLine(path, name, digest))
 
 
@@ -123,11 +123,11 @@ class Shelf:
         Raises:
             ShelfInUseError: another process has it, or another object of this one.
             DamagedDataError: something in it is not what was written.
-            MisuseError: the store is an object store that overwrites.
+            UsageError: the store is an object store that overwrites.
         """
         disk = store.disk
         if not creates_only(disk):
-            raise MisuseError(f"the store {disk.location} overwrites objects: a shelf needs another one")
+            raise UsageError(f"the store {disk.location} overwrites objects: a shelf needs another one")
         segments = ShelfSegments(disk, store.store_id, check_shelf(name), guard=store.guard, random_bytes=random_bytes)
         with files.writing(disk, f"the shelf {name!r}"):
             segments.prepare()
@@ -218,7 +218,7 @@ class Shelf:
             StaleReferenceError: it refers to what is not there; nothing was changed.
             StoreError: the disk refused; whether it is there will be seen when the shelf is opened again.
             ShelfInUseError: another process has written.
-            MisuseError: the shelf is closed, or was opened by the process that this one was forked from.
+            UsageError: the shelf is closed, or was opened by the process that this one was forked from.
         """
         waiting = _Waiting(change)
         with self._index_lock:
@@ -260,7 +260,7 @@ class Shelf:
                 self._write(list(objects.values()), entries)
         except OSError as error:
             _fail(batch, StoreError, f"cannot write to the store {self._location}: {error.strerror or error}")
-        except (MisuseError, StoreError) as error:
+        except (UsageError, StoreError) as error:
             _fail(batch, type(error), str(error))
         except BaseException:
             self._give_up(batch)
@@ -271,7 +271,7 @@ class Shelf:
         try:
             if self._may_write_again:
                 self._write_again()
-        except (OSError, MisuseError, StoreError):
+        except (OSError, UsageError, StoreError):
             self._may_write_again = False  # What was asked for is done. It costs space until the next opening.
         except BaseException:
             self._give_up([])
@@ -284,9 +284,9 @@ class Shelf:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise MisuseError("the shelf is closed: open it again")
+            raise UsageError("the shelf is closed: open it again")
         if os.getpid() != self._pid:
-            raise MisuseError("the shelf was opened before this process was forked: open it in the process that writes")
+            raise UsageError("the shelf was opened before this process was forked: open it in the process that writes")
 
     def _fit(self, batch: list[_Waiting]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
         """Return what is new in a batch; a change whose references are gone is left out, and told so."""

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 
-from snapline.errors import MisuseError, StoreMissingError
+from snapline.errors import StoreMissingError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
@@ -19,7 +19,7 @@ def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
     """Make a new store on the disk, durable when this returns; return its id.
 
     Raises:
-        MisuseError: there is a store already, or something else.
+        UsageError: there is a store already, or something else.
         StoreError: the disk refused.
     """
     with files.writing(disk, "a new store"):
@@ -43,13 +43,13 @@ def check_free(disk: Disk) -> None:
     if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
     if exists(disk, layout.FORK):
-        raise MisuseError(f"{disk.location} {UNFINISHED_FORK}")
+        raise UsageError(f"{disk.location} {UNFINISHED_FORK}")
     for entry in disk.list_directory(""):
         if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
-            raise MisuseError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
+            raise UsageError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
     with contextlib.suppress(FileNotFoundError):
         if disk.list_directory(layout.EPOCH_REFS):
-            raise MisuseError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
+            raise UsageError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
 
 
 def no_store(disk: Disk) -> StoreMissingError:
@@ -59,5 +59,5 @@ def no_store(disk: Disk) -> StoreMissingError:
     return StoreMissingError(f"there is no store at {disk.location}: check the path and whether it is mounted")
 
 
-def _already_there(disk: Disk) -> MisuseError:
-    return MisuseError(f"there is a store at {disk.location} already: open it, or give another directory")
+def _already_there(disk: Disk) -> UsageError:
+    return UsageError(f"there is a store at {disk.location} already: open it, or give another directory")

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.ids import check_id
 
 IDENTITY = "snapline-store"
@@ -109,46 +109,46 @@ def parse_location(url: str) -> Path:
     """Return the directory that a `file:///…` URL or a plain path names.
 
     Raises:
-        MisuseError: another scheme, or a URL of another machine.
+        UsageError: another scheme, or a URL of another machine.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         if not url:
-            raise MisuseError("the store's path is empty: give a directory or a file:///… URL")
+            raise UsageError("the store's path is empty: give a directory or a file:///… URL")
         return Path(url)
     if scheme.lower() != "file":
-        raise MisuseError(f"{scheme}:// names no directory: write file:///… or a plain path")
+        raise UsageError(f"{scheme}:// names no directory: write file:///… or a plain path")
     machine, slash, path = rest.partition("/")
     if machine not in ("", "localhost") or not slash or "?" in path or "#" in path:
-        raise MisuseError(f"{url!r} names no local directory: write file:///… with three slashes")
+        raise UsageError(f"{url!r} names no local directory: write file:///… with three slashes")
     return Path("/" + urllib.parse.unquote(path))
 
 
 def check_epoch(epoch: int) -> int:
-    """Return `epoch` if it can be one; MisuseError otherwise."""
+    """Return `epoch` if it can be one; UsageError otherwise."""
     if not 0 <= epoch <= EPOCH_MAX:
-        raise MisuseError(f"{epoch} is no epoch number: they count from 0")
+        raise UsageError(f"{epoch} is no epoch number: they count from 0")
     return epoch
 
 
 def check_plan(plan: int) -> int:
-    """Return `plan` if it can be one; MisuseError otherwise."""
+    """Return `plan` if it can be one; UsageError otherwise."""
     if not 1 <= plan <= EPOCH_MAX:
-        raise MisuseError(f"{plan} is no number of a plan: they count from 1")
+        raise UsageError(f"{plan} is no number of a plan: they count from 1")
     return plan
 
 
 def check_writer(writer: str) -> str:
-    """Return `writer` if it is an id and safe as a directory's name; MisuseError otherwise."""
+    """Return `writer` if it is an id and safe as a directory's name; UsageError otherwise."""
     if writer in (".", ".."):
-        raise MisuseError(f"{writer!r} cannot name a writer: it is a directory's own name")
+        raise UsageError(f"{writer!r} cannot name a writer: it is a directory's own name")
     return check_id(writer, "writer")
 
 
 def check_root(root: str) -> str:
-    """Return `root` if it is 64 hexadecimal digits; MisuseError otherwise."""
+    """Return `root` if it is 64 hexadecimal digits; UsageError otherwise."""
     if _ROOT.fullmatch(root) is None:
-        raise MisuseError(f"{root!r} is no root: they have 64 hexadecimal digits")
+        raise UsageError(f"{root!r} is no root: they have 64 hexadecimal digits")
     return root
 
 
@@ -187,9 +187,9 @@ def parse_any_pack_path(path: str) -> PackName | None:
 
 
 def checkpoint_name(agent: str, number: int) -> str:
-    """Return what checkpoint `number` of `agent` is called in a checkpoint pack; MisuseError if there can be none."""
+    """Return what checkpoint `number` of `agent` is called in a checkpoint pack; UsageError if there can be none."""
     if not 0 <= number <= EPOCH_MAX:
-        raise MisuseError(f"{number} is no number of a checkpoint: they count from 0")
+        raise UsageError(f"{number} is no number of a checkpoint: they count from 0")
     return f"{number}.{check_id(agent)}"
 
 
@@ -234,7 +234,7 @@ def is_probe_path(path: str) -> bool:
 
 
 def check_probe(path: str) -> str:
-    """Return `path` if a probe can have it; MisuseError otherwise."""
+    """Return `path` if a probe can have it; UsageError otherwise."""
     if not is_probe_path(path):
-        raise MisuseError(f"{path!r} is no path of a probe")
+        raise UsageError(f"{path!r} is no path of a probe")
     return path

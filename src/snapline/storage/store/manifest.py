@@ -23,7 +23,7 @@ from operator import attrgetter
 import msgspec
 from blake3 import blake3
 
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
 from snapline.storage.packs.blob import CODEC_PLAIN, KIND_CHECKPOINT, KIND_CHUNK, BlobEntry, contradiction_of, end_of
 from snapline.storage.packs.pack import PackReference
@@ -227,11 +227,11 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
     """Return root (hexadecimal) and file of `manifest`.
 
     Raises:
-        MisuseError: it contradicts itself, such as a line outside its pack.
+        UsageError: it contradicts itself, such as a line outside its pack.
     """
     reason = _contradiction(manifest)
     if reason:
-        raise MisuseError(f"the manifest of epoch {manifest.metadata.epoch} cannot be written: {reason}")
+        raise UsageError(f"the manifest of epoch {manifest.metadata.epoch} cannot be written: {reason}")
     lines = sorted(manifest.agents, key=lambda line: line.agent)
     metadata = _encode_metadata(manifest.metadata)
     content = canonical.encode(
@@ -242,7 +242,7 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
     locations = canonical.encode((manifest.packs, places, chunks))
     body = canonical.encode((msgspec.Raw(metadata), msgspec.Raw(content), msgspec.Raw(locations)))
     if len(body) + OVERHEAD_BYTES > MANIFEST_BYTES_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents or chunks"
         )
     return _root_of(metadata, content), seal(_KIND, body, version=MANIFEST_VERSION)
@@ -344,7 +344,7 @@ def _contradiction_in_numbers(numbers: dict[str, int], what: str) -> str:
     for agent, number in numbers.items():
         try:
             check_id(agent)
-        except MisuseError as error:
+        except UsageError as error:
             return str(error)
         if not 1 <= number <= layout.EPOCH_MAX:
             return f"{number} is no number of {what} of agent {agent!r}: they count from 1"
@@ -364,7 +364,7 @@ def _contradiction_in_lines(manifest: Manifest) -> str:
     for line in manifest.agents:
         try:
             check_id(line.agent)
-        except MisuseError as error:
+        except UsageError as error:
             return str(error)
         if line.agent in agents:
             return f"agent {line.agent!r} is listed twice"

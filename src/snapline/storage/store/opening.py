@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import StoreError, UsageError
 from snapline.storage.buckets.object_disk import Abilities, ObjectDisk, get_range, get_whole, put_new, translating
 from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.layout import IDENTITY, TEMPORARY, parse_location
@@ -85,7 +85,7 @@ def open_disk(
         random_bytes: for the probe's name.
 
     Raises:
-        MisuseError: no such scheme, a malformed URL, a missing extra, or a store that overwrites.
+        UsageError: no such scheme, a malformed URL, a missing extra, or a store that overwrites.
         StoreError: the object store cannot be reached, or loses bytes.
     """
     scheme, separator, rest = url.partition("://")
@@ -93,7 +93,7 @@ def open_disk(
     if not separator or scheme == "file":
         return LocalDisk(parse_location(url))
     if scheme not in (*_ENVIRONMENT, "memory"):
-        raise MisuseError(f"{scheme}:// is no scheme of a store: give a directory, file:///…, s3://, gs:// or az://")
+        raise UsageError(f"{scheme}:// is no scheme of a store: give a directory, file:///…, s3://, gs:// or az://")
     location = _normalized(scheme, rest, url)
     store = _memory_store(location) if scheme == "memory" else _object_store(scheme, location)
     try:
@@ -103,7 +103,7 @@ def open_disk(
             f"cannot open the store {location}: {error.strerror or error}; check its address, the bucket and the keys"
         ) from error
     if not (abilities.creates_only or allow_unconditional):
-        raise MisuseError(
+        raise UsageError(
             f"the object store at {location} overwrites objects that it was asked to create only, so two writers could both "
             "succeed: use one that honours `If-None-Match: *`, or, for a fleet with one coordinator, allow_unconditional=True"
         )
@@ -192,7 +192,7 @@ def _normalized(scheme: str, rest: str, url: str) -> str:
         or not _PREFIX.fullmatch(slash + prefix)
         or any(segment in (".", "..") for segment in segments)
     ):
-        raise MisuseError(f"{url!r} names no store: write {scheme}://bucket/prefix, in letters, digits and _.=+@,-")
+        raise UsageError(f"{url!r} names no store: write {scheme}://bucket/prefix, in letters, digits and _.=+@,-")
     return f"{scheme}://{rest.rstrip('/')}"
 
 
@@ -202,7 +202,7 @@ def _memory_store(location: str) -> "MemoryStore":
     with _memory_lock:
         if location not in _memory_stores:
             if len(_memory_stores) >= MEMORY_STORES_MAX:
-                raise MisuseError(f"{MEMORY_STORES_MAX} memory:// stores in one process are enough: use a name again")
+                raise UsageError(f"{MEMORY_STORES_MAX} memory:// stores in one process are enough: use a name again")
             _memory_stores[location] = memory_store()
         return _memory_stores[location]
 
@@ -225,7 +225,7 @@ def _object_store(scheme: str, location: str) -> "ObjectStore":
                 location, client_options=_client_options(_ENVIRONMENT[scheme]), retry_config=retry
             )
     except OSError as error:
-        raise MisuseError(f"cannot open the store {location}: {error.strerror}") from error
+        raise UsageError(f"cannot open the store {location}: {error.strerror}") from error
     return store
 
 
@@ -245,5 +245,5 @@ def _imported(scheme: str) -> Any:  # A module: its two makers of stores have no
     try:
         import obstore.store
     except ModuleNotFoundError as error:
-        raise MisuseError(f"stores of scheme {scheme}:// need obstore: install snapline[s3]") from error
+        raise UsageError(f"stores of scheme {scheme}:// need obstore: install snapline[s3]") from error
     return obstore.store

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreKeyError
+from snapline.errors import DamagedDataError, NotFoundError, StoreKeyError, UsageError
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.reader import LogReader
@@ -155,7 +155,7 @@ class StoreReader:
         Raises:
             NotFoundError: it does not hold one of them.
             DamagedDataError: missing or damaged; names the file and, where one blob is hit, the agent.
-            MisuseError: no checkpoint pack can have this path.
+            UsageError: no checkpoint pack can have this path.
         """
         return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
@@ -297,7 +297,7 @@ class StoreReader:
         back, a batch says what is taken back before its outputs count. `epochs`: what `output_epochs` has said, from whoever keeps it.
 
         Raises:
-            MisuseError: it is no cursor of this store.
+            UsageError: it is no cursor of this store.
             NotFoundError: what comes after it was deleted; names the oldest that is left.
             DamagedDataError, StoreError: as `read_release`.
         """
@@ -312,7 +312,7 @@ class StoreReader:
 
         Raises:
             DamagedDataError: it is missing (this may be another store) or damaged.
-            MisuseError: no probe can have this path.
+            UsageError: no probe can have this path.
             StoreKeyError: we would encrypt, and who wrote the probe does not.
         """
         layout.check_probe(path)
@@ -335,7 +335,7 @@ class StoreReader:
 
         Raises:
             DamagedDataError: the file is missing, or not the one reported.
-            MisuseError: no pack can have this path.
+            UsageError: no pack can have this path.
         """
         epoch = epoch_of_pack(reference.path)
         return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
@@ -373,10 +373,10 @@ class StoreReader:
 
 
 def epoch_of_pack(path: str) -> int:
-    """Return the epoch of the pack at `path`; MisuseError if no pack of an epoch can lie there."""
+    """Return the epoch of the pack at `path`; UsageError if no pack of an epoch can lie there."""
     name = layout.parse_pack_path(path)
     if name is None:
-        raise MisuseError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")
+        raise UsageError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")
     return name.number
 
 

@@ -32,7 +32,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreKeyError, StoreMissingError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
@@ -104,7 +104,7 @@ class Store(StoreReader):
             DamagedDataError: its identity file is damaged.
             StoreKeyError: it has another key than is given, or it has one and none is given, or the other way round.
             StoreError: an object store that cannot be trusted.
-            MisuseError: an unknown scheme.
+            UsageError: an unknown scheme.
         """
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -145,7 +145,7 @@ class Store(StoreReader):
         """Make a new store there, durable when this returns.
 
         Raises:
-            MisuseError: there is a store already, or something else.
+            UsageError: there is a store already, or something else.
         """
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -163,7 +163,7 @@ class Store(StoreReader):
             return Store.open(path, disk=disk, keys=keys)
         try:
             return Store.create(path, disk=disk, keys=keys)
-        except MisuseError:
+        except UsageError:
             if not exists(disk, layout.IDENTITY):
                 raise
             return Store.open(path, disk=disk, keys=keys)
@@ -191,7 +191,7 @@ class Store(StoreReader):
 
         Raises:
             StoreError: the disk is full or failed. Nothing remains but garbage; another call makes another file.
-            MisuseError: a name is no id, or an agent comes twice.
+            UsageError: a name is no id, or an agent comes twice.
         """
         name = self._pack_name(writer, epoch)
         all_blobs = itertools.chain(chunks, _checkpoints(blobs))
@@ -231,7 +231,7 @@ class Store(StoreReader):
         Raises:
             DamagedDataError: a pack is missing, or not the one reported.
             StoreError: what a pack reuses is not in its base, or that is no base any more.
-            MisuseError: no pack can have such a path.
+            UsageError: no pack can have such a path.
         """
         for reference in references:
             epoch_of_pack(reference.path)
@@ -250,7 +250,7 @@ class Store(StoreReader):
         """Write the manifest, durable when this returns; return its root. The same manifest again is success.
 
         Raises:
-            MisuseError: it contradicts itself.
+            UsageError: it contradicts itself.
             StoreError: the disk failed, or another manifest has this root.
         """
         root, data = encode_manifest(manifest)
@@ -304,7 +304,7 @@ class Store(StoreReader):
         `certificate`: the coordinator's, for `log_key`, where refs are signed; who has the private key needs none.
 
         Raises:
-            MisuseError: there can be no such entry, or it is above `records.BATCH_BYTES_MAX`.
+            UsageError: there can be no such entry, or it is above `records.BATCH_BYTES_MAX`.
             StoreError: the key could not be written; or batches are signed here, and this is not the log's certificate.
         """
         return self._log_writer.prepare(log, number, batch, certificate)
@@ -352,7 +352,7 @@ class Store(StoreReader):
 
         Raises:
             StoreError: it may or may not be released: repeat. Or the epoch has another root: two fleets use this store.
-            MisuseError: an output cannot be, or comes twice; or the disk overwrites objects.
+            UsageError: an output cannot be, or comes twice; or the disk overwrites objects.
         """
         self._output_writer.release(epoch, root, after, outputs, created_ns=created_ns)
 
@@ -362,7 +362,7 @@ class Store(StoreReader):
         The first time makes the consumer; the cursor may be empty.
 
         Raises:
-            MisuseError: no consumer can be called so, or it is no cursor of this store.
+            UsageError: no consumer can be called so, or it is no cursor of this store.
             StoreError: it could not be written: repeat.
         """
         return self._output_writer.acknowledge(consumer, cursor, now_ns=now_ns)

@@ -29,7 +29,7 @@ from typing import IO
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.folders import open_private
 from snapline.storage.keys.key_files import Keys, keys_from_environment
 from snapline.storage.store import files, layout
@@ -74,13 +74,13 @@ def write_archive(
     """Write snapshots of `store`, which may be in use, to a new file; durable and verified when this returns.
 
     Raises:
-        MisuseError: the file exists, no epoch was given, or a pack is too large.
+        UsageError: the file exists, no epoch was given, or a pack is too large.
         NotFoundError: no such epoch, or it was deleted meanwhile.
         DamagedDataError: something in the store is not what was written.
         StoreError: the disk failed.
     """
     if not epochs:
-        raise MisuseError("an archive holds one snapshot at least: name one")
+        raise UsageError("an archive holds one snapshot at least: name one")
     _check_free(path)
     roots: dict[int, str] = {}
     temporary = path.with_name(f"{path.name}.{random_bytes(8).hex()}{SUFFIX}")
@@ -125,7 +125,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
     with files.reading(disk, path):
         size_bytes = disk.size(path)
     if size_bytes > MEMBER_BYTES_MAX:
-        raise MisuseError(
+        raise UsageError(
             f"{path} has {size_bytes} bytes, too many for an archive: use `snapshot copy` to a second store"
         )
     file.write(header_of(path, size_bytes, FILE))
@@ -148,7 +148,7 @@ def _verify(store: Store, path: Path) -> None:
 
 def _check_free(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise MisuseError(f"{path} exists: choose another name, or remove it first")
+        raise UsageError(f"{path} exists: choose another name, or remove it first")
 
 
 def _give_name(temporary: Path, path: Path) -> None:
@@ -172,7 +172,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        raise MisuseError(f"{path} exists: choose another name, or remove it first") from error
+        raise UsageError(f"{path} exists: choose another name, or remove it first") from error
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 

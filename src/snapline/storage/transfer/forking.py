@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.errors import UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import guard_of
@@ -101,7 +101,7 @@ def write_fork(
         begin_again: what an unfinished fork has left at `target` goes first.
 
     Raises:
-        MisuseError: there is something else at `target`, or an unfinished fork.
+        UsageError: there is something else at `target`, or an unfinished fork.
         DamagedDataError: something in `source` is not what was written.
         StoreError: a disk failed. Nothing is there but what `begin_again` removes.
     """
@@ -144,7 +144,7 @@ def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
     try:
         write_once(target, layout.FORK, (data,), temporary_name=temporary_name, point="store.fork.record")
     except FileExistsError:
-        raise MisuseError(f"somebody else makes a fork at {target.location} just now: give another place") from None
+        raise UsageError(f"somebody else makes a fork at {target.location} just now: give another place") from None
 
 
 def clear_unfinished(target: Disk) -> None:
@@ -275,14 +275,14 @@ def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> Non
     """Write inputs into a host log of a plan that is over, and seal it; nothing if there are none.
 
     Raises:
-        StoreError, MisuseError: as `Store.append_batch`; or the store overwrites objects.
+        StoreError, UsageError: as `Store.append_batch`; or the store overwrites objects.
     """
     if not inputs:
         return
     log = LogName(plan, FORK_WRITER, 0)
     for number, some in enumerate(_batches(inputs), 1):
         if not target.append_batch(target.prepare_batch(log, number, LogBatch(some))):
-            raise MisuseError(f"somebody else writes at {target.location} just now: give another place")
+            raise UsageError(f"somebody else writes at {target.location} just now: give another place")
     target.seal_log(log)
 
 

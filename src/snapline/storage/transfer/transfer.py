@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.packs.blob import (
     CODEC_LZ4,
@@ -97,7 +97,7 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = Fals
     Raises:
         NotFoundError: the epoch is not in `source`, or was deleted meanwhile.
         DamagedDataError: something in `source` is not what was written, or the copy of an earlier try was damaged.
-        MisuseError: `target` takes no such snapshots: it is a fleet's own, or its digests are others.
+        UsageError: `target` takes no such snapshots: it is a fleet's own, or its digests are others.
         StoreError: `target` has another snapshot under this number, or a disk failed.
     """
     root = source.read_ref(epoch)
@@ -142,7 +142,7 @@ def _check_digests(source: Store, target: Store) -> None:
     ):
         return
     which = source if is_encrypted(source) else target
-    raise MisuseError(
+    raise UsageError(
         f"the store {which.location} is encrypted, and digests in it depend on its keys: its snapshots cannot be copied to or "
         "from a store with other keys, or none (`snapshot export` makes a file of one, with its keys)"
     )
@@ -155,7 +155,7 @@ def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
     newest = target.epochs()[-1:]
     if about.cluster == target.store_id and newest and about.epoch < newest[0]:
         return
-    raise MisuseError(
+    raise UsageError(
         f"{target.location} is the store of a fleet, and epoch {about.epoch} is not an older one of its own: give another "
         "store, which is made if it is not there"
     )
