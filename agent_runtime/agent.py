@@ -1,7 +1,7 @@
-"""What users write: agents, messages and handlers.
+"""User-defined parts: agents, messages and handlers.
 
 An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a
-time; what its handler changes and sends stands or falls together with the message it consumed.
+time; its handler's changes and sends take effect together with the consumption of the message, or not at all.
 """
 
 import dis
@@ -26,10 +26,10 @@ from snapline.errors import FleetDefinitionError
 
 OnError = Literal["undo", "keep", "recover"]
 UNDO_STATE_BYTES_MAX = 64 * 1024
-"""Up to this size an image of the state is taken before each turn by default; a larger state must name its choice."""
+"""Largest size of the state of which an image is taken before each turn by default; a class with a larger one must name its choice."""
 
 WAIT_S_MAX = 86_400.0
-"""Longest wait before a message is tried again: a day. All that its agent is sent waits behind it."""
+"""Longest wait before a message is retried: a day. All that its agent is sent waits behind it."""
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -38,7 +38,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True):
-    """Base of messages. Any msgspec.Struct or dataclass may be sent; frozen ones say best what they are."""
+    """Base of messages. Any msgspec.Struct or dataclass may be sent; use frozen ones."""
 
 
 @overload
@@ -54,19 +54,19 @@ def handler(
 def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
     """Mark a method as the handler of the message type that its `message` parameter is annotated with.
 
-    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive in their
+    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive recoveries in their
     middle: they may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery go on where they were.
 
-    All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler runs in a thread, and may block:
-    `def` or `async def` (then on an event loop of its own). Its turn is as atomic as any plain one: until it returns, its agent takes no other turn and no
-    checkpoint, and nobody else touches its state. If the turn is undone meanwhile, as by a recovery, the thread runs on, late: its state is one that nobody
-    reads, and its context raises `UsageError`. So what it does outside may happen again, as of any plain turn. What agents share, such as module globals, needs
-    locks there.
+    All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler runs in a thread, and
+    may block: `def` or `async def` (then on an event loop of its own). Its turn is as atomic as any plain one: until it returns, its agent takes no
+    other turn and no checkpoint, and nobody else touches its state. If the turn is undone meanwhile, as by a recovery, the thread runs on, late: its
+    state is one that nobody reads, and its context raises `UsageError`. So its outside calls may happen again, as in any plain turn. State that
+    agents share, such as module globals, needs locks there.
 
     With `public=True` the HTTP gateway serves the handler (docs/gateway.md). Agents and `snapline.Client` reach all handlers.
 
     Raises:
-        FleetDefinitionError: it is to be durable and run in a thread: what blocks in a durable turn belongs in `ctx.step`.
+        FleetDefinitionError: it is to be durable and run in a thread: blocking calls of a durable turn belong in `ctx.step`.
     """
     if durable and thread:
         raise FleetDefinitionError(
@@ -97,7 +97,7 @@ class Handler(msgspec.Struct, frozen=True):
 
 
 class AgentType(msgspec.Struct, frozen=True):
-    """What the runtime knows about one agent class."""
+    """Description of one agent class for the runtime."""
 
     kind: str  # "module:Class"
     agent_class: type["Agent"]
@@ -119,17 +119,17 @@ class Agent:
     Attributes:
         state: the agent's whole memory: a msgspec.Struct or dataclass; NumPy arrays welcome. Anything else that is
             kept on the instance is lost at a restart.
-        on_error: what becomes of a state that a raising handler has half changed. "undo": an image taken before the
+        on_error: treatment of a state that a raising handler has half changed. "undo": an image taken before the
             turn is put back (the default, for states up to 64 KiB). "keep": the author promises that errors come
             before changes. "recover": treated as a crash of the agent, for states too large to image every turn.
-        allow_pickle: fields declared as `snapline.Pickled[…]` may be saved and loaded. Loading a pickle runs code of its: say
-            so only where nobody else can write to the store.
+        allow_pickle: fields declared as `snapline.Pickled[…]` may be saved and loaded. Loading a pickle runs its code: set it only where nobody else
+            can write to the store.
         capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
             "fork": a child process encodes the state while the agent goes on: for hundreds of thousands of small objects.
             In epochs of chandy-lamport only; elsewhere as "copy".
-        retries: how often a message is tried again before it goes to the agent's dead letters: a number, at once; or the
+        retries: how often a message is retried before it goes to the agent's dead letters: a number, at once; or the
             seconds to wait before each, such as `(0.5, 5, 60)`. While it waits the message keeps its place: the agent takes no
-            other turn, but checkpoints go on, and after a recovery it is tried at once, and counted anew. With
+            other turn, but checkpoints go on, and after a recovery it is retried at once, and counted anew. With
             on_error = "recover" the recovery is the wait.
         state_version: 0 or more; raise it by one when the state's fields change, or what they mean, and write the step from
             the version before (`snapline.migrates`). A subclass that sets it counts on its own.
@@ -146,14 +146,14 @@ class Agent:
         self.state = state
 
     async def on_start(self, ctx: Any) -> None:
-        """The first turn of the agent's life; not repeated after a recovery to a later checkpoint."""
+        """Take the first turn of the agent's life; not repeated after a recovery to a later checkpoint."""
 
 
 _types: dict[type[Agent], AgentType] = {}
 
 
 def agent_type(agent_class: type[Agent]) -> AgentType:
-    """Look an agent class over.
+    """Inspect an agent class.
 
     Raises:
         FleetDefinitionError: a handler without a message type, two for one type, or a state that has no usable type.
@@ -165,7 +165,7 @@ def agent_type(agent_class: type[Agent]) -> AgentType:
 
 
 def state_version_of(agent_class: type[Agent]) -> int:
-    """The version of an agent class's state.
+    """Return the version of an agent class's state.
 
     Raises:
         FleetDefinitionError: `state_version` is no number, or below 0.
@@ -179,7 +179,7 @@ def state_version_of(agent_class: type[Agent]) -> int:
 
 
 def kind_of(agent_class: type[Agent]) -> str:
-    """The name a class is recorded under."""
+    """Return the name a class is recorded under."""
     return f"{agent_class.__module__}:{agent_class.__qualname__}"
 
 
@@ -216,7 +216,7 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
 
 
 def _retries_of(agent_class: type[Agent]) -> tuple[int, tuple[int, ...]]:
-    """How often a message is tried again, and the nanoseconds before each."""
+    """Return how often a message is retried, and the nanoseconds before each."""
     given: object = agent_class.retries
     if type(given) is int and given >= 0:
         return given, ()
@@ -245,7 +245,7 @@ def _state_type(agent_class: type[Agent]) -> Any:
 
 
 def _fields_of(state_type: Any) -> dict[str, str]:
-    """Field → declared type, as text: two versions of a class can then be compared by people."""
+    """Map fields to their declared types, as text: two versions of a class can then be compared by people."""
     try:
         hints = typing.get_type_hints(state_type)
     except (TypeError, NameError):
@@ -284,7 +284,7 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
 
 
 def _check_durable(agent_class: type[Agent], name: str, function: FunctionType) -> None:
-    """Its turn is run again from the state that it began with."""
+    """Refuse a handler that cannot be durable: its turn is run again from the state that it began with."""
     where = f"{agent_class.__qualname__}.{name}"
     if agent_class.on_error not in (None, "undo"):
         raise FleetDefinitionError(
@@ -310,7 +310,7 @@ def _refuse_generator(agent_class: type[Agent], name: str, function: Any) -> Non
 
 
 def _message_types(agent_class: type[Agent], name: str, function: FunctionType) -> tuple[type, ...]:
-    """What a handler takes: one type, or those of a union."""
+    """Return the message types that a handler takes: one, or those of a union."""
     where = f"{agent_class.__qualname__}.{name}"
     _refuse_generator(agent_class, name, function)
     parameters = list(inspect.signature(function).parameters.values())
@@ -333,9 +333,9 @@ def _message_types(agent_class: type[Agent], name: str, function: FunctionType) 
 
 
 def _suspends(function: Any) -> bool:
-    """Can what this function returns ever wait? Most handlers cannot, and then need no task: known from their code alone.
+    """Return whether the function's result may ever wait. Most handlers cannot, and need no task: known from their code alone.
 
-    A plain function tells only when it is called: it returns None, or hands out the coroutine of another one.
+    A plain function is known only when it is called: it returns None, or the coroutine of another one.
     """
     code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_COROUTINE:

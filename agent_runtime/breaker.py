@@ -1,7 +1,7 @@
-"""A circuit breaker as a part of an agent's state: a service that has failed again and again is left alone for a while.
+"""A circuit breaker as a part of an agent's state: a service that has failed again and again is not called for a while.
 
-It is plain state. What it counts is what the turn's journal says, and its time is the context's: so a durable turn that is run again decides as it did, checkpoints hold it, and a
-turn that fails for good takes back what it has counted.
+It is plain state. It counts results in the turn's journal, and its time is the context's: so a durable turn that is run again decides as it did,
+checkpoints hold it, and a turn that fails permanently takes back its counts.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _NS = 1_000_000_000
 
 
 class Clock(Protocol):
-    """A context, as far as it is needed."""
+    """The part of a context that the breaker needs."""
 
     def now(self) -> int: ...
 
@@ -24,11 +24,11 @@ class Clock(Protocol):
 class CircuitBreaker(msgspec.Struct):
     """A field of a state, one for each service: after `failures_max` failures in a row nothing is called for `open_s` seconds, then one call decides.
 
-    `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch what the block raises: a turn that fails takes back what it has counted.
+    `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch what the block raises: a turn that fails takes back its counts.
 
     Attributes:
-        failures_max: so many failures in a row, from 1 on.
-        open_s: so long it is open then.
+        failures_max: number of failures in a row that open it, from 1 on.
+        open_s: time for which it is open then.
         failures: in a row, up to now.
         opened_ns: since when it is open, in nanoseconds since 1970; 0: it is not.
     """
@@ -46,7 +46,7 @@ class CircuitBreaker(msgspec.Struct):
 
     @contextmanager
     def guard(self, ctx: Clock) -> Iterator[None]:
-        """Around the calls of one service. Whatever the block raises counts as a failure, unless it is a misuse of ours.
+        """Guard the calls of one service. Any error that the block raises counts as a failure, unless it is a misuse of ours.
 
         Raises:
             CircuitOpenError: too many have failed lately; the block is not run.

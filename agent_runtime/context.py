@@ -1,7 +1,7 @@
-"""What a handler may ask of the runtime.
+"""Requests of a handler to the runtime.
 
-Nothing a context is asked takes effect before the turn ends, of a durable one before its segment ends: sends, timers, spawns and the
-stop are collected here and stand or fall with it. A context is good for its own turn only.
+No request takes effect before the turn ends, of a durable one before its segment ends: sends, timers, spawns and the stop are collected here and take
+effect with it, or not at all. A context is valid for its own turn only.
 """
 
 import functools
@@ -31,14 +31,14 @@ from snapline.storage.packs.saved_effects import MadeEffect
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 WAITED_WHOLE_NS = 15 * 60 * 10**9
-"""Before an instant comes, its clock is not read again for so long."""
+"""Length of the last part of a wait for an instant: the clock is not read again in it."""
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
 
 class Context:
-    """One turn's view of the runtime: what it asks for is done when the turn ends well, and not at all otherwise.
+    """One turn's view of the runtime: its requests are carried out when the turn ends well, and not at all otherwise.
 
     Attributes:
         agent: id of the agent itself.
@@ -81,12 +81,12 @@ class Context:
 
     @property
     def received_from(self) -> str:
-        """Who sent the message that `receive` returned last; "" before."""
+        """Return the sender of the message that `receive` returned last; "" before."""
         return self._journal.received_from if self._journal is not None else ""
 
     @property
     def may_reply(self) -> bool:
-        """Is this turn for an input from outside or a call, and has not been answered?"""
+        """Return whether this turn is for an input from outside or a call, and has not been answered."""
         return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
 
     def send(self, to: str, message: object) -> None:
@@ -104,7 +104,7 @@ class Context:
         self._sends.append((to, encode_message(message)))
 
     def send_encoded(self, to: str, payload: bytes) -> None:
-        """The same with a message that was encoded; the runtime calls this."""
+        """Send a message that was encoded; the runtime calls this."""
         check_receiver(to)
         self._sends.append((to, payload))
 
@@ -112,7 +112,7 @@ class Context:
         """Answer the agent whose call this turn takes (`ctx.call`), or the client whose input (`Client.ask`). It is encoded at once.
 
         The answer belongs to the turn: a recovery that undoes the turn undoes it. A client gets it when a complete epoch holds
-        the turn, or, if it asked for that, at the end of the turn.
+        the turn, or, if it requested that, at the end of the turn.
 
         Raises:
             UsageError: this turn is for no input and no call, or has answered already.
@@ -131,10 +131,10 @@ class Context:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
     def emit(self, topic: str, message: object) -> None:
-        """Say `message` to the outside under `topic` (`Client.outputs`). It is encoded at once.
+        """Send `message` to the outside under `topic` (`Client.outputs`). It is encoded at once.
 
         An output belongs to the turn. It is released when a complete epoch holds the turn, each once, and is never taken back then:
-        a recovery undoes turns, and with them only outputs that nobody has been told. Until then it is part of the agent's
+        a recovery undoes turns, and with them only outputs that nobody has received. Until then it is part of the agent's
         state, and an agent that stops stays until its outputs are released.
 
         Args:
@@ -176,9 +176,9 @@ class Context:
     def spawn(self, agent: str, made: Agent) -> None:
         """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
 
-        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead
-        letter of this agent, or of the one that exists: after a recovery both may have been asked for. What is sent to it
-        goes to the one that exists, or is a dead letter too, as is what this agent had sent it before it asked.
+        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead letter of this agent, or of the
+        one that exists: after a recovery both may have been requested. Messages to it go to the one that exists, or are dead letters too, as are
+        those that this agent had sent it before the request.
 
         Raises:
             UsageError: this turn has spawned that id already, or the state cannot be saved, or not as declared.
@@ -197,7 +197,7 @@ class Context:
         asked.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
-        """End this agent after the turn. What is sent to it afterwards becomes a dead letter, and so do inputs from outside that still wait."""
+        """End this agent after the turn. Messages sent to it afterwards become dead letters, and so do inputs from outside that still wait."""
         self._check_open()
         self._stops = True
 
@@ -216,19 +216,19 @@ class Context:
         self._more().wants_checkpoint = True
 
     def now(self) -> int:
-        """Wall-clock time in nanoseconds since 1970. In a durable turn: what it was when the turn first came here."""
+        """Return wall-clock time in nanoseconds since 1970. In a durable turn: the time when the turn first came here."""
         self._check_open()
         return self._journal.now(self._world.now_ns) if self._journal is not None else self._world.now_ns()
 
     def random(self) -> float:
-        """A random number, 0 ≤ x < 1. A durable turn that is run again draws the same ones."""
+        """Return a random number, 0 ≤ x < 1. A durable turn that is run again draws the same ones."""
         self._check_open()
         if self._journal is None:
             return self._world.random()
         return (int.from_bytes(self._journal.draw()[:8], "big") >> 11) / 2**53
 
     def uuid(self) -> uuid.UUID:
-        """A random one (version 4). A durable turn that is run again draws the same ones."""
+        """Return a random UUID (version 4). A durable turn that is run again draws the same ones."""
         self._check_open()
         if self._journal is None:
             return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
@@ -271,28 +271,27 @@ class Context:
     ) -> Any:  # the function's own result
         """Run outside I/O: `function(*args)` in a thread, or awaited if it is a coroutine function.
 
-        The turn waits, the host does not: other agents run on. In a plain turn checkpoints wait for its end, and a turn that is undone
-        and tried again, or repeated by a recovery, runs its steps again. In a durable turn the result stands in the journal once the step
-        has ended, and in the host log: a recovery does not run the step again, unless the turn itself has another past then. A step that
-        was running is run again.
+        The turn waits, the host does not: other agents run on. In a plain turn checkpoints wait for its end, and a turn that is undone and retried,
+        or repeated by a recovery, runs its steps again. In a durable turn the result is in the journal once the step has ended, and in the host log:
+        a recovery does not run the step again, unless the turn itself has another past then. A step that was running is run again.
 
         Args:
-            timeout_s: longer than that it may not take, each time; a thread goes on, and nobody hears of it.
-            heartbeat_s: an attempt fails of which nothing is heard for so long: its function calls `snapline.heartbeat`. It may take up to twice that
+            timeout_s: longest time that each attempt may take; a thread goes on, and its result is dropped.
+            heartbeat_s: time without a heartbeat after which an attempt fails: its function calls `snapline.heartbeat`. It may take up to twice that
                 until it is missed.
-            retries: how often it is tried again if it raises, or the seconds to wait before each time, such as `(0.5, 5)`.
+            retries: how often it is retried if it raises, or the seconds to wait before each time, such as `(0.5, 5)`.
             durability: of the result, in a durable turn. "log": the turn goes on when it is in the store, some milliseconds later.
                 "checkpoint": at once; the result is in the agent's next checkpoint, and a recovery to one before that may run the step again.
 
         Returns:
-            What the function returned. In a durable turn: as it was read back from the journal, by the function's annotation of what it
-            returns; without one as plain values (dictionaries, lists, numbers, text).
+            The function's result. In a durable turn: as it was read back from the journal, by the function's return annotation; without one as plain
+            values (dictionaries, lists, numbers, text).
 
         Raises:
-            StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one what it raised.
+            StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one the function's own error.
             EncodingError: in a durable turn, if its arguments cannot be encoded.
-            DivergenceError: the result in the journal is not what the function declares any more: the turn stands.
-            UsageError: there is no such durability, these are no retries, or that is no time.
+            DivergenceError: the result in the journal is not what the function declares any more: the turn is suspended.
+            UsageError: the durability, the retries or a time is not valid.
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
@@ -317,30 +316,31 @@ class Context:
         retries: int | Sequence[float] = 0,
         repeatable: bool = True,
     ) -> Any:  # the function's own result
-        """Do something outside that is not to be repeated: `function(*args, key=outside_key)`. In durable turns only; `docs/effects.md`.
+        """Do something outside that must not be repeated: `function(*args, key=outside_key)`. In durable turns only; `docs/effects.md`.
 
-        It is called once no failure can undo any more that it was asked for: when the next snapshot is complete. After a crash in its middle it is called again with
-        the same outside key, so its service has to know its keys; or `probe` is asked first.
+        The function runs only after the request is durable: when the next snapshot is complete. After a crash in its middle it is called again with
+        the same outside key, so its service has to know its keys; or `probe` is called first.
 
         Args:
-            key: what it is known by within this agent: the same key with the same arguments is the same effect, in whatever turn, and is not
+            key: its id within this agent: the same key with the same arguments is the same effect, in whatever turn, and is not
                 done again. Without one it belongs to this place of this turn.
-            compensate: `(function, *args)`, which undoes it: called with a `key` of its own if the turn fails for good, or its saga. A function at the
-                top of a module.
-            probe: `probe(*args, key=outside_key)` tells whether an earlier call has done it: what it returns is the result, None: it was not.
-                Asked before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
-            timeout_s: longer than that no call may take.
+            compensate: `(function, *args)`, which undoes it: called with a `key` of its own if the turn, or its saga, fails permanently. A function
+                at the top of a module.
+            probe: `probe(*args, key=outside_key)` finds out whether an earlier call has done it: it returns the result, or None: it was not. Called
+                before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
+            timeout_s: longest time that a call may take.
             retries: as of `step`.
-            repeatable: False: after a crash it is not called again; without a probe the agent stands until people say what came of it.
+            repeatable: False: after a crash it is not called again; without a probe the agent is suspended until people say whether it was done.
 
         Returns:
-            What the function returned, as of `step`.
+            The function's result, as of `step`.
 
         Raises:
-            EffectFailedError: the function raised, each time. It may have been done all the same.
-            UsageError: this turn is not durable; the key stands for another effect; compensate cannot be found by its name; the store takes no outputs.
+            EffectFailedError: the function raised, each time. The effect may still have been done.
+            UsageError: this turn is not durable; the key belongs to another effect; compensate cannot be found by its name; the store takes no
+                outputs.
             EncodingError: the arguments cannot be encoded.
-            DivergenceError: the result in the journal is not what the function declares any more: the turn stands.
+            DivergenceError: the result in the journal is not what the function declares any more: the turn is suspended.
         """
         journal = self._durable("ctx.effect")
         name = plain_name("an effect", name)
@@ -356,14 +356,15 @@ class Context:
 
     @awaited
     async def before_risk(self) -> None:
-        """Wait until a complete snapshot holds this turn as far as it has come: no failure undoes that any more. In durable turns only; an effect that calls nothing."""
+        """Wait until a complete snapshot holds this turn as far as it has come: no failure undoes that any more. In durable turns only; an effect
+        that calls nothing."""
         await self.effect("before-risk", at_rest)
 
     def saga(self, name: str) -> Saga:
-        """Effects that stand or fall together: `async with ctx.saga("trip"): …`. In durable turns only.
+        """Group effects that are all done, or all undone: `async with ctx.saga("trip"): …`. In durable turns only.
 
-        If the block raises, the compensations of its effects run, newest first, also of those that failed, for they may have been done; then the error goes on. A
-        crash anywhere in between changes nothing of that. A compensation that fails is named in a note of the error.
+        If the block raises, the compensations of its effects run, newest first, also of those that failed, for they may have been done; then the
+        error goes on. A crash anywhere in between does not change that. A compensation that fails is named in a note of the error.
         """
         self._durable("ctx.saga")
         name = plain_name("a saga", name)
@@ -373,11 +374,11 @@ class Context:
     async def call(
         self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
     ) -> _Message:
-        """Send `message` to agent `agent`, and wait for what its turn answers with `ctx.reply`. In durable turns only.
+        """Send `message` to agent `agent`, and wait for its turn's answer by `ctx.reply`. In durable turns only.
 
         Raises:
             WaitTimeoutError: there was no answer in time. One that comes later is dropped.
-            UnansweredCallError: the turn has ended without `ctx.reply`, or failed for good, or there is no such agent.
+            UnansweredCallError: the turn has ended without `ctx.reply`, or failed permanently, or there is no such agent.
             EncodingError: the answer is no `reply_type`.
             UsageError: this turn is not durable, or the agent is this one.
         """
@@ -399,9 +400,9 @@ class Context:
 
     @awaited
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
-        """Wait for the next message of this type, from whomever; `received_from` tells from whom. In durable turns only.
+        """Wait for the next message of this type, from any sender; `received_from` names it. In durable turns only.
 
-        Earlier messages of the same sender wait until this turn has ended: then they have their turns, in order.
+        Earlier messages of the same sender wait until this turn has ended, and then have their turns, in order.
 
         Raises:
             WaitTimeoutError: none came in time.
@@ -416,7 +417,7 @@ class Context:
 
     @awaited
     async def sleep(self, seconds: float) -> None:
-        """Wait. In durable turns only: the agent stands, and its checkpoints hold what is left to wait, as those of timers do."""
+        """Wait. In durable turns only: the agent is suspended, and its checkpoints hold the remaining time, as those of timers do."""
         self._durable("ctx.sleep")
         delay_ns = nanoseconds("ctx.sleep", seconds)
         await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
@@ -425,8 +426,8 @@ class Context:
     async def sleep_until(self, instant: datetime) -> None:
         """Wait until the clock of the agent's host shows that instant, or later: at once if it has come. In durable turns only.
 
-        The clock is read again after half of the time that is left, and the last quarter of an hour is waited as `ctx.sleep` does: so it
-        stays right when the fleet was down, when it went on elsewhere, and when the clock was put right.
+        The clock is read again after half of the time that is left, and the last quarter of an hour is waited as `ctx.sleep` does: so it stays right
+        when the fleet was down, when it went on elsewhere, and when the clock was corrected.
 
         Raises:
             UsageError: an instant without a time zone: there are as many of those as time zones.
@@ -468,7 +469,7 @@ class Context:
             raise UsageError(f"the turn of agent {self.agent!r} {self._closed}")
 
     def _more(self) -> Seldom:
-        """For what the turn asks for now."""
+        """Return the record for the rare requests of this turn."""
         self._check_open()
         if self._asked is None:
             self._asked = Seldom()
@@ -477,12 +478,12 @@ class Context:
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
     def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
-        """The turn is for this call; it is durable, with this journal."""
+        """Set the call that the turn is for, and its journal if it is durable."""
         self._call, self._journal, self._sagas = call, journal, []
 
     @property
     def journal(self) -> TurnJournal | None:
-        """Of a durable turn."""
+        """Return the journal of a durable turn."""
         return self._journal
 
     async def undo_effect(self, made: MadeEffect, *, saga: str = "") -> None:
@@ -498,20 +499,20 @@ class Context:
         read_outcome(name, made.key, found, lambda: None)
 
     def close(self) -> bool:
-        """The turn has ended; returns whether it could go on until then."""
+        """Close the context: the turn has ended; return whether it could go on until then."""
         was_open, self._closed = not self._closed, "has ended: use a context in its own turn only"
         return was_open
 
     def stand(self) -> None:
-        """The durable turn waits: tasks that its handler has started beside it may not go on in its name."""
+        """Suspend the context while the durable turn waits: tasks that its handler has started may not use it meanwhile."""
         self._closed = "waits: only its handler may use the context, not a task beside it"
 
     def go_on(self) -> None:
-        """It waits no more."""
+        """Reopen the context: the turn waits no more."""
         self._closed = ""
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
-        """The outcome of a durable turn's segment, which ends here: as `outcome`, but that stops and answers come with the turn's end."""
+        """Return the outcome of a durable turn's segment, which ends here: as `outcome`, but stops and answers come with the turn's end."""
         asked = self._asked or Seldom()
         ended = TurnEnded(
             *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
@@ -523,7 +524,7 @@ class Context:
         return ended
 
     def outcome(self, *, is_durable: bool = False) -> TurnEnded:
-        """What the turn has asked for. Who has called, and is not answered, waits for no answer any more."""
+        """Return the turn's requests. A caller that is not answered stops waiting for an answer."""
         reply = self._reply
         if self._call:
             if reply is None:

@@ -1,13 +1,13 @@
-"""Durable turns as their handlers meet them: the journal, replayed and gone on with. No I/O.
+"""Durable turns as their handlers see them: the journal, replayed and continued. No I/O.
 
-A handler with `durable=True` runs in *segments*. Each ends where the handler asks for something that takes time: a step, a call, a sleep,
-a message. Its sends leave then, and the agent stands between two turns, with a journal of all that was asked for and what came of
-it. After a recovery the handler runs again, with the state that its turn began with: whatever the journal knows is returned at
-once, and what has left already is not done again. Behind the journal's end the host log may know more (`logged_steps.py`): that is
-*adopted*, as if it had ended at once; nothing has left since, so what is asked for then leaves with the next segment. So a handler must ask for the same things in the same order whenever it runs:
-what would make it differ (time, chance, the outside) comes from the journal.
+A handler with `durable=True` runs in *segments*. Each ends where the handler asks for something that takes time: a step, a call, a sleep, a message.
+Its sends leave then, and the agent is between two turns, with a journal of all requests and their results. After a recovery the handler runs again,
+with the state that its turn began with: results in the journal are returned at once, and sends that have left already are not repeated. Behind the
+journal's end the host log may know more (`logged_steps.py`): that is *adopted*, as if it had ended at once; nothing has left since, so requests made
+then leave with the next segment. So a handler must make the same requests in the same order whenever it runs: inputs that would make it differ (time,
+chance, the outside) come from the journal.
 
-The runtime drives a handler by hand: it yields a `Stand`, and is sent the finished entry when there is one (`host/turns.py`).
+The runtime drives a handler itself: it yields a `Stand`, and is sent the finished entry when there is one (`host/turns.py`).
 """
 
 import contextlib
@@ -26,23 +26,24 @@ from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 DONE, FAILED, LATE = "done", "failed", "late"
-"""How an entry can end. "" is one for which the turn still waits."""
+"""Outcomes of an entry. "" is one for which the turn still waits."""
 
 ADOPTED, REFUSED = "adopted", "refused"
-"""How an effect can end besides: an earlier turn has done it, or did so with other arguments."""
+"""Further outcomes of an effect: an earlier turn has done it, or did so with other arguments."""
 
 JOURNAL_BYTES_MAX = 64 * 2**20
-"""Of results in one turn's journal: it is in memory, twice where it is sealed, and a recovery reads it before the turn goes on."""
+"""Largest size of the results in one turn's journal: it is in memory, twice where it is sealed, and a recovery reads it before the turn goes on."""
 
 JOURNAL_ENTRIES_MAX = 100_000
-"""Of them: a recovery runs the handler through all of them in one go, which takes its host most of a second."""
+"""Largest number of entries in one turn's journal: a recovery runs the handler through all of them in one go, which takes its host most of a
+second."""
 
 _HERE = __name__.partition(".")[0] + "."
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """What a step does: call `function`, for `timeout_s` at most and as long as it is heard of each `heartbeat_s`, and again after each of `waits_s` if it raises. `is_logged`: its turn
-    goes on when the host log holds what came of it."""
+    """Work of a step: call `function`, for `timeout_s` at most and with a heartbeat each `heartbeat_s`, and again after each of `waits_s` if it
+    raises. `is_logged`: its turn goes on when the host log holds the result."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
@@ -52,17 +53,17 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class EffectIntent(msgspec.Struct, frozen=True, gc=False):
-    """What a turn wants done outside, as the core is told of it.
+    """An effect that a turn requests, as the core gets it.
 
     Attributes:
-        key: within the agent; of a compensation the key of what it undoes.
+        key: within the agent; of a compensation the key of the effect that it undoes.
         arguments: for people.
         asked_ns: wall-clock time since 1970.
-        undo, undo_arguments: what undoes it: `"module:function"`, or "": nothing; and each argument, encoded.
+        undo, undo_arguments: its compensation: `"module:function"`, or "": none; and each argument, encoded.
         is_undo: it undoes the effect of this key, in this generation; 0: the newest one.
-        saga: the block in which it stands, or "".
+        saga: the block in which it is, or "".
         timeout_s: how long each call may take.
-        has_probe, is_repeatable: how it is told whether it was done, after a crash.
+        has_probe, is_repeatable: how a crash in its middle is resolved.
     """
 
     key: str
@@ -79,9 +80,9 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EffectWork(msgspec.Struct, frozen=True):
-    """What an effect does: call `function` with its outside key, as a step, for `timeout_s` at most, and again after each of `waits_s` if it raises.
+    """Work of an effect: call `function` with its outside key, as a step, for `timeout_s` at most, and again after each of `waits_s` if it raises.
 
-    `probe` tells whether an earlier call has done it: None: it has not.
+    `probe` finds out whether an earlier call has done it: None: it has not.
     """
 
     function: Callable[..., Any]
@@ -96,11 +97,11 @@ class Stand(msgspec.Struct, frozen=True):
     """The end of a segment.
 
     Attributes:
-        waits: what the handler asks for.
-        timeout_ns: then it is late, or a sleep done; None: it is waited for without end.
+        waits: the handler's request.
+        timeout_ns: time until it is late, or a sleep done; None: the wait has no limit.
         work: of a step, or an effect.
-        entries: asked for and had at once, since the segment before.
-        is_repeated: the turn stood here before: what it asked for in this segment has left already.
+        entries: requests that had their results at once, since the segment before.
+        is_repeated: the turn waited here before: this segment's sends have left already.
     """
 
     waits: JournalEntry
@@ -110,7 +111,7 @@ class Stand(msgspec.Struct, frozen=True):
     is_repeated: bool
 
     def pause(self, seed: bytes) -> "Pause":
-        """As the core hears of it, of the turn with this seed."""
+        """Return the pause for the core, of the turn with this seed."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = self.work is not None and self.work.is_logged
@@ -118,12 +119,12 @@ class Stand(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
-    """How a turn ends that is not over: the end of a segment, as the core hears of it.
+    """The end of a segment of a turn that is not over, as the core gets it.
 
     Attributes:
         seed: of the turn.
         waits, timeout_ns, entries: as of `Stand`.
-        is_logged: what comes of it has to be in the host log before the turn goes on.
+        is_logged: its result has to be in the host log before the turn goes on.
         intent: of an effect.
     """
 
@@ -136,15 +137,15 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
 
 
 class TurnJournal:
-    """Of one run of a durable turn.
+    """Journal of one run of a durable turn.
 
     Attributes:
-        seed: what it draws follows from that.
-        received_from: who sent the message that was received last.
-        divergence: the handler has asked for something else than the journal says. It may have caught that, and gone on.
-        has_left: what was asked for before the last wait has left: the turn has stood there, now or before.
+        seed: source of its random draws.
+        received_from: sender of the message that was received last.
+        divergence: the handler's request differed from the journal. It may have caught that, and gone on.
+        has_left: sends before the last wait have left: the turn has waited there, now or before.
         takes_effects: intents can be released here.
-        own_modules: where compensations are looked up (`undoing.py`).
+        own_modules: modules in which compensations are looked up (`undoing.py`).
     """
 
     def __init__(
@@ -173,16 +174,16 @@ class TurnJournal:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the handler has asked for more than was known when it was run."""
+        """Return whether the handler has made more requests than were known when it was run."""
         return self._place > len(self._known)
 
     def draw(self) -> bytes:
-        """The next 32 random bytes."""
+        """Return the next 32 random bytes."""
         self._draws += 1
         return blake2b(self._draws.to_bytes(8, "big"), key=self.seed, person=b"draw", digest_size=32).digest()
 
     def now(self, now_ns: Callable[[], int]) -> int:
-        """The time when the handler first asked here."""
+        """Return the time when the handler first asked here."""
         place = self._place
         found = self._reach("now", "", b"")
         if found is None:
@@ -194,11 +195,11 @@ class TurnJournal:
         return int.from_bytes(found.result, "big")
 
     def call_id(self) -> bytes:
-        """Name the call that is asked for next: no other one of this agent has this id."""
+        """Name the next call: no other one of this agent has this id."""
         return call_id(self.seed, self._place)
 
     def effect_id(self, digest: bytes) -> bytes:
-        """Name the effect that is asked for next, `digest`: of its name and arguments. With another past its turn may ask for another one in its place."""
+        """Name the next effect, `digest`: of its name and arguments. With another past its turn may request another one in its place."""
         return call_id(self.seed, self._place, digest)
 
     async def wait(
@@ -210,7 +211,7 @@ class TurnJournal:
         timeout_ns: int | None = None,
         work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
-        """End the segment, unless the journal, or the host log, knows already what came of it."""
+        """End the segment, unless the journal, or the host log, has the result already."""
         place = self._place
         found = known = self._reach(kind, name, digest)
         is_undo = (
@@ -236,7 +237,7 @@ class TurnJournal:
         self._logged.passed(place, found)
 
     def _reach(self, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """What the journal has in the next place; None: the turn has not been there."""
+        """Return the journal's entry in the next place; None: the turn has not been there."""
         place = self._place
         self._place += 1
         if place >= len(self._known):
@@ -248,7 +249,7 @@ class TurnJournal:
         return known
 
     def _check_room(self, place: int) -> None:
-        """For one more entry."""
+        """Check the room for one more entry."""
         if place >= JOURNAL_ENTRIES_MAX or self._size_bytes >= JOURNAL_BYTES_MAX:
             raise UsageError(
                 f"the turn's journal is full: {place:,} entries with {self._size_bytes:,} bytes of results, and a turn may have "
@@ -258,7 +259,8 @@ class TurnJournal:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Read the result of a step, or effect: it was read as declared when it was put there, so code that cannot read it is not what began the turn.
+        """Guard the reading of a step's or effect's result: it was read as declared when it was put there, so code that cannot read it did not begin
+        the turn.
 
         Raises:
             DivergenceError: in place of EncodingError.
@@ -273,7 +275,7 @@ class TurnJournal:
             raise self.divergence from error
 
     def end(self) -> None:
-        """The handler has returned."""
+        """End the journal: the handler has returned."""
         if self.divergence is None and self._place < len(self._known):
             self._diverged(self._place, "has ended")
 
@@ -302,7 +304,7 @@ def _difference(known: JournalEntry, kind: str, name: str) -> str:
 
 
 def _line_of_handler() -> str:
-    """The innermost line that is not the runtime's."""
+    """Return the innermost line that is not the runtime's."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back
@@ -312,7 +314,7 @@ def _line_of_handler() -> str:
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------
 
 STALE = "@reply"
-"""The name under which a reply comes to an agent that waits for it no more."""
+"""Name under which a reply comes to an agent that waits for it no more."""
 
 
 def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
@@ -321,17 +323,17 @@ def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
 
 
 def call_payload(call: bytes, payload: bytes) -> bytes:
-    """A message that asks for a reply."""
+    """Return a message that asks for a reply."""
     return CALL + call + payload
 
 
 def reply_payload(call: bytes, payload: bytes) -> bytes:
-    """The reply; an empty one if there is nothing to say."""
+    """Return the reply; an empty one if there is nothing to say."""
     return REPLY + call + payload
 
 
 def read_call(payload: bytes) -> tuple[bytes, bytes]:
-    """The call's id, b"" if it asks for no reply, and the message."""
+    """Return the call's id, b"" if it asks for no reply, and the message."""
     if not payload.startswith(CALL):
         return b"", payload
     end = len(CALL) + CALL_ID_BYTES
@@ -339,11 +341,11 @@ def read_call(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def refusal_of(payload: bytes) -> bytes:
-    """The reply of a turn that failed for good: an empty one; b"" if this message asks for none."""
+    """Return the reply of a turn that failed permanently: an empty one; b"" if this message asks for none."""
     call, _ = read_call(payload)
     return reply_payload(call, b"") if call else b""
 
 
 def reply_to(call: bytes) -> bytes:
-    """How a payload begins that is the reply to this call."""
+    """Return the first bytes of a payload that is the reply to this call."""
     return REPLY + call

@@ -1,7 +1,7 @@
-"""The fleet's ledger of effects, folded: what has become of each. From the outputs under `@effects`, of a fleet that runs or of a store at rest.
+"""The fleet's ledger of effects, folded: the fate of each. From the outputs under `@effects`, of a fleet that runs or of a store at rest.
 
-A word of the ledger is released with a complete snapshot, so no failure takes one back. What is not released yet is not in it: an effect that has just ended is still
-"open" here. How those stand that have not ended, their hosts tell (`with_standing`).
+A ledger record is released with a complete snapshot, so no failure takes one back. Records not released yet are not in it: an effect that has just
+ended is still "open" here. Hosts report the state of those that have not ended (`with_standing`).
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from snapline.messages.effect_records import (
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
 UNSETTLED: tuple[Fate, ...] = ("needs people", "in doubt", "failed", "left", "open", "waiting")
-"""Fates that somebody may have to look at, those that need it most first."""
+"""Fates that somebody may have to look at, the most urgent first."""
 
 _Key = tuple[str, str, int]
 """Agent, key, generation."""
@@ -34,20 +34,21 @@ class Effect(msgspec.Struct, frozen=True):
     """Something that an agent has done outside, or was to do (`ctx.effect`).
 
     Attributes:
-        key: what it is known by within its agent; one that begins with `@` was made up for its turn.
+        key: its id within its agent; one that begins with `@` was generated for its turn.
         generation: 1, and one more each time that it was done again after it was compensated.
         name: as its handler has named it.
-        outside_key: what its service was given.
-        fate: "open": it was asked for, and may have been called; "done"; "failed": its function raised, and it may have been done; "compensated"; "left":
-            done, or perhaps, in a turn that failed for good, and not undone; "undone": the fleet has gone back to before it on purpose, and nobody
-            was called. Of a fleet that runs also "waiting": until its intent is released; nobody has called it. "in doubt": a life of its agent that is over
-            may have called it; the present one asks, or calls it again. "needs people": it does not, until they say what came of it.
+        outside_key: key that its service was given.
+        fate: "open": it was requested, and may have been called; "done"; "failed": its function raised, and it may have been done; "compensated";
+            "left": done, or perhaps, in a turn that failed permanently, and not undone; "undone": the fleet has gone back to before it on purpose,
+            and nothing was called. Of a fleet that runs also "waiting": until its intent is released; nobody has called it. "in doubt": a life of its
+            agent that is over may have called it; the present one probes, or calls it again. "needs people": it does not, until they say whether it
+            was done.
         arguments, result: for people; of a failed one the error.
         compensation: `module:function`, or "".
-        undoes: of a compensation: the key of what it undoes.
-        saga: the block in which it stands, or "".
-        asked_ns: when it was asked for: wall-clock time since 1970.
-        epoch: the snapshot that its newest word was released with.
+        undoes: of a compensation: the key of the effect that it undoes.
+        saga: the block in which it is, or "".
+        asked_ns: when it was requested: wall-clock time since 1970.
+        epoch: the snapshot that its newest record was released with.
     """
 
     agent: str
@@ -66,7 +67,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
-    """Return each effect with its fate, in the order in which they were asked for."""
+    """Return each effect with its fate, in the order in which they were requested."""
     standing: list[Output] = []
     undone: dict[_Key, Effect] = {}
     for word in words:
@@ -79,7 +80,7 @@ def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
 
 
 def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect]) -> list[Effect]:
-    """Return them with what hosts have said just before: how those stand that have not ended, and those that the ledger does not have yet."""
+    """Return the effects updated by hosts' latest reports: the states of those that have not ended, and those that the ledger does not have yet."""
     found = {(each.agent, each.key, each.generation): each for each in effects}
     for each in standing:
         place = each.agent, each.key, each.generation
@@ -93,7 +94,7 @@ def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect])
 
 
 def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effect]:
-    """Return the effects that were open in the cut of an epoch, by what was released with it and before, each with its fate now."""
+    """Return the effects that were open in the cut of an epoch, by the records released with it and before, each with its fate now."""
     every = list(words)
     later = (place for place, word in enumerate(every) if isinstance(word, Output) and word.epoch > epoch)
     before = fold(every[: next(later, len(every))])
@@ -124,7 +125,7 @@ def _take(found: dict[_Key, Effect], word: Output) -> None:
 
 
 def _asked(word: Output, record: EffectRecord, known: Effect | None) -> Effect:
-    """Asked for, perhaps again: after it failed, or after the fleet went back."""
+    """Return an effect that was requested, perhaps again: after it failed, or after the fleet went back."""
     return Effect(
         word.agent,
         record.key,

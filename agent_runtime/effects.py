@@ -1,4 +1,4 @@
-"""Effects as handlers ask for them: what is checked, what undoes them, and sagas. No I/O."""
+"""Effects as handlers request them: checks, compensations, and sagas. No I/O."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ CALL_S_MAX = 86_400.0
 
 
 class EffectOptions(msgspec.Struct, frozen=True):
-    """What `ctx.effect` was given besides name, function and arguments."""
+    """Options of `ctx.effect` besides name, function and arguments."""
 
     key: str
     compensate: tuple[Any, ...] | None
@@ -37,11 +37,11 @@ class EffectOptions(msgspec.Struct, frozen=True):
 
 
 UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
-"""How compensations are called: nobody has said otherwise, and they must not fail easily."""
+"""Options of compensations: nobody has set others, and they must not fail easily."""
 
 
 def at_rest(*, key: str) -> None:
-    """Nothing is done: to have come so far is all that was wanted."""
+    """Do nothing: to have come so far is all that was requested."""
 
 
 def effect_work(
@@ -54,7 +54,7 @@ def effect_work(
     asked_ns: int,
     saga: str,
 ) -> EffectWork:
-    """What a handler has asked for, checked.
+    """Return the work of a requested effect, checked.
 
     Raises:
         UsageError: it cannot be an effect.
@@ -107,7 +107,7 @@ def _check(journal: TurnJournal, name: str, options: EffectOptions) -> None:
 
 
 def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, saga: str) -> EffectWork:
-    """The compensation of an effect; `function` with its arguments."""
+    """Return the compensation of an effect; `function` with its arguments."""
     intent = EffectIntent(
         made.key,
         f"{made.undo}({readable(function.args) if isinstance(function, functools.partial) else ''})",
@@ -124,11 +124,11 @@ def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, sag
 def read_outcome(
     name: str, key: str, entry: JournalEntry, function: Callable[..., Any]
 ) -> Any:  # the function's own result
-    """What an effect came to, by the journal.
+    """Return the outcome of an effect, by the journal.
 
     Raises:
         EffectFailedError: its function raised each time.
-        UsageError: its key stands for another effect.
+        UsageError: its key belongs to another effect.
         EncodingError: the result is not what the function declares to return.
     """
     if entry.outcome == REFUSED:
@@ -142,9 +142,9 @@ def read_outcome(
 
 
 class Saga:
-    """A block of a durable turn whose effects stand or fall together. Made by `ctx.saga`.
+    """A block of a durable turn whose effects are all done, or all undone. Made by `ctx.saga`.
 
-    `undo` runs the compensation of one effect. What has ended well in a block within this one is undone with this one.
+    `undo` runs the compensation of one effect. Effects of a block within this one that has ended well are undone with this one.
     """
 
     def __init__(self, name: str, open_sagas: "list[Saga]", undo: Callable[[MadeEffect], Awaitable[None]]) -> None:
@@ -154,7 +154,7 @@ class Saga:
         self._made: list[MadeEffect] = []
 
     def add(self, made: MadeEffect) -> None:
-        """An effect of this block was done, or has failed: then it may have been done."""
+        """Add an effect of this block that was done, or has failed: then it may have been done."""
         self._made.append(made)
 
     async def __aenter__(self) -> Self:
@@ -184,6 +184,6 @@ class Saga:
 
 
 def not_undone(failed: Sequence[tuple[MadeEffect, EffectFailedError]]) -> str:
-    """Names the effects whose compensations failed."""
+    """Return the names of the effects whose compensations failed."""
     named = "; ".join([f"{made.name!r} (key {made.key}): {error.error}: {error.reason}" for made, error in failed])
     return f"not undone: {named}. Retry this dead letter to try these again"

@@ -1,11 +1,11 @@
 """Messages and states as bytes: MessagePack by msgspec, with NumPy arrays and some others as extension types.
 
-A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`; one that belongs to a sampled trace
-says so behind the name (`traceparents.py`). Encoding happens at `ctx.send`, so the sender may go on changing its objects. Nothing here runs
-code while decoding: there is no pickle.
+A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`; one that belongs to a sampled trace is marked
+behind the name (`traceparents.py`). Encoding happens at `ctx.send`, so the sender may go on changing its objects. Nothing here runs code while
+decoding: there is no pickle.
 
-The extensions are those of `storage/capture/values.py`. All of a message stands in one record; what a checkpoint keeps beside
-a state's record (large arrays, histories) is the matter of `storage/capture/encoder.py`.
+The extensions are those of `storage/capture/values.py`. All of a message is in one record; `storage/capture/encoder.py` handles what a checkpoint
+keeps next to a state's record (large arrays, histories).
 """
 
 import functools
@@ -26,7 +26,7 @@ from snapline.storage.capture.values import (
 )
 
 encode_hook = encode_value
-"""Encodes what msgspec cannot, such as NumPy arrays. Asks for NumPy only if somebody has imported it already."""
+"""Encodes what msgspec cannot, such as NumPy arrays. Uses NumPy only if it is imported already."""
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
@@ -43,9 +43,9 @@ def encode_body(value: object) -> bytes:
 
 
 def encode_ordered(value: object) -> bytes:
-    """Encode one value; equal sets, whose order differs from process to process, come to the same. So do dictionaries in another order.
+    """Encode one value; equal sets, whose order differs from process to process, give the same bytes. So do dictionaries in another order.
 
-    Only where that can be told: not of sets whose members have no order among each other, or beside keys that are no text.
+    Not for sets whose members have no order among each other, or next to keys that are no text.
 
     Raises:
         TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: it cannot be encoded.
@@ -58,9 +58,9 @@ def encode_ordered(value: object) -> bytes:
 
 @functools.cache
 def has_one_order(declared: Any) -> bool:
-    """Whether equal values of this type are encoded to the same bytes in every process: whether no set can be in them.
+    """Return whether equal values of this type are encoded to the same bytes in every process: no set can be in them.
 
-    What a custom type holds nobody knows, but of arrays.
+    The content of custom types is unknown, except for arrays.
     """
     try:
         waiting: list[object] = [msgspec.inspect.type_info(declared)]
@@ -89,31 +89,31 @@ def _is_array(kind: type) -> bool:
 
 
 def state_decoder(declared: Any, *, allow_pickle: bool = False) -> StateDecoder:
-    """A decoder for states of one declared type; arrays are writable copies."""
+    """Return a decoder for states of one declared type; arrays are writable copies."""
     return StateDecoder(declared, allow_pickle=allow_pickle)
 
 
 def message_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """A decoder for messages of one declared type; arrays are read-only views of the received bytes."""
+    """Return a decoder for messages of one declared type; arrays are read-only views of the received bytes."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_value, dec_hook=decode_declared)
 
 
 def result_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """The same for what a function has returned: its arrays are the caller's own, as if no journal stood between."""
+    """Return a decoder for a function's result: its arrays are the caller's own, as if it had not been in a journal."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_own_value, dec_hook=decode_declared)
 
 
 def message_name(kind: type) -> str:
-    """The name a message type travels under."""
+    """Return the name a message type travels under."""
     return kind.__qualname__
 
 
 NAME_BYTES_MAX = 255
-"""Of a message type's name: a byte in front of it says how long it is."""
+"""Largest size of a message type's name: its length is in one byte before it."""
 
 
 def message_head(name: str) -> bytes:
-    """What every encoded message of that name begins with.
+    """Return the first bytes of every encoded message of that name.
 
     Raises:
         EncodingError: the name is too long.
@@ -154,7 +154,7 @@ def encode_message(message: object) -> bytes:
 
 
 def field_names(kind: type) -> list[str]:
-    """The fields of a struct or dataclass; none of anything else."""
+    """Return the fields of a struct or dataclass; none of anything else."""
     return list(getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ()))
 
 

@@ -1,4 +1,4 @@
-"""A fleet: which agents there are, how they are checkpointed, and when they are done."""
+"""A fleet: its agents, how they are checkpointed, and when they are done."""
 
 import importlib
 import inspect
@@ -30,37 +30,37 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
 
 DEFAULT_POLICY: Policy = Every(1.0)
-"""Of fleets whose agents checkpoint on their own, unless they say otherwise."""
+"""Policy of fleets whose agents checkpoint on their own, unless they set another."""
 
 LINE_PERIOD_LEAST_S = 0.5
-"""How often at most the coordinator of such a fleet makes its recovery line an epoch: it reads and writes all states."""
+"""Smallest time between epochs that the coordinator of such a fleet makes of its recovery line: it reads and writes all states."""
 
 LOG_BYTES_MAX = 256 * 1024 * 1024
-"""Of sender logs in the store, unless the fleet says otherwise."""
+"""Largest size of sender logs in the store, unless the fleet sets another."""
 
 EPOCH_TIMEOUT_S = 60.0
-"""An epoch that has not completed by then is aborted. Raise it for agents whose turns last longer."""
+"""Time after which an epoch that has not completed is aborted. Raise it for agents whose turns last longer."""
 
 OBJECTIVE_MOST_S = 1e9
-"""Longest `rpo_s` and `rto_s`, some thirty years: in nanoseconds it still fits 64 bits."""
+"""Longest `rpo_s` and `rto_s`, some thirty years: in nanoseconds they still fit 64 bits."""
 
 BUSY_LIMIT_S = 300.0
-"""For code that blocks a host: long for a solver, short for an endless loop."""
+"""Time for which code may block a host: long for a solver, short for an endless loop."""
 
 BUSY_LIMIT_S_MIN = 2.0
-"""What is shorter is no sign of trouble, and blocked loops are looked for once a second."""
+"""Smallest `busy_limit_s`: shorter blocks are no sign of trouble, and blocked loops are looked for once a second."""
 
 AgentSource = Agent | Callable[[], Agent]
 
 Stubs = Mapping[str, Callable[..., object]]
-"""Name of a step → what the simulator calls instead of its function."""
+"""Stubs by names of steps: the simulator calls them instead of the steps' functions."""
 
 
 class Fleet:
     """A fleet of agents, as every host of it must define it.
 
     Args:
-        name: names the fleet; `[A-Za-z0-9_.-]{1,128}`.
+        name: the fleet's name; `[A-Za-z0-9_.-]{1,128}`.
         agents: agent id → agent, or a function without arguments that makes it. With functions a host makes only the
             agents that are placed on it. They must make the same agents in every process.
         protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and
@@ -68,7 +68,7 @@ class Fleet:
             and communication-induced "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md says
             which to take).
         triggers: when to take checkpoints. Coordinated fleets take one `Every`, for all agents together; without it
-            checkpoints are taken by hand (`snapline snapshot create`). Where agents checkpoint on their own, each does
+            checkpoints are taken manually (`snapline snapshot create`). Where agents checkpoint on their own, each does
             as soon as one of `Every`, `EveryMessages`, `Adaptive` says so; without any every second. `Manual()` there
             leaves it to `ctx.checkpoint()` and the protocol.
         stop_when: called with each complete cut (or the newest, if it is slower than they come); `True` ends the
@@ -77,18 +77,18 @@ class Fleet:
         epoch_timeout_s: an epoch that has not completed by then is aborted.
         log_bytes_max: of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino
             effect) is stopped for a moment for a cut that ends them.
-        place: where agents belong: id of an agent, or the beginning of ids with an asterisk behind it → a host, or several. Of those that
-            name an agent the first counts. They hold as long as one of these hosts is there; agents that are spawned begin where their parent is.
+        place: where agents belong: id of an agent, or the beginning of ids with an asterisk behind it → a host, or several. The first rule that names
+            an agent counts. Rules hold as long as one of these hosts is there; agents that are spawned begin where their parent is.
         rpo_s: how much work a failure may undo at most, in seconds, and rto_s: how long a recovery may take, from the first suspicion until all hosts
-            have applied the plan. Nothing is decided from them: the coordinator says in `snapline status`, in the view and in its log when they
-            are missed. None: nothing is said.
-        busy_limit_s: a host ends itself, and its fleet recovers, when code of an agent has blocked its event loop for so long (docs/durable-turns.md, "What may
-            block"). None: never. Hosts of one fleet may differ in this.
+            have applied the plan. Nothing is decided from them: the coordinator reports in `snapline status`, in the view and in its log when they
+            are missed. None: no report.
+        busy_limit_s: a host ends itself, and its fleet recovers, when code of an agent has blocked its event loop for this time
+            (docs/durable-turns.md, "What may block"). None: never. Hosts of one fleet may differ in this.
         simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
             step's function; nobody else does. An effect has its stub under its name, its probe under `NAME/probe`, its compensation under
             `NAME/undo`. Or a function without arguments that makes these for each run, so that runs share nothing.
         compensation_modules: modules or packages whose functions may be compensations of effects, besides the packages of the agents' classes.
-            Nothing else is called, whatever name stands in the store.
+            Nothing else is called, whatever name is in the store.
 
     Raises:
         FleetDefinitionError: the fleet cannot be run as it is written.
@@ -185,14 +185,14 @@ class Fleet:
 
     @property
     def policy(self) -> Policy:
-        """When agents checkpoint on their own."""
+        """Return when agents checkpoint on their own."""
         if not self.triggers:
             return DEFAULT_POLICY
         return self.triggers[0] if len(self.triggers) == 1 else AnyOf(self.triggers)
 
     @property
     def period_ns(self) -> int:
-        """Nanoseconds between two periodic epochs; 0 = none."""
+        """Return the nanoseconds between two periodic epochs; 0 = none."""
         periods = [trigger.seconds for trigger in self.triggers if isinstance(trigger, Every)]
         if is_autonomous(self.protocol):
             return round(max(LINE_PERIOD_LEAST_S, min(periods, default=1.0)) * 1e9)
@@ -229,7 +229,7 @@ class Fleet:
         return made
 
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
-        """A recovery, perhaps in another process, has to find the class by its name."""
+        """Refuse a class that a recovery, perhaps in another process, could not find by its name."""
         try:
             module: object = sys.modules[agent_class.__module__]
             named = reduce(getattr, agent_class.__qualname__.split("."), module)
@@ -242,7 +242,7 @@ class Fleet:
             )
 
     def kind_of(self, agent: str) -> str:
-        """What to record as the agent's class before it has been made."""
+        """Return the kind to record as the agent's class before the agent has been made."""
         source = self.agents[agent]
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
@@ -251,7 +251,7 @@ class Fleet:
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
-        """Equal on hosts that define the same fleet; hosts that disagree are turned away."""
+        """Return a digest that is equal on hosts that define the same fleet; hosts that disagree are rejected."""
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
@@ -262,7 +262,7 @@ class Fleet:
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
-        """What goes into the digest, as `name=value`: hosts that are turned away are told what differs."""
+        """Return the contents of the digest, as `name=value`, so that a rejection shows the differences."""
         agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
         named = ", ".join(sorted(agents))
         if len(named) > AGENTS_CHARACTERS_MAX:
@@ -283,13 +283,13 @@ class Fleet:
 
 
 AGENTS_CHARACTERS_MAX = 400
-"""Of the agents in a refusal; of more their number is named."""
+"""Largest number of characters of agents' names in a rejection; of more their number is named."""
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """The modules, each with those below it, whose functions may undo effects of agents of this class; `listed`: those that the fleet names.
+    """Return the modules, each with those below it, whose functions may undo effects of agents of this class; `listed`: those that the fleet names.
 
-    Of snapline's own classes it is the package around the class alone, not all of snapline.
+    For snapline's own classes it is the package around the class alone, not all of snapline.
     """
     modules = [each.__module__ for each in agent_class.__mro__ if each not in Agent.__mro__]
     packages = [each.rpartition(".")[0] if each.startswith("snapline.") else each.partition(".")[0] for each in modules]
@@ -307,7 +307,7 @@ def _modules_of(given: object) -> tuple[str, ...]:
 
 
 def places_of(place: object) -> dict[str, tuple[str, ...]]:
-    """`Fleet(place=…)` as rules.
+    """Parse `Fleet(place=…)` into rules.
 
     Raises:
         FleetDefinitionError: it is no such mapping; names the rule.
@@ -330,7 +330,7 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
 
 
 def stubs_of(fleet: Fleet) -> Stubs | None:
-    """The stubs of one simulated run; None: the fleet gives none.
+    """Return the stubs of one simulated run; None: the fleet gives none.
 
     Raises:
         FleetDefinitionError: they are none.
@@ -343,7 +343,7 @@ def stubs_of(fleet: Fleet) -> Stubs | None:
 
 
 def check_stubs(stubs: object) -> None:
-    """Raises FleetDefinitionError unless it is a mapping of names to functions."""
+    """Raise FleetDefinitionError unless it is a mapping of names to functions."""
     if not isinstance(stubs, Mapping):
         raise FleetDefinitionError(f"simulate is a {type(stubs).__qualname__}: give a dictionary, step's name → stub")
     for name, stub in stubs.items():
@@ -362,19 +362,19 @@ def _is_objective(value: object) -> bool:
 
 
 def clone(agent: Agent, image: bytes) -> Agent:
-    """A second agent of the same class with the state of `image`."""
+    """Return a second agent of the same class with the state of `image`."""
     return restore_agent(type(agent), image)
 
 
 def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
-    """An agent of `agent_class` with the state of `image`, without calling its constructor."""
+    """Return an agent of `agent_class` with the state of `image`, without calling its constructor."""
     made = agent_class.__new__(agent_class)
     made.state = agent_type(agent_class).state_decoder.decode(image)
     return made
 
 
 def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state, and see that it would come back equal.
+    """Encode an agent's state, and check that it would come back equal.
 
     Raises:
         EncodingError: names agent, field, the handlers that may have done it, and next step.
@@ -389,7 +389,7 @@ def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[s
 
 
 def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """As `encode_state`, where `check_state_image` follows.
+    """Encode an agent's state as `encode_state`, where `check_state_image` follows.
 
     Raises:
         EncodingError: it cannot be encoded; names agent, field, the handlers that may have done it, and next step.
@@ -414,7 +414,7 @@ def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str]
 
 
 def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
-    """A field may hold what it does not declare: that can be written, and only a recovery would find out.
+    """Refuse a state in which a field holds another type than declared: that can be written, and only a recovery would find out.
 
     Raises:
         EncodingError: names agent, field, and the handlers that may have done it.

@@ -1,9 +1,9 @@
-"""Coroutines that a handler has made and nobody has awaited: what they stand for was not done, so their turn fails.
+"""Coroutines that a handler has made and not awaited: their work was not done, so their turn fails.
 
-There are two kinds. What a context gives (`ctx.step`, `ctx.sleep` …) is an `ContextCall`: it is noted when it is made, and crossed out when somebody awaits it. Of
-others, such as `client.send(…)` or a method of the agent's own, Python says that they were never awaited when it frees them. A host's process hears of
-that in place of Python's warning (`watch`). They are charged to the task of the turn, or of the step, and to it also if a task or thread that it has started
-freed them. Those of tasks that outlive their turn, or are no turn's, get Python's warning.
+There are two kinds. A context's coroutine (`ctx.step`, `ctx.sleep` …) is a `ContextCall`: it is registered when it is made, and unregistered when it
+is awaited. For others, such as `client.send(…)` or a method of the agent's own, Python warns that they were never awaited when it frees them. A
+host's process handles that in place of Python's warning (`watch`). They are charged to the task of the turn, or of the step, and to it also if a task
+or thread that it has started freed them. Those of tasks that outlive their turn, or are no turn's, get Python's warning.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NOTED_MAX = 16
-"""Coroutines that were freed and that no turn was asked of yet. Of more Python warns."""
+"""Largest number of freed coroutines that no turn has checked yet. For more Python warns."""
 
 _HERE = __name__.partition(".")[0]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 class Unawaited:
-    """Of one turn.
+    """Unawaited coroutines of one turn.
 
     Attributes:
-        waiting: what its context was asked for and nobody has awaited yet, by the id of the object.
-        dropped: what nobody can await any more.
+        waiting: calls of its context that nobody has awaited yet, by the id of the object.
+        dropped: those that nobody can await any more.
     """
 
     __slots__ = ("dropped", "waiting")
@@ -44,7 +44,7 @@ class Unawaited:
 
 
 class Noting(Protocol):
-    """What a context must have; None: it was asked for nothing that is awaited."""
+    """Part of a context that registers calls; None: no call of it was to be awaited."""
 
     unawaited: Unawaited | None
 
@@ -75,7 +75,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
         return self._begun().throw(*error)
 
     def close(self) -> None:
-        """It is not wanted after all."""
+        """Close the coroutine: it is not needed after all."""
         self._begun().close()
 
     def __del__(self) -> None:
@@ -93,7 +93,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
 def awaited(
     method: Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]]:
-    """Decorator of a context's method: a call of it that nobody awaits is found when the turn ends."""
+    """Decorate a context's method: a call of it that nobody awaits is found when the turn ends."""
 
     @functools.wraps(method)
     def asked(ctx: _Ctx, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -105,7 +105,7 @@ def awaited(
 
 
 def _line(frame: Any) -> str:
-    """The innermost line that is not the runtime's."""
+    """Return the innermost line that is not the runtime's."""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _HERE:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -113,7 +113,7 @@ def _line(frame: Any) -> str:
 
 @contextlib.contextmanager
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
-    """Let what runs in here be in no task of asyncio's, and make none: `asyncio.timeout` in a durable handler would cancel the host's.
+    """Run the block in no task of asyncio's, and let it make none: `asyncio.timeout` in a durable handler would cancel the host's.
 
     `make_task` is the loop's task factory meanwhile.
     """
@@ -137,7 +137,7 @@ def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
 
 
 class Freed(NamedTuple):
-    """A coroutine that was never awaited. `task` is charged with it (None: the loop itself), and will look for it if it is that of a turn."""
+    """A coroutine that was never awaited. `task` is charged with it (None: the loop itself), and will check for it if it is that of a turn."""
 
     task: "asyncio.Task[Any] | None"
     is_turn: bool
@@ -145,14 +145,14 @@ class Freed(NamedTuple):
 
 
 freed: list[Freed] = []
-"""In hosts' processes only."""
+"""Freed coroutines; in hosts' processes only."""
 
 _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextVar("snapline_turn", default=None)
 """The task of the turn, or step, that runs in this context: tasks and threads that it starts inherit it."""
 
 
 def enter_turn() -> None:
-    """The present task is that of a turn, or of a step."""
+    """Make the present task that of a turn, or of a step."""
     _turn.set(_present())
 
 
@@ -160,11 +160,11 @@ _warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # what
 
 
 _is_collecting = False
-"""Python looks for cycles of dead objects: whoever runs just now has not made them."""
+"""Set while Python looks for cycles of dead objects: the code that runs just now has not made them."""
 
 
 def watch() -> None:
-    """Hear of coroutines that were never awaited, in this process from now on."""
+    """Register coroutines that were never awaited, in this process from now on."""
     gc.callbacks.append(_on_collection)
     warnings._warn_unawaited_coroutine = _on_freed  # type: ignore[attr-defined]  # as above
 
@@ -196,7 +196,7 @@ def _present() -> "asyncio.Task[Any] | None":
 
 
 def left_by(ctx: Noting, *, is_over: bool) -> list[str]:
-    """What the turn of this context has left behind, that stands, or `is_over`."""
+    """Return the unawaited coroutines of this context's turn, which waits, or, `is_over`, has ended."""
     noted, found = ctx.unawaited, list[str]()
     if noted is not None:
         found = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
@@ -204,7 +204,7 @@ def left_by(ctx: Noting, *, is_over: bool) -> list[str]:
 
 
 def take_freed() -> list[str]:
-    """Coroutines of the present turn, or step, that were freed; of those that are no turn's it warns."""
+    """Return coroutines of the present turn, or step, that were freed; warn of those that are no turn's."""
     if not freed:
         return []
     own, noted = (_turn.get(), _present(), None), list(freed)  # none: it ran within `no_task`
@@ -220,6 +220,6 @@ def take_freed() -> list[str]:
 
 
 def sentence(left: list[str]) -> str:
-    """Why the turn fails."""
+    """Return why the turn fails."""
     more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
     return f"{left[0]}{more} was never awaited, so it was not done: write await before it"

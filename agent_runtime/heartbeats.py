@@ -1,8 +1,8 @@
-"""Signs of life of steps. A function that takes long says that it lives, and hears so when nobody waits for it any more.
+"""Heartbeats of steps. A function that takes long reports that it lives, and learns when nobody waits for it any more.
 
-The function runs in a thread, which nobody can end from outside; or it is a coroutine. Both see the *beat* of their attempt in a context
-variable. It is written by the one side and read by the other, one attribute at a time: so it needs no lock. What is told is in memory alone: it
-goes from one attempt to the next, and a recovery begins anew.
+The function runs in a thread, which nobody can end from outside; or it is a coroutine. Both see the *beat* of their attempt in a context variable. It
+is written by the one side and read by the other, one attribute at a time: so it needs no lock. Details are in memory alone: they go from one attempt
+to the next, and a recovery begins anew.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ _present: ContextVar["Beat | None"] = ContextVar("snapline_step", default=None)
 
 
 class Beat:
-    """Of one attempt of a step.
+    """Heartbeats of one attempt of a step.
 
     Attributes:
-        before: what the attempt before has told last; None: nothing, or there was none.
-        told: what this one has told last; until then `before`.
-        count: how often it was heard of.
+        before: details that the attempt before has sent last; None: none, or there was no attempt.
+        told: details that this one has sent last; until then `before`.
+        count: number of heartbeats.
         is_over: nobody waits for it any more.
     """
 
@@ -36,7 +36,7 @@ class Beat:
         self.is_over = False
 
     def of(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """The same function, with this beat where it runs."""
+        """Return the same function, with this beat where it runs."""
         if inspect.iscoroutinefunction(function):
             return functools.partial(self._awaited, function)
 
@@ -62,19 +62,19 @@ class Beat:
 
 
 def heartbeat(details: Any = None) -> Any:  # whatever the step tells
-    """Say that the running step lives; to be called by its function, now and then. Outside a step it does nothing.
+    """Report that the running step lives; to be called by its function, now and then. Outside a step it does nothing.
 
     A thread that the function starts itself is not the step's: call it there by `contextvars.copy_context().run`.
 
     Args:
-        details: how far it has come. The next attempt, if there is one, gets the last that was told; a recovery forgets it.
+        details: how far it has come. The next attempt, if there is one, gets the last ones; a recovery forgets them.
 
     Returns:
-        What the attempt before this one has told last; None if there was none, or it told nothing.
+        The last details of the attempt before this one; None if there was none, or it sent none.
 
     Raises:
-        StepCancelledError: nobody waits for this attempt any more: its turn was undone, its time is over, or it was not heard of for too
-            long. Let go of everything, and end.
+        StepCancelledError: nobody waits for this attempt any more: its turn was undone, its time is over, or it sent no heartbeat for too long.
+            Release everything, and end.
     """
     beat = _present.get()
     if beat is None:
@@ -88,10 +88,10 @@ def heartbeat(details: Any = None) -> Any:  # whatever the step tells
 
 
 async def heard_of(running: Awaitable[Any], beat: Beat, seconds: float) -> Any:  # the result of what runs
-    """Wait for it as long as it is heard of.
+    """Wait for it as long as it sends heartbeats.
 
     Raises:
-        TimeoutError: it was not, from one look to the next, `seconds` later.
+        TimeoutError: it sent none from one check to the next, `seconds` later.
     """
     task = asyncio.ensure_future(running)
     try:

@@ -1,4 +1,4 @@
-"""From a recorded kind back to its class, and whether its state still means the same."""
+"""Lookup of recorded kinds: their classes, and whether their states still mean the same."""
 
 import importlib
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from snapline.errors import EncodingError
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 REFUSALS_NAMED_MAX = 3
-"""What a refusal of a line tells: the coordinator takes reasons of 2,000 characters, and one of these has up to 500."""
+"""Largest number of classes named in a refusal of a line: the coordinator takes reasons of 2,000 characters, and one of these has up to 500."""
 
 
 def find_class(fleet: Fleet, kind: str) -> type[Agent]:
-    """The agent class recorded as `module:Class`.
+    """Return the agent class recorded as `module:Class`.
 
     Only subclasses of Agent are returned: a name from a checkpoint or a peer runs nothing else.
 
@@ -30,7 +30,7 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
-    """The class recorded as `kind`; None if it is gone: what it wrote can be read all the same."""
+    """Return the class recorded as `kind`; None if it is gone: its records can still be read."""
     try:
         return find_class(fleet, kind)
     except EncodingError:
@@ -54,7 +54,7 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, MigrationPlan]:
-    """Agent → how its saved state becomes one of its class, for all checkpoints of a line at once; unborn agents have none.
+    """Return agent → plan that makes its saved state one of its class, for all checkpoints of a line at once; unborn agents have none.
 
     Runs no migration and decodes no state: a fleet is refused as a whole, or can be loaded as far as versions go.
 

@@ -1,4 +1,4 @@
-"""State of an older version of an agent's class: which steps lead to the present one, and taking them.
+"""State of an older version of an agent's class: finding the steps to the present one, and taking them.
 
 *Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the meanings that the state of a class
 has had. A function marked `@migrates(Worker, from_version=3)` makes plain data of version 3 plain data of version 4.
@@ -7,10 +7,10 @@ has had. A function marked `@migrates(Worker, from_version=3)` makes plain data 
 their values, UUIDs text, histories lists, blobs bytes; arrays are arrays. So a step does not need the class as it was then.
 
 *Model.* A step is a pure function: it may run again (each recovery to the same checkpoint runs it), in another process, in a
-worker thread, before any agent runs. A fleet goes back to a line as a whole, so a line is also judged as a whole:
+worker thread, before any agent runs. A fleet goes back to a line as a whole, so a line is also checked as a whole:
 
-1. `plan_migration` for every checkpoint of the line on a host. It runs nothing and decodes nothing. What it refuses cannot
-   be mended by trying again: a version newer than the class, a step that nobody wrote, other fields under one version.
+1. `plan_migration` for every checkpoint of the line on a host. It runs nothing and decodes nothing. A retry cannot fix what it refuses: a version
+   newer than the class, a step that nobody wrote, other fields under one version.
 2. `load_state` for each, once all have a plan. Each step runs once, in order, on data that nobody else holds.
 3. Only then are agents put in their places. If anything of this fails, none is, and the host ends (`MigrationError`): the plan
    waits for one with code that fits.
@@ -24,8 +24,7 @@ another owner, or serves two places.
 count of its base and has its steps, or overrides them. One that sets it counts on its own and has none of them: a step for
 another class's version 3 must not run by accident.
 
-Carries: part of G3 (a restored state is one that was saved, or its migration) and of G11 (nothing is used before all of it
-has been judged).
+Carries: part of G3 (a restored state is one that was saved, or its migration) and of G11 (nothing is used before all of it has been checked).
 """
 
 import inspect
@@ -61,7 +60,7 @@ _STEPS = "__snapline_migrations__"
 """Attribute of an agent class: version → the function that leads to the next one. In the class's own `__dict__` only."""
 
 _KEPT_EXTENSION = 127
-"""Stands for an array in bytes that never leave this module: its place in a list."""
+"""Code for an array in bytes that never leave this module: its place in a list."""
 
 _Function = TypeVar("_Function", bound=Callable[[Any], Any])
 
@@ -76,14 +75,14 @@ class MigrationError(EncodingError):
 
 
 class MigrationStep(msgspec.Struct, frozen=True):
-    """The way from one version to the next."""
+    """The step from one version to the next."""
 
     from_version: int
     function: Callable[[Any], Any]
 
 
 class MigrationPlan(msgspec.Struct, frozen=True):
-    """How the state of one checkpoint becomes a state of its class.
+    """Plan that makes the state of one checkpoint a state of its class.
 
     Attributes:
         agent: its id.
@@ -145,7 +144,7 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
 
 
 def _check_function(function: object, class_name: str) -> None:
-    """Refuse what would not return a state when it is called with one."""
+    """Refuse a function that would not return a state when it is called with one."""
     if not callable(function):
         raise FleetDefinitionError(f"a migration of {class_name} is {function!r}: mark a function")
     name = getattr(function, "__qualname__", repr(function))
@@ -193,7 +192,7 @@ def check_steps(agent_class: type[Agent]) -> None:
 def _first_missing(steps: dict[int, Callable[[Any], Any]], first: int, version: int) -> int | None:
     """Return the first version from `first` on that has no step; None if the steps lead to `version`.
 
-    Ends after at most one look more than there are steps.
+    Ends after at most one check more than there are steps.
     """
     for each in range(first, version):
         if each not in steps:
@@ -303,7 +302,7 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
 
 
 def _plain_extension(code: int, data: memoryview) -> object:
-    """A decoder's hook: as for a state, but histories are lists and blobs bytes, whose types are not known yet."""
+    """Decode an extension as for a state, but histories are lists and blobs bytes, whose types are not known yet."""
     if code == HISTORY_EXTENSION:
         return msgspec.msgpack.decode(data, ext_hook=_plain_extension)
     return bytes(data) if code == BLOB_EXTENSION else decode_own_value(code, data)
@@ -321,7 +320,7 @@ def _plain(value: Any) -> Any:
 
 
 def migrate(plan: MigrationPlan, plain: object) -> object:
-    """Take all steps of a plan; returns plain data of the class's version. `plain` is theirs to change.
+    """Take all steps of a plan; return plain data of the class's version. The steps may change `plain`.
 
     Raises:
         MigrationError: a step raised, or returned nothing; names it and the agent.
@@ -359,7 +358,7 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
 
 
 def _as_declared(declared: Any, value: object) -> object:
-    """The decoder's hook for types that msgspec does not know. Lists may become histories, and bytes blobs."""
+    """Decode types that msgspec does not know. Lists may become histories, and bytes blobs."""
     origin = getattr(declared, "__origin__", declared)
     name = (getattr(origin, "__module__", ""), getattr(origin, "__qualname__", ""))
     if name == (HISTORY_MODULE, "History") and type(value) is list:
@@ -381,7 +380,7 @@ class _Arrays:
         self._owners: dict[int, object] = {}  # by id; held, so that no id is used again
 
     def put(self, value: object) -> object:
-        """The encoder's hook."""
+        """Encode an array, as the encoder's hook."""
         numpy = loaded_numpy()
         if numpy is None or not isinstance(value, numpy.ndarray):
             return encode_value(value)
@@ -390,7 +389,7 @@ class _Arrays:
         return msgspec.msgpack.Ext(_KEPT_EXTENSION, str(len(self._arrays) - 1).encode())
 
     def get(self, code: int, data: memoryview) -> object:
-        """The decoder's hook."""
+        """Decode an array, as the decoder's hook."""
         return self._arrays[int(bytes(data))] if code == _KEPT_EXTENSION else _plain_extension(code, data)
 
     def _owned(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

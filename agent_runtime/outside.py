@@ -21,10 +21,11 @@ from snapline.errors import UsageError
 from snapline.ids import is_plain
 
 DELAY_S_MAX = 3e9
-"""A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
+"""Longest delay, a hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
 
 HANDLER_THREADS_MAX = 64
-"""Handlers of one host that block in threads at the same time; more wait their turn. A late one, whose turn was undone, counts until it returns."""
+"""Largest number of handlers of one host that block in threads at the same time; more wait their turn. A late one, whose turn was undone, counts
+until it returns."""
 
 
 def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
@@ -32,7 +33,7 @@ def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) ->
 
 
 IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("IN_THREAD", default=_unmarked)
-"""What calls a function in a thread, for the turn of this context: a process leaves marks of what runs (`host/turn_marks.py`)."""
+"""Caller of functions in threads, for the turn of this context: a process leaves marks of what runs (`host/turn_marks.py`)."""
 
 
 class Outside:
@@ -44,7 +45,7 @@ class Outside:
         return time.time_ns()
 
     def elapsed_ns(self) -> int:
-        """A clock that nobody puts right: for time that passes, within this process."""
+        """Return the time of a clock that is never corrected: for time that passes, within this process."""
         return time.monotonic_ns()
 
     def random(self) -> float:
@@ -59,13 +60,13 @@ class Outside:
         return outcome
 
     def function_of(self, handler: Handler) -> Callable[..., Any]:
-        """What is called for a turn of this handler."""
+        """Return the function that is called for a turn of this handler."""
         return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a handler that blocks, in a thread of its own; what it returns, if it is a coroutine, on a loop of its own.
+        """Run a handler that blocks, in a thread of its own; its result, if it is a coroutine, on a loop of its own.
 
-        The thread does not keep the process alive. If this is cancelled, it runs on, and nobody hears of it.
+        The thread does not keep the process alive. If this is cancelled, it runs on, and its result is dropped.
         """
         threads = self._handler_threads = self._handler_threads or asyncio.Semaphore(HANDLER_THREADS_MAX)
         await threads.acquire()
@@ -92,17 +93,17 @@ class Outside:
         await ended
 
     async def pause(self, seconds: float) -> None:
-        """Before a step is tried again."""
+        """Wait before a step is retried."""
         await asyncio.sleep(seconds)
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
-        """Wait for it so long; TimeoutError after that."""
+        """Wait for it up to this time; TimeoutError after that."""
         return await asyncio.wait_for(running, seconds)
 
     def beating(
         self, name: str, function: Callable[[], Any], beat: Beat, heartbeat_s: float | None
     ) -> Coroutine[Any, Any, Any]:
-        """A step whose function can say that it lives; TimeoutError if nothing is heard of it for `heartbeat_s`."""
+        """Run a step whose function can send heartbeats; TimeoutError if none comes for `heartbeat_s`."""
         running = self.step(name, beat.of(function))
         return running if heartbeat_s is None else heard_of(running, beat, heartbeat_s)
 
@@ -110,7 +111,7 @@ class Outside:
 _call: ContextVar[str] = ContextVar("snapline_call", default="")
 _lock = threading.Lock()
 _calls: Counter[str] = Counter()
-"""Outside keys of effects whose functions run in threads just now: nobody can end these, also if their time is over."""
+"""Outside keys of effects whose functions run in threads just now: these cannot be ended, even if their time is over."""
 
 _LOOK_S = 0.05
 
@@ -145,7 +146,7 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
 
 @contextlib.contextmanager
 def calling(key: str) -> Iterator[None]:
-    """What runs in here is a call of the effect of this outside key."""
+    """Mark the block as a call of the effect of this outside key."""
     outer = _call.set(key)
     try:
         yield
@@ -162,7 +163,7 @@ async def no_call_of(world: Outside, key: str) -> None:
 async def run_step(
     world: Outside, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
-    """Run a step, and again if it raises; what it raises last comes out of here. `began`: called before each attempt."""
+    """Run a step, and again if it raises; its last error is raised here. `began`: called before each attempt."""
     beat = Beat(None)
     for wait_s in work.waits_s:
         began()
@@ -184,7 +185,7 @@ async def _attempt(world: Outside, name: str, work: StepWork, beat: Beat) -> Any
 
 
 def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
-    """The seconds before each retry.
+    """Return the seconds before each retry.
 
     Raises:
         UsageError: these are none.
@@ -198,10 +199,10 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
 
 
 def plain_name(what: str, name: object) -> str:
-    """The name of a step, an effect or a saga as journals and the ledger keep it. Those are read back as text.
+    """Return the name of a step, an effect or a saga as journals and the ledger keep it. Those are read back as text.
 
     Raises:
-        UsageError: it is no text, or one that UTF-8 cannot say.
+        UsageError: it is no text, or one that UTF-8 cannot encode.
     """
     if is_plain(name):
         return str.__str__(name)
@@ -216,10 +217,10 @@ def step_work(
     retries: int | Sequence[float],
     durability: str,
 ) -> StepWork:
-    """What `ctx.step` was asked for.
+    """Return the work that `ctx.step` requests.
 
     Raises:
-        UsageError: there is no such durability, or that is no time.
+        UsageError: the durability, or a time, is not valid.
     """
     if durability not in ("log", "checkpoint"):
         raise UsageError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
@@ -229,10 +230,10 @@ def step_work(
 
 
 def nanoseconds(what: str, seconds: float) -> int:
-    """A time to wait.
+    """Return a time to wait, in nanoseconds.
 
     Raises:
-        UsageError: nobody can wait so long.
+        UsageError: it is negative or too long.
     """
     if not 0 <= seconds <= DELAY_S_MAX:
         raise UsageError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")

@@ -1,10 +1,10 @@
-"""What few turns ask for: most only send, and answer. A context makes one of these when it is first needed."""
+"""Requests that few turns make: most only send, and answer. A context makes one of these when it is first needed."""
 
 from snapline.agent_runtime.host.events import Emission, Spawn
 
 
 class Seldom:
-    """Beside the sends of one turn, or segment of one."""
+    """Requests besides the sends of one turn, or segment of one."""
 
     __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
 

@@ -15,10 +15,10 @@ from snapline.storage.store.record import Buffer
 
 
 class MessageReader:
-    """Makes the messages that a program gets.
+    """Maker of the messages that a program gets.
 
-    `kind`: the class that they are to be of; None: `{"type": its name, "fields": plain values}`; msgspec.Raw: the same with MessagePack as fields. `option` is
-    what the caller calls it, `what` what a message is to him.
+    `kind`: the class that they are to be of; None: `{"type": its name, "fields": plain values}`; msgspec.Raw: the same with MessagePack as fields.
+    `option` is the caller's name for it, `what` the caller's name for a message.
     """
 
     def __init__(self, kind: Any, option: str, what: str) -> None:
@@ -45,14 +45,14 @@ class MessageReader:
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What an agent has given to the outside (`ctx.emit`). A complete snapshot holds its turn: it is never taken back by a failure.
+    """An output that an agent has given to the outside (`ctx.emit`). A complete snapshot holds its turn: it is never taken back by a failure.
 
     Attributes:
         number: 1, 2, 3 … among those of its agent, in its history.
         topic: as the agent has named it.
         message: `{"type": its type's name, "fields": plain values}`, or of the class that the caller gave.
-        cursor: read on after it to get what comes after this output.
-        epoch: of the snapshot that it was released with.
+        cursor: read on after it to get the outputs after this one.
+        epoch: number of the snapshot that it was released with.
         emitted_ns: wall-clock time since 1970.
     """
 
@@ -66,12 +66,12 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class OutputsReverted(msgspec.Struct, frozen=True):
-    """The fleet has gone back to an earlier snapshot on purpose, or since later ones were lost: what was given out after it does not count.
+    """A return of the fleet to an earlier snapshot, on purpose or since later ones were lost: outputs released after it do not count.
 
     Attributes:
         after: every output that the reader has of a later epoch than this is undone.
         epochs: those, ascending, as far as their outputs are still kept.
-        cursor: read on after it to get what comes instead.
+        cursor: read on after it to get the outputs that come instead.
     """
 
     after: int
@@ -80,7 +80,7 @@ class OutputsReverted(msgspec.Struct, frozen=True):
 
 
 def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
-    """Yield what a program gets of a batch: what is undone, then the outputs of `topic`, or of all if it is empty. EncodingError."""
+    """Yield a batch's contents for a program: undone epochs, then the outputs of `topic`, or of all if it is empty. EncodingError."""
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
     for index, each in enumerate(batch.outputs):

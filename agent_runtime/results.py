@@ -1,4 +1,4 @@
-"""What durable turns get back from their journals: results of steps, and messages."""
+"""Values that durable turns get back from their journals: results of steps, and messages."""
 
 import functools
 import typing
@@ -27,7 +27,7 @@ from snapline.storage.packs.checkpoint import JournalEntry
 _T = TypeVar("_T")
 
 REASON_CHARACTERS_MAX = 1000
-"""Of what an error says. It is in the journal, and so in checkpoints."""
+"""Largest number of characters of an error's text. It is in the journal, and so in checkpoints."""
 
 _CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 
@@ -36,7 +36,7 @@ ARGUMENT_DIGEST_BYTES = 8
 
 
 def argument_digest(step: str, arguments: object) -> bytes:
-    """Tells arguments apart, sets whatever their order; "" for none.
+    """Return a digest that distinguishes arguments, sets whatever their order; "" for none.
 
     Raises:
         EncodingError: they cannot be encoded.
@@ -52,7 +52,7 @@ def argument_digest(step: str, arguments: object) -> bytes:
 
 
 def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
-    """An argument of a compensation as it is kept, and will be read as `declared`.
+    """Encode an argument of a compensation as it is kept, and will be read as `declared`.
 
     Raises:
         EncodingError: it cannot be, or would come back as another value.
@@ -68,7 +68,7 @@ def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
 
 
 def describe_result(result: bytes, *, is_done: bool) -> str:
-    """What came of an effect, for people."""
+    """Describe the result of an effect, for people."""
     try:
         found = message_decoder(Any).decode(result)
     except (msgspec.MsgspecError, ValueError, TypeError):
@@ -79,7 +79,8 @@ def describe_result(result: bytes, *, is_done: bool) -> str:
 def encode_result(
     step: str, value: object, function: Callable[..., Any] | None = None, *, is_effect: bool = False
 ) -> bytes:
-    """A step's result as the journal keeps it; `function`: declares what it returns. That of an effect may lose its type if it is not declared.
+    """Encode a step's result as the journal keeps it; `function`: declares the result's type. That of an effect may lose its type if it is not
+    declared.
 
     Raises:
         EncodingError: it cannot be kept, or would come back as another value.
@@ -105,7 +106,7 @@ def encode_result(
 
 
 def encode_error(error: BaseException) -> bytes:
-    """What a step has raised."""
+    """Encode the error that a step has raised."""
     try:
         reason = str(error)
     except Exception:  # of the error's own class
@@ -114,7 +115,7 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) -> Any:  # the function's own result
-    """The step's result by the journal.
+    """Return the step's result by the journal.
 
     Raises:
         StepFailedError: it has none, for it raised.
@@ -132,7 +133,7 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
 
 
 def returned_by(function: Callable[..., Any] | None) -> Any:  # any annotation
-    """What a function declares to return; Any without a word of it."""
+    """Return the declared return type of a function; Any without a declaration."""
     inner = function.func if isinstance(function, functools.partial) else function
     if inner is None:
         return Any
@@ -157,7 +158,7 @@ def _decoder_of(kind: Any) -> Any:  # msgspec's decoder of that type
 
 
 def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
-    """The message.
+    """Decode a message.
 
     Raises:
         EncodingError: it is of another type, or does not decode.

@@ -1,4 +1,4 @@
-"""How a turn asks that the fleet goes back (`ctx.rollback`)."""
+"""Rollback requests of turns (`ctx.rollback`)."""
 
 import sys
 
@@ -11,7 +11,7 @@ REASON_CHARACTERS_MAX = 1_000
 
 
 class RollbackWish(msgspec.Struct, frozen=True):
-    """What a turn asks for. `snapshot`: "last", a tag or an epoch; `place`: function, file and line that asked: what it is counted by."""
+    """A turn's request. `snapshot`: "last", a tag or an epoch; `place`: function, file and line of the call, by which requests are counted."""
 
     snapshot: str
     reason: str
@@ -19,7 +19,7 @@ class RollbackWish(msgspec.Struct, frozen=True):
 
 
 class RollbackAskedError(BaseException):
-    """Ends the turn that asks. No `Exception`: what handles those is not to go on, and no saga is to undo what it has done."""
+    """End of the turn that requests a rollback. No `Exception`: handlers of those must not go on, and no saga must undo what it has done."""
 
     def __init__(self, wish: RollbackWish) -> None:
         super().__init__(f"the turn asks that the fleet goes back to {wish.snapshot}: {wish.reason}")
@@ -30,18 +30,18 @@ NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs 
 CAUGHT = "the handler has caught what ctx.rollback raises: let it pass"
 
 FAILURES = (Exception, RollbackAskedError, SystemExit)
-"""What a handler may raise that ends its turn."""
+"""Exceptions of a handler that end its turn."""
 
 
 def wish_in(error: BaseException, on_error: str) -> tuple[RollbackWish | None, BaseException]:
-    """What a turn that has failed wishes, if its agent may, and what it has failed by."""
+    """Return the request of a turn that has failed, if its agent may make one, and the error that it has failed by."""
     if not isinstance(error, RollbackAskedError):
         return None, error
     return (error.wish, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
 def wish_of(reason: str, snapshot: str) -> RollbackWish:
-    """Return what whoever has called `ctx.rollback` wishes; UsageError."""
+    """Return the request of a call of `ctx.rollback`; UsageError."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"

@@ -1,10 +1,10 @@
-"""What undoes effects: references to compensations, and the message of the turn that runs them. No I/O.
+"""Undoing of effects: references to compensations, and the message of the turn that runs them. No I/O.
 
-A compensation may have to run in another process, after a recovery, when the handler that named it is long over. So it is kept as `module:function`, and its
-arguments encoded; they are decoded as the function declares them.
+A compensation may have to run in another process, after a recovery, when the handler that named it is long over. So it is kept as `module:function`,
+and its arguments encoded; they are decoded as the function declares them.
 
-Names come back from the store, and whoever can write there must not be able to have any function of Python called. So they are looked up among the fleet's own
-modules only: the packages of its agents' classes, and what `Fleet(compensation_modules=…)` lists.
+Names come back from the store, and a writer of the store must not be able to have any function of Python called. So they are looked up among the
+fleet's own modules only: the packages of its agents' classes, and those that `Fleet(compensation_modules=…)` lists.
 """
 
 import functools
@@ -23,31 +23,31 @@ from snapline.errors import MessageTooLargeError, UsageError
 from snapline.storage.packs.saved_effects import MadeEffect
 
 UNDO = b"\x05@undo"
-"""Before the effects: no type has such a name."""
+"""Head of the message, before the effects: no type has such a name."""
 
 UNDO_NAME = "@undo"
 
 ARGUMENTS_BYTES_MAX = 64 * 1024
-"""Of one compensation: they are in the agent's checkpoints as long as its turn lasts, and in the ledger."""
+"""Largest size of one compensation's arguments: they are in the agent's checkpoints as long as its turn lasts, and in the ledger."""
 
 _decoder = msgspec.msgpack.Decoder(list[MadeEffect])
 
 
 def undo_payload(made: Sequence[MadeEffect]) -> bytes:
-    """The message of the turn that undoes these, in this order."""
+    """Return the message of the turn that undoes these, in this order."""
     return UNDO + msgspec.msgpack.encode(list(made))
 
 
 def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
-    """What is to be undone; `body`: what stands behind the name. Raises msgspec.MsgspecError."""
+    """Decode the effects to undo; `body`: the bytes behind the name. Raises msgspec.MsgspecError."""
     return _decoder.decode(body)
 
 
 def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:
-    """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
+    """Return a compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
 
     Raises:
-        UsageError: it is none that another process could find, or in none of these modules.
+        UsageError: it is not one that another process could find, or in none of these modules.
         EncodingError: an argument cannot be encoded.
         MessageTooLargeError: they are too large together.
     """
@@ -77,7 +77,7 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
 
 
 def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> Callable[..., Any]:
-    """The compensation with its arguments, to be called with its key. One that is not there any more, or not among `own`, raises when it is called."""
+    """Return the compensation with its arguments, to be called with its key. One that is gone, or not among `own`, raises when it is called."""
     module, _, name = reference.partition(":")
     if module and not _is_own(module, own):
         return functools.partial(_foreign, effect, reference)
@@ -95,7 +95,7 @@ def _is_own(module: str, own: Sequence[str]) -> bool:
 
 
 def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
-    """The function that is defined there: what a module has imported from elsewhere is not its own."""
+    """Return the function that is defined there: a module's imports from elsewhere are not its own."""
     if not _is_own(module, own) or not name.isidentifier():
         return None
     try:
@@ -112,7 +112,7 @@ def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> l
 
 
 def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
-    """What its positional parameters are declared as; Any for more arguments than those."""
+    """Return the declared types of its positional parameters; Any for more arguments than those."""
     if function is None:
         return [Any] * count
     try:

@@ -26,11 +26,11 @@ import threading
 from collections.abc import Callable, Iterable
 
 CHILD_EXIT_CODE = 70
-"""Of a child that came back from user code: it was never to go on as its parent (EX_SOFTWARE of sysexits.h)."""
+"""Exit code of a child that returned from user code: it must not continue as its parent (EX_SOFTWARE of sysexits.h)."""
 
 
 class _Process:
-    """Of this process.
+    """State of this process.
 
     Attributes:
         has_hook: `os.register_at_fork` has been called; that cannot be undone.
@@ -51,7 +51,7 @@ _process = _Process()
 
 
 class _Forking(threading.local):
-    """Of a thread that forks. `mask`: which signals waited before."""
+    """State of a thread that forks. `mask`: the signals blocked before."""
 
     mask: frozenset[int] | set[int] = frozenset()
 
@@ -90,7 +90,7 @@ def end_if_child() -> None:
 
 
 def _code_of(error: SystemExit) -> int:
-    """As Python ends with it."""
+    """Return the exit code that Python would use."""
     return (error.code & 0xFF) if isinstance(error.code, int) else int(error.code is not None)
 
 

@@ -1,4 +1,4 @@
-"""How much a protobuf message would become, counted in its bytes before it is parsed.
+"""Estimate of a protobuf message's parsed size, counted in its bytes before parsing.
 
 An empty text takes two bytes on the wire and some hundred once it is an object; a number takes one and becomes forty. So a
 peer could make a message of 16 MiB cost gigabytes, within every limit on bytes. Walking over the bytes builds nothing:
@@ -54,7 +54,7 @@ def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) 
 
 
 def _skip(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
-    """Where a field's value begins and ends."""
+    """Return the begin and end of a field's value."""
     if wire == _VARINT:
         return at, _varint(data, at, end)[1]
     size, start = (8 if wire == _FIXED_64 else 4, at) if wire in (_FIXED_64, _FIXED_32) else (0, at)

@@ -1,8 +1,8 @@
-"""Who may speak on a link: cluster, hosts, host starts and recovery plan (G9).
+"""Fencing of links by cluster, hosts, host starts and recovery plan (G9).
 
 The fence is two-sided. A peer that is older than what this side knows has been replaced: that is final, nothing it does
-later changes it. A peer that is newer is refused too, but only until this side has heard of it: the coordinator tells
-everybody, just not at one instant.
+later changes it. A newer peer is refused too, but only until this side has heard of it: the coordinator informs
+all hosts, but not at one instant.
 """
 
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from snapline.channels.frame import LinkHello, Refused
 
 LINK_VERSION = 2
-"""Version of frames and rules; another one is refused for good."""
+"""Version of frames and rules; another one is refused permanently."""
 
 
 class LinkIdentity(NamedTuple):
-    """What both sides must agree on for the whole life of a link."""
+    """Identity that both sides must agree on for the whole life of a link."""
 
     cluster: str
     host: str
@@ -24,7 +24,7 @@ class LinkIdentity(NamedTuple):
     plan: int
 
     def hello(self, attempt: int, received: int, floor: int) -> LinkHello:
-        """What this side says first on a stream: who it is, the highest link number that it received, and its floor."""
+        """Return the first message on a stream: this side's identity, the highest link number received, and its floor."""
         return LinkHello(
             cluster=self.cluster,
             host=self.host,

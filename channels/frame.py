@@ -26,7 +26,7 @@ LARGE_BYTES = 64 * 1024
 """A payload of this size or more has a frame of its own: batching it gains nothing and delays its neighbours."""
 
 LARGE_ITEMS = FRAME_ITEMS_MAX // 2
-"""So many make a frame that is large, whatever their bytes."""
+"""Number of items that makes a frame large, whatever their bytes."""
 
 CREDITS_MAX = 4096
 """Channel credits per frame, about 40 KB; more wait for the next one."""
@@ -45,13 +45,13 @@ UNCOUNTED_BYTES_MAX = 512 * 1024
 
 ENTRIES_MAX = 4 * FRAME_ITEMS_MAX
 NUMBERS_MAX = 2 * CREDITS_MAX + 3 * FRAME_ITEMS_MAX
-"""Of a frame: payloads and piggybacks with what is beside them, and the numbers in its columns."""
+"""Limits of a frame: payloads and piggybacks with their other entries, and the numbers in its columns."""
 
 MARKER_CHANNELS_MAX = 32_768
 """Channels per marker item, so that it stays under half a part; a larger marker travels in several items."""
 
 _LZ4_RATIO_MAX = 255
-"""No lz4 block grows by more than this; a larger stated size is a lie."""
+"""Largest growth of an lz4 block; a larger stated size is a lie."""
 
 _ITEMS_TAG = bytes([link_pb2.Frame.ITEMS_FIELD_NUMBER << 3 | 2])
 _PAYLOAD_TAG = bytes([link_pb2.Items.PAYLOAD_FIELD_NUMBER << 3 | 2])
@@ -70,12 +70,12 @@ class Items(Struct, gc=False):
 
 
 def is_small(items: Items) -> bool:
-    """Does a frame of these cost much for what it carries? Sender and receiver count such frames alike."""
+    """Return whether a frame of these costs much for its contents. Sender and receiver count such frames alike."""
     return len(items.channel) < LARGE_ITEMS and sum(map(len, items.payload)) < LARGE_BYTES
 
 
 class LinkHello(Struct, frozen=True, gc=False):
-    """Who speaks, of which start, attempt and plan, the highest link number it received, and the epochs before the link."""
+    """Hello of a host: its identity, start, attempt and plan, the highest link number received, and the epochs before the link."""
 
     cluster: str
     host: str
@@ -132,7 +132,7 @@ class Marker(Struct, frozen=True, gc=False):
 
 
 class CloseChannel(Struct, frozen=True, gc=False):
-    """Control item: the channel's sender is gone for good, or (`by_receiver`) the receiver of a channel of the other side's."""
+    """Control item: the channel's sender is gone permanently, or (`by_receiver`) the receiver of a channel of the other side's."""
 
     channel: int
     by_receiver: bool
@@ -306,7 +306,7 @@ def _read_items(message: link_pb2.Items) -> Items:
 
 
 def _check_columns(items: link_pb2.Items) -> None:
-    """Before anything is made of them."""
+    """Check the columns before anything is made of them."""
     count = len(items.channel)
     if not 1 <= count <= FRAME_ITEMS_MAX:
         raise ProtocolError(f"a frame with {count} items; 1 to {FRAME_ITEMS_MAX} are allowed")

@@ -52,7 +52,7 @@ RETRY_S_MAX = 0.5
 """Sleep between dials: failing calls return within 1 ms, so without it a lost peer would cost a whole core."""
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
-"""Of one service: call → what serves it."""
+"""Handlers of one service, by call."""
 
 NO_SERVICES: Mapping[str, Handlers] = {}
 
@@ -63,7 +63,7 @@ class LinkTransport:
     """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC.
 
     Attributes:
-        guard: stands in front of everything that is served here.
+        guard: in front of everything that is served here.
         healthy: what the health service answers.
     """
 

@@ -111,7 +111,7 @@ _CLOSING = "closing"  # CloseStream was asked for: nothing is written or taken a
 class LinkCore:
     """One side of a link; see the module for the rules and the caller's duties.
 
-    State, besides the outgoing order and the incoming order:
+    State, next to the outgoing order and the incoming order:
         phase: what the stream is, see above.
         attempt: of the current or last stream; the dialler's grows.
         begun: the newest epoch that has begun on this host; its owner's word.
@@ -119,7 +119,7 @@ class LinkCore:
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
         opened_ns, written_ns: when this stream was opened, and when its last frame was made: Hello and heartbeat are due by them.
         opened: number of the last channel opened; they rise.
-        is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, for good.
+        is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, permanently.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class LinkCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """When `TimerFired` is wanted next; None if nothing is due by time."""
+        """Time of the next `TimerFired`; None if nothing is due by time."""
         if self._phase is not _ESTABLISHED:
             return self._opened_ns + HELLO_NS if self._phase is _OPENING else None
         wakeup_ns = None if self._is_heartbeat_due else self._written_ns + HEARTBEAT_NS
@@ -190,7 +190,7 @@ class LinkCore:
 
     @property
     def has_unacked(self) -> bool:
-        """Whether anything in the order has not been acked by the peer."""
+        """Return whether the peer has not acked everything in the order."""
         return self._out.acked < self._out.last
 
     @property
@@ -198,7 +198,7 @@ class LinkCore:
         return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """What this side answers to the peer's Hello: None = welcome. Changes nothing."""
+        """Return this side's answer to the peer's Hello: None = welcome. Changes nothing."""
         if self._is_over:
             return Refused("this link has ended", True)
         refused = judge_identity(hello, self.identity)
@@ -314,7 +314,7 @@ class LinkCore:
         return []
 
     def knock(self) -> LinkHello:
-        """What asks the peer to dial."""
+        """Return the Hello that asks the peer to dial."""
         return self.identity.hello(0, 0, 0)
 
     def _make_frame(self, now_ns: int, body: Items | LinkHello | Bye | None = None, first_number: int = 0) -> Frame:
@@ -446,7 +446,7 @@ class LinkCore:
         return commands
 
     def _end_if_done(self) -> list[Command]:
-        """Both said Bye: the acceptor ends the stream, the dialler waits for that, so that its own Bye arrives."""
+        """End the stream if both said Bye: the acceptor ends it, the dialler waits for that, so that its own Bye arrives."""
         if self.is_dialler or not (self._is_bye_sent and self._is_bye_received):
             return []
         return self._close("both said Bye")
@@ -458,7 +458,7 @@ class LinkCore:
         return [CloseStream(reason, is_protocol_error), *commands]
 
     def _report_end(self) -> list[Command]:
-        """Once per established stream; clean and for good if both said Bye."""
+        """Report the end once per established stream; clean and permanent if both said Bye."""
         if self._phase is not _ESTABLISHED:
             return []
         self._is_over = self._is_bye_sent and self._is_bye_received

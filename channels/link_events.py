@@ -1,6 +1,6 @@
-"""What a `LinkCore` is told and what it asks for. Import them from `snapline.channels.link`.
+"""Events and commands of a `LinkCore`. Import them from `snapline.channels.link`.
 
-One event or command carries a batch in columns, never one message. Lists are handed over: whoever passes one on does not
+One event or command carries a batch in columns, never one message. Lists are handed over: the sender of one does not
 touch it again.
 """
 
@@ -59,7 +59,7 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 
 class ChannelClosed(Struct, frozen=True, gc=False):
-    """An agent is gone for good, and with it this channel: one of ours, or (`by_receiver`) one that the peer has opened."""
+    """An agent gone permanently, and with it this channel: one of ours, or (`by_receiver`) one that the peer has opened."""
 
     channel: int
     by_receiver: bool = False

@@ -1,4 +1,4 @@
-"""What a link transport keeps and calls: who feeds the cores, one stream, one peer that is dialled."""
+"""Parts of a link transport: the owner that feeds the cores, one stream, one dialled peer."""
 
 import asyncio
 from typing import Protocol
@@ -10,7 +10,7 @@ from snapline.channels.frame import Frame, LinkHello, Refused
 
 
 class LinkOwner(Protocol):
-    """Who feeds the cores. All calls come from the event loop, never overlap, and must not block.
+    """Owner that feeds the cores. All calls come from the event loop, never overlap, and must not block.
 
     `LinkTransport`'s methods may be called from inside them.
     """
@@ -38,10 +38,10 @@ class LinkOwner(Protocol):
         """The current stream is gone: `StreamClosed`. Once per `opened`; `error` is None if this side meant it."""
 
     def address_of(self, peer: str) -> str:
-        """Where the peer listens ("host:port"); empty if that is not known."""
+        """Return the peer's listening address ("host:port"); empty if unknown."""
 
     def is_remote(self, peer: str) -> bool:
-        """Whether the peer runs on another machine; only then are large frames compressed."""
+        """Return whether the peer runs on another machine; only then are large frames compressed."""
 
 
 class PeerStream:
@@ -84,7 +84,7 @@ class PeerStream:
 
 
 class Dialling:
-    """What a host wants of one peer that it dials."""
+    """Dialling state of one peer."""
 
     __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")
 

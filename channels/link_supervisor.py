@@ -1,7 +1,7 @@
-"""What a process tells the supervisor that has started it, if that is systemd: that it is ready, that it stops, and that it lives (`sd_notify(3)`).
+"""Notifications to systemd, if it started the process: ready, stopping, and alive (`sd_notify(3)`).
 
-A datagram for each word goes to the socket that NOTIFY_SOCKET names; without it nothing is said. Where the unit has a `WatchdogSec`, the event loop
-itself says again and again that it lives: one that hangs is silent, and is killed.
+Each notification is a datagram to the socket that NOTIFY_SOCKET names; without it nothing is sent. Where the unit has a `WatchdogSec`, the event
+loop itself repeats that it is alive: one that hangs is silent, and is killed.
 
 *Ready* means here that the process listens. It does not wait for others: the first of three coordinators would be given up before the second is started.
 """
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 SOCKET, WATCHDOG_US, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 
 BEATS = 3
-"""In the time after which silence is taken for death: one may be late, and one lost."""
+"""Heartbeats per watchdog timeout: one may be late, and one lost."""
 
 
 @contextlib.asynccontextmanager
@@ -32,14 +32,14 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def beat_s() -> float:
-    """How often to say that we live; 0: nobody wants to hear it."""
+    """Return the time between heartbeats, in seconds; 0: none are wanted."""
     wanted = os.environ.get(WATCHDOG_US, "")
     is_ours = os.environ.get(WATCHDOG_PID, str(os.getpid())) == str(os.getpid())
     return int(wanted) / 1e6 / BEATS if is_ours and wanted.isdecimal() else 0.0
 
 
 def notify(word: str) -> None:
-    """Say one word; it is lost if nobody listens."""
+    """Send one notification; it is lost if nobody listens."""
     address = os.environ.get(SOCKET, "")
     if not address.startswith(("/", "@")):
         return

@@ -1,4 +1,4 @@
-"""Where a server can listen: what keeps it from an address, and whether that may pass.
+"""Listening addresses of servers: why one cannot be used, and whether that may pass.
 
 A port is in use for a moment while the process before it dies; a name is not known before DNS has heard of it. Both are waited for, and are the
 world's fault if they do not pass. Everything else is a wrong address.
@@ -12,21 +12,21 @@ import time
 from snapline.errors import ExternalFailureError, UsageError
 
 PORT_WAIT_S = 3.0
-"""For what may pass: a killed process gives its ports back within a second."""
+"""Longest wait for an error that may pass: a killed process frees its ports within a second."""
 
 PORT_LOOK_S = 0.1
 
 
 class AddressError(UsageError):
-    """Nobody can ever listen there: it is no address, or none of this machine."""
+    """Error for an unusable address: it is no address, or none of this machine."""
 
 
 class AddressBusyError(ExternalFailureError):
-    """Nobody can listen there just now: the port is in use, or the name of the machine is unknown."""
+    """Error for a busy address: the port is in use, or the name of the machine is unknown."""
 
 
 def why_not(address: str) -> OSError | ValueError | None:
-    """What keeps a server from listening at `host:port`; found by binding. None: nothing."""
+    """Return the error that keeps a server from listening at `host:port`, found by binding. None: no error."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -39,7 +39,7 @@ def why_not(address: str) -> OSError | ValueError | None:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether the same address may do a moment later."""
+    """Return whether the same address may work a moment later."""
     return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRINUSE
 
 
@@ -51,7 +51,7 @@ def address_error(sentence: str, error: BaseException | None, advice: str) -> Ad
 
 
 async def until_free(address: str) -> bool:
-    """As `wait_until_free`, in a thread: a name that is looked for may take seconds."""
+    """Run `wait_until_free` in a thread: a name lookup may take seconds."""
     return await asyncio.to_thread(wait_until_free, address)
 
 

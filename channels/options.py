@@ -14,7 +14,7 @@ import resource
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 
 PING_INTERVAL_MS = 1000
-"""After so long without a byte from the peer a ping is sent."""
+"""Time without a byte from the peer after which a ping is sent."""
 
 PING_TIMEOUT_MS = 1000
 """The peer is dead, frozen or cut off if that ping is not answered in this time: it is found 2 s after its last byte. 60 s by default."""
@@ -31,17 +31,17 @@ RECEIVE_BYTES_MAX = 2 * 1024 * 1024
 and parts of what hosts say are a MiB and some; answers to clients may be larger."""
 
 METADATA_BYTES_MAX = 16 * 1024
-"""Of one call's metadata: a token, and an id of a call or a trace. gRPC's own bound, said here so that no release changes it."""
+"""Largest metadata of one call: a token, and an id of a call or a trace. gRPC's own bound, fixed here against changes."""
 
 STREAMS_MAX = 64
 """Calls at once on one connection: a host has one or two, tools a handful. More wait at the caller."""
 
 CONNECTIONS_MAX = 2_000
-"""At one port; the next is closed at once. A fleet has 256 hosts with two each, its replicas and tools, and programs that speak to agents. One that says
-nothing costs 50 KB, until `HANDSHAKE_MS_MAX` are over. And no more than half of the files that the process may have open: stores need some too."""
+"""Largest number of connections at one port; the next is closed at once. A fleet has 256 hosts with two each, its replicas and tools, and clients of
+agents. A silent one costs 50 KB, until `HANDSHAKE_MS_MAX` are over. At most half of the process's open files: stores need some too."""
 
 HANDSHAKE_MS_MAX = 10_000
-"""Who has connected must have shown its certificate by then; 120 s by default."""
+"""Deadline for a new connection to show its certificate; 120 s by default."""
 
 _Options = list[tuple[str, int | str]]
 
@@ -58,7 +58,7 @@ def _common_options() -> _Options:
 
 
 def server_options() -> _Options:
-    """For `grpc.aio.server`. A port that is taken fails loudly, even while a dead process's child holds it."""
+    """Return options for `grpc.aio.server`. A port in use is an error, even while a dead process's child holds it."""
     return [
         *_common_options(),
         ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
@@ -73,13 +73,13 @@ def server_options() -> _Options:
 
 
 def files_max() -> int:
-    """How many this process may have open."""
+    """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX * 2 if soft == resource.RLIM_INFINITY else soft
 
 
 def client_options(server_name: str | None = None) -> _Options:
-    """For a client channel; each one has a connection of its own, so a new channel presents the newest certificate.
+    """Return options for a client channel; each has its own connection, so a new channel presents the newest certificate.
 
     Args:
         server_name: DNS name that the server's certificate must carry, instead of the address's.

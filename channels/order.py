@@ -85,9 +85,9 @@ def split_items(queue: Items, count: int) -> Items:
 
 
 def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
-    """How many of the waiting items the next frame takes: 512 items, 256 KiB, or one large payload.
+    """Return how many of the waiting items the next frame takes: 512 items, 256 KiB, or one large payload.
 
-    What the protocol adds to a message counts as well: vectors of thousands of agents outweigh small payloads.
+    Piggybacks of the protocol count as well: vectors of thousands of agents outweigh small payloads.
     """
     head = payloads if len(payloads) <= FRAME_ITEMS_MAX else payloads[:FRAME_ITEMS_MAX]
     sizes = list(map(len, head))
@@ -173,13 +173,13 @@ class OutgoingOrder:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything waits to be written."""
+        """Return whether anything waits to be written."""
         return self.written < self.last
 
     def may_write(self, granted_bytes: int) -> bool:
-        """Whether `take` would return a batch.
+        """Return whether `take` would return a batch.
 
-        A peer that has not acked the last frames has not come to read them: more small ones would only make it slower.
+        A peer that has not acked the last frames has not read them yet: more small ones would only make it slower.
         What waits meanwhile becomes one large frame. The rule is Nagle's (RFC 896), by frames; the peer acks as many
         small ones at once, so nothing waits for a timer. Large ones are never waited for.
 
@@ -191,7 +191,7 @@ class OutgoingOrder:
         return self._small < FRAMES_UNACKED_MAX or self._is_worth_a_frame()
 
     def _is_worth_a_frame(self) -> bool:
-        """Whether what waits should go although the peer is behind: much of it, or a control item, such as a marker."""
+        """Return whether to send although the peer is behind: much waits, or a control item, such as a marker."""
         waiting = self._waiting.channel
         return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
 

@@ -1,8 +1,8 @@
-"""What one side of a link is to tell the other: ack, grants and channel credits.
+"""Control state that one side of a link sends the other: ack, grants and channel credits.
 
-They are absolute words, not numbered items: any of them may be lost with a stream, and a newer one says all that the
-older did. Every frame carries the newest. Where none goes by, a frame of its own is due 20 ms after the first untold
-change, or at once when a quarter of the window waits to be told.
+They are absolute values, not numbered items: any of them may be lost with a stream, and a newer one replaces the
+older. Every frame carries the newest. Where no frame is sent, a separate one is due 20 ms after the first unsent
+change, or at once when a quarter of the window waits to be sent.
 """
 
 from snapline.channels.channel import WINDOW_BYTES, WINDOW_ITEMS
@@ -24,7 +24,7 @@ class UntoldWords:
 
     Attributes:
         frames: small ones with items, since the last frame of ours.
-        ack, items, bytes: what the last frame of the current stream told.
+        ack, items, bytes: as sent in the last frame of the current stream.
         is_due: a frame of its own is to be written now.
         due_ns: when it will be, if no frame goes by; None while nothing is untold.
         credits: per incoming channel the last credit; `untold` holds those that the stream has not carried.
@@ -61,14 +61,14 @@ class UntoldWords:
             self.is_due = True
 
     def note_credits(self, channels: list[int], numbers: list[int]) -> None:
-        """These incoming channels may reach these numbers; `note` follows. One that is closed needs no credit."""
+        """Note that these incoming channels may reach these numbers; `note` follows. A closed one needs no credit."""
         opened = self._incoming.opened
         news = {channel: number for channel, number in zip(channels, numbers, strict=True) if channel in opened}
         self.credits.update(news)
         self.untold.update(news)
 
     def forget(self, channel: int) -> None:
-        """This incoming channel is closed."""
+        """Forget the credit of a closed incoming channel."""
         self.credits.pop(channel, None)
         self.untold.pop(channel, None)
 
@@ -84,7 +84,7 @@ class UntoldWords:
         self.untold = dict(self.credits)
 
     def fill(self, frame: Frame, now_ns: int, *, with_credits: bool) -> None:
-        """Put all that is to be told into a frame that is about to be written."""
+        """Put all unsent control state into a frame that is about to be written."""
         incoming = self._incoming
         self.frames = 0
         frame.ack = self.ack = incoming.received
@@ -98,7 +98,7 @@ class UntoldWords:
         self.due_ns = now_ns + TELL_DELAY_NS if untold else None
 
     def validate(self) -> None:
-        """Raise AssertionError if more was told than is true."""
+        """Raise AssertionError if more was sent than is true."""
         assert self.ack <= self._incoming.received, f"told ack {self.ack} of {self._incoming.received}"
         assert self.items <= self._incoming.consumed_items + WINDOW_ITEMS
         assert self.bytes <= self._incoming.consumed_bytes + WINDOW_BYTES

@@ -45,13 +45,13 @@ from snapline.sim.workloads.given import MADE_MAX, GivenInputs, Inputs
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
-"""What a test gives: a fleet, a function that makes one, "module:fleet"; a scenario, or its TOML file."""
+"""Target given by a test: a fleet, a function that makes one, "module:fleet"; a scenario, or its TOML file."""
 
 Faults = Scenario | Sequence[str] | str
 """A template, its name, or a list of fault words."""
 
 CLIENTS = 2
-"""Of a fleet that is given inputs, unless a test says how many."""
+"""Number of clients of a fleet with inputs, unless a test gives another."""
 
 DEFAULT_FAULTS = "crashes"
 """The template around a user's own fleet, here and on the command line."""
@@ -65,7 +65,7 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 class Options(TypedDict, total=False):
-    """What surrounds a fleet. Of a scenario all of this stands in the scenario.
+    """Environment of a fleet. A scenario defines all of this itself.
 
     Attributes:
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
@@ -77,10 +77,10 @@ class Options(TypedDict, total=False):
         arguments: of the function that "module:fleet" names.
         inputs: what clients give to the fleet: a list of `(agent, message)`, a function that yields such pairs (it may take a
             `random.Random`; the first 100 are taken), "module:name" of either, or the path of a file of JSON lines with
-            `agent`, `type` and `fields`. All of a list or file is given, once each; else nobody speaks to the fleet.
-        clients: how many give the inputs; else 2. They lose requests and answers, and give the same again under the same key.
-        restores: how often somebody takes the fleet back to an earlier snapshot, with its inputs; else none, or drawn in "swarm".
-        moves: how often an operator drains a host, or has agents spread; else none, or drawn in "swarm".
+            `agent`, `type` and `fields`. All of a list or file is given, once each; else the fleet has no clients.
+        clients: how many give the inputs; else 2. They lose requests and answers, and resend under the same key.
+        restores: how often an operator restores the fleet from an earlier snapshot, with its inputs; else none, or drawn in "swarm".
+        moves: how often an operator drains a host, or rebalances agents; else none, or drawn in "swarm".
         limits: draw small limits of the product too, so that a small fleet meets their edges.
     """
 
@@ -99,7 +99,7 @@ class Options(TypedDict, total=False):
 
 
 class Subject:
-    """What is under test: draws its scenarios, and runs them.
+    """Subject of a test: draws its scenarios, and runs them.
 
     Attributes:
         name: of the fleet, or of the scenario.
@@ -190,7 +190,7 @@ class Subject:
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
 
     def _clients(self) -> ClientsPart:
-        """Who gives the inputs; nobody, if there are none."""
+        """Return the clients that give the inputs; none, if there are no inputs."""
         if self._inputs is None:
             return ClientsPart()
         given = self._options["inputs"]

@@ -1,4 +1,4 @@
-"""Every decision of a simulated run that is not forced, made in one place, so that a run can be repeated and shrunk.
+"""Choices of a simulated run: every decision that is not forced, in one place, so that a run can be repeated and shrunk.
 
 `pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the least delay, no fault, program order. The
 key names the situation, such as a channel and a message's number, never a counter of picks: so that leaving one choice
@@ -16,7 +16,7 @@ from random import Random
 from typing import Protocol, Self
 
 BITS = 32
-"""Of one choice: a `float` counts so far exactly, and further."""
+"""Largest number of bits of one choice: a `float` counts that far exactly, and further."""
 
 Key = tuple[Hashable, ...]
 
@@ -28,20 +28,20 @@ AGAIN = "again"
 
 
 class Choices(Protocol):
-    """Where choices come from."""
+    """Source of choices."""
 
     def pick(self, stream: str, key: Key, n: int) -> int:
-        """One of 0 … n - 1; 0 is benign."""
+        """Return one of 0 … n - 1; 0 is benign."""
 
 
 class Times:
-    """How often each situation has been there."""
+    """Counts of each situation so far."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Key], int] = {}
 
     def name_of(self, stream: str, key: Key) -> tuple[str, Key]:
-        """What this time is called in a record."""
+        """Count a situation, and return its name in a record."""
         before = self._seen[stream, key] = self._seen.get((stream, key), -1) + 1
         return (stream, (*key, AGAIN, before)) if before else (stream, key)
 
@@ -135,7 +135,7 @@ class DrawnRandom(Random):
         super().__init__(0)
 
     def random(self) -> float:
-        """From 0 to below 1."""
+        """Return a number from 0 to below 1."""
         return self.getrandbits(53) * 2.0**-53
 
     def getrandbits(self, k: int, /) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapline.sim.world.recording import Recording
 
 SEEDS = 100
-"""Of a check that does not say: some ten seconds for a small fleet."""
+"""Default number of seeds of a check: some ten seconds for a small fleet."""
 
 SHRINK_S = 20.0
 """Longest time for making a failure small: most are small after a few seconds, and a test should not hang."""
@@ -58,7 +58,7 @@ def snapline_sim(request: pytest.FixtureRequest) -> "Simulation":
 
 
 class Simulation:
-    """What the fixture `snapline_sim` gives to a test."""
+    """Value of the fixture `snapline_sim`."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request

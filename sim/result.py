@@ -1,4 +1,4 @@
-"""What a simulated run says at its end."""
+"""Result of a simulated run."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ Verdict = Literal["pass", "violation", "undecided", "broken"]
 """"undecided": nothing wrong was seen, and something that had to happen did not. "broken": the harness or the user's code."""
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "violation": 6, "undecided": 3, "broken": 1}
-"""Of the command line."""
+"""Exit codes of the command line."""
 
 
 class Violation(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""One simulated run: a scenario and a seed in, a verdict out.
+"""Simulated run: a scenario and a seed in, a verdict out.
 
-First the scenario's faults happen. Then everything is made whole, and what must happen has to: recoveries finish, epochs
+First the scenario's faults happen. Then everything is healed, and what must happen has to: recoveries finish, epochs
 complete, work gets done. A run that sees a guarantee broken ends there ("violation"); one that sees nothing broken and
 something missing at its end is "undecided"; one whose agents or harness cannot be run is "broken".
 """
@@ -29,10 +29,10 @@ from snapline.sim.world.recording import Recording
 from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000
-"""How often the world is looked at: is it over?"""
+"""Virtual time between checks whether the run is over."""
 
 WORK_NS = 300_000_000_000
-"""So long a fleet has for its work (`run.turns`) after its faults, at most: six hundred messages, one after the other, on the slowest network that is drawn."""
+"""Longest time for a fleet's work (`run.turns`) after its faults: six hundred messages, one after the other, on the slowest drawn network."""
 
 LOOKS_APART, AGENTS_A_LOOK = 4, 1_000
 """Invariants of all cores are checked at every fourth look, in large fleets more seldom, and at the end."""
@@ -162,7 +162,7 @@ class Watch:
             desk.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _work_owed(self) -> list[str]:
-        """What a user's fleet has to do yet, unless it does nothing any more; what must happen after the faults happens after that."""
+        """Return the work that a user's fleet still owes, unless it is idle; the checks after the faults follow it."""
         desk = self._desk
         now_ns, within_ns = desk.kernel.now_ns, desk.scenario.liveness.within_ns
         is_over = (
@@ -234,7 +234,7 @@ class Watch:
         result.metrics = metrics_of(world)
 
     def _look_for_deserted(self) -> None:
-        """All is whole, and the fleet lacks nothing: then clients are owed their answers. A fleet that is still busy may be slow."""
+        """Look for waiting clients once all is healed and the fleet lacks nothing: they are owed answers. A busy fleet may be slow."""
         desk = self._desk
         patience_ns = desk.scenario.liveness.within_ns // 2
         if desk.scenario.budget == "within":
@@ -251,7 +251,7 @@ class Watch:
             desk.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:
-        """Why a run of a user's fleet says nothing of it, though nothing else is missing; "" if it does."""
+        """Return why a run of a user's fleet proves nothing about it, though nothing else is missing; "" if it does."""
         scenario, taken = self._desk.scenario, self._desk.figures.turns
         if not scenario.run.turns or self.pending:
             return ""

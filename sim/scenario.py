@@ -94,7 +94,7 @@ PATTERN_NAMES = (
     "orders",
     *("planning", "paying", "returning", "booking", "booking-until"),
 )
-"""Those that `draw` draws from."""
+"""Patterns that `draw` draws from."""
 
 PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
@@ -125,7 +125,7 @@ class DelayPart(Part, frozen=True, kw_only=True):
 
 
 class PatternPart(Part, frozen=True, kw_only=True):
-    """Who sends to whom. `messages`: about so many in all, 0 for ever. `rate_per_s`: 0 is as fast as it goes."""
+    """Traffic pattern. `messages`: approximate total, 0 for ever. `rate_per_s`: 0 is as fast as it goes."""
 
     name: str = "bank"
     messages: Count = 400
@@ -134,7 +134,7 @@ class PatternPart(Part, frozen=True, kw_only=True):
 
 
 class TriggerPart(Part, frozen=True, kw_only=True):
-    """When checkpoints are taken: each `every`, give or take the part `jitter`, or after `messages`."""
+    """Trigger of checkpoints: each `every`, give or take the part `jitter`, or after `messages`."""
 
     kind: Literal["period", "messages", "adaptive", "none"] = "period"
     every: Duration = "500ms"
@@ -147,10 +147,10 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 
 
 class FleetPart(Part, frozen=True, kw_only=True):
-    """Who runs. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
+    """Fleet to run. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
 
-    `invariant`, `at_end`: "my_tests:no_coin_is_lost", asked about every complete cut of the user's fleet, and about its states at rest.
-    `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are what a fleet has that says nothing. `is_varied`: the
+    `invariant`, `at_end`: "my_tests:no_coin_is_lost", called with every complete cut of the user's fleet, and with its states at rest.
+    `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are a fleet's defaults. `is_varied`: the
     user's fleet runs under this protocol and trigger instead of its own, until nothing moves any more.
     """
 
@@ -199,8 +199,9 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Who speaks to the fleet from outside: `count` clients with `inputs` each, `pause` between two requests on average. `inputs_from`:
-    "module:name" or a file, from which all of them take their inputs, instead of what a pattern gives. `asks`: they wait for some of the answers. `is_settling`: somebody has dead letters retried, and drops some."""
+    """Clients of the fleet: `count` clients with `inputs` each, `pause` between two requests on average. `inputs_from`:
+    "module:name" or a file, from which all of them take their inputs, instead of a pattern's. `asks`: they wait for some of the answers.
+    `is_settling`: an operator retries dead letters, and drops some."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     inputs: Count = 20
@@ -215,15 +216,15 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
 
 class OutputsPart(Part, frozen=True, kw_only=True):
-    """What agents say to the outside: one turn in `one_in` does; 0: none. `is_watched`: somebody reads that as it comes, so epochs begin for
-    its sake."""
+    """Outputs of agents: one turn in `one_in` emits; 0: none. `is_watched`: a consumer reads them as they come, so epochs begin for
+    them."""
 
     one_in: Count = 0
     is_watched: bool = False
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Of a thousand calls of a user's stubs, until all is made whole, so many are late, never answered, or fail, done or not."""
+    """Rates per thousand of a user's stub calls, until all is healed, that are late, never answered, or fail, done or not."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -231,18 +232,18 @@ class StepsPart(Part, frozen=True, kw_only=True):
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):
-    """So many times somebody takes the fleet back to a kept epoch; one in `drops_one_in` drops inputs, 0: none."""
+    """Number of restores of the fleet from a kept epoch; one in `drops_one_in` drops inputs, 0: none."""
 
     times: Count = 0
     drops_one_in: Count = 0
 
 
 class RunPart(Part, frozen=True, kw_only=True):
-    """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
+    """Settings of a run. `until`: faults end by then. `turns_in_a_row`: turns a host runs before any other work.
 
-    `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: somebody asks for a snapshot
-    so often, by hand; `moves`: so many times he drains a host, or has agents spread. `faults_from`: what times of faults count from. `turns`: of a fleet
-    of which nobody knows when it is done: it goes on until so many were taken, or it has come to rest, or for some seconds; 0 is at once.
+    `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: an operator requests a
+    snapshot that often; `moves`: times an operator drains a host, or rebalances agents. `faults_from`: origin of fault times. `turns`: for a fleet
+    whose end is unknown: it goes on until that many were taken, or it is at rest, or for some seconds; 0 is at once.
     """
 
     until: Duration = "10s"
@@ -310,7 +311,7 @@ WORDS = FaultPart.__struct_fields__
 
 
 class SwarmPart(Part, frozen=True, kw_only=True):
-    """What may be drawn; an empty list is everything.
+    """Choices that a swarm may draw; an empty list is everything.
 
     Attributes:
         faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
@@ -355,12 +356,12 @@ class Scenario(Part, frozen=True, kw_only=True):
 
 
 def reads_outputs(scenario: Scenario) -> bool:
-    """Whether somebody reads what agents emit: turns of patterns emit where the scenario says so, a user's own whenever they like."""
+    """Return whether a consumer reads outputs: patterns emit where the scenario says so, a user's fleet whenever it likes."""
     return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
 def host_names(scenario: Scenario) -> tuple[str, ...]:
-    """All hosts that there can be, those that join later at the end."""
+    """Return all possible hosts, those that join later at the end."""
     return tuple(f"h{number + 1}" for number in range(scenario.fleet.hosts + len(_joins(scenario))))
 
 
@@ -413,7 +414,7 @@ def format_scenario(scenario: Scenario) -> str:
 
 
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
-    """What would otherwise only be an unknown key."""
+    """Reject what would otherwise only be an unknown key."""
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
@@ -466,7 +467,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
-    """Each begins with "." and a key, or a blank."""
+    """Yield problems; each begins with "." and a key, or a blank."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
     ends_ns = word.ends_ns(len(host_names(scenario)))

@@ -1,4 +1,4 @@
-"""What is told of one agent: a state as JSON, and how it stands. Off the event loop, but for `description`."""
+"""Documents about one agent: its state as JSON, and its description. Off the event loop, but for `description`."""
 
 from collections.abc import Callable
 
@@ -23,10 +23,10 @@ LATEST = "latest"
 
 
 def bounded(told: AgentState) -> bytes:
-    """As JSON.
+    """Encode the state as JSON.
 
     Raises:
-        UsageError: it takes more than a document may.
+        UsageError: the JSON is larger than a document may be.
     """
     text = msgspec.json.encode(told)
     if len(text) > VIEW_BYTES_MAX:
@@ -35,11 +35,11 @@ def bounded(told: AgentState) -> bytes:
 
 
 def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> bytes:
-    """An agent's state in the newest snapshot, or one field of it.
+    """Return an agent's state in the newest snapshot, or one field of it.
 
     Raises:
         NotFoundError: there is no snapshot, no such agent in it, or no such field.
-        UsageError: it takes too much, or that is no path of a field.
+        UsageError: the state is too large, or that is no path of a field.
         StoreError: the store cannot be read, or holds something else than was written.
     """
     store = open_store()
@@ -71,7 +71,7 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
 
 def newest_in(open_store: Callable[[], Store], agent: str) -> Rows | None:
-    """Which checkpoint of an agent the newest snapshot has; None if there is none. A store that cannot be read stops nobody."""
+    """Return the agent's checkpoint in the newest snapshot; None if there is none. An unreadable store raises nothing."""
     try:
         store = open_store()
         manifest, line = _newest(store, agent)
@@ -95,7 +95,7 @@ def _saved(manifest: Manifest, checkpoint: AgentCheckpoint) -> Rows:
 
 
 def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> Rows:
-    """How an agent stands. Times in seconds, for people."""
+    """Describe an agent. Times in seconds, for people."""
     turn = {"what": view.turn, "sender": view.sender} if view.turn else None
     return document(
         "AgentDescription",
@@ -153,7 +153,7 @@ def _durable(turn: TurnView) -> Rows:
 
 
 def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
-    """What waits with an agent."""
+    """Return what waits at an agent."""
     told = WaitingAgent(view.agent, host, inputs=view.inputs, dead_letters=view.dead_letter_count)
     turn = view.durable
     if turn is None:
@@ -174,7 +174,7 @@ def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
 
 
 def _effect(opened: OpenEffect, stands: str) -> Rows:
-    """At which a turn stands. `number` tells this doubt from later ones."""
+    """The effect at which a turn waits. `number` tells this doubt from later ones."""
     return {
         "key": opened.key,
         "generation": opened.generation,

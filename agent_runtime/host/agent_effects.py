@@ -1,6 +1,7 @@
-"""What a host core keeps of one agent's effects: the open one, those of its present turn, and a window of those that have ended.
+"""One agent's effects in a host core: the open one, those of its present turn, and a window of those that have ended.
 
-An explicit key is the identity of an effect within its agent. While the window knows it, whoever asks for the same gets what came of it, and it is not done again.
+An explicit key identifies an effect within its agent. While the window holds it, a request for the same effect gets the known outcome, and the
+effect is not done again.
 """
 
 import msgspec
@@ -13,27 +14,27 @@ from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
 
 KEYS_KEPT = 1000
-"""Ended effects that an agent remembers at most: some 100 KB in each of its checkpoints, besides results."""
+"""Largest number of ended effects that an agent remembers: some 100 KB in each of its checkpoints, besides results."""
 
 KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
-"""How much older than the newest one they may be: a week, in which people look at dead letters and retry them."""
+"""Largest age of them, relative to the newest one: a week, in which people look at dead letters and retry them."""
 
 STEP_NS = 3600 * 1_000_000_000
-"""From one to the next no more counts (`storage/ages.py`): after a jump of the clock the last 168 are known at the least."""
+"""Largest step that counts from one to the next (`storage/ages.py`): after a clock jump at least the last 168 are known."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
-"""Of results, and arguments of compensations, that an agent remembers: they are in each of its checkpoints. The oldest are forgotten with their keys."""
+"""Largest size of results and compensation arguments that an agent remembers, in each checkpoint. The oldest are forgotten with their keys."""
 
 COMPENSATED = "compensated"
 
 MADE_UP = "@"
-"""How the key of an effect begins that was given none: of a turn, and forgotten with it."""
+"""Prefix of the key of an effect that was given none: it belongs to a turn, and is forgotten with it."""
 
 NOTHING = b"\xc0"
-"""None, encoded: what a compensation returns that need not be called."""
+"""None, encoded: the result of a compensation that need not be called."""
 
 TIME_UNKNOWN = 0
-"""When something was undone that only a host log knows of: it is forgotten when there is no room for it."""
+"""End time of an effect whose end only a host log records: it is forgotten when there is no room for it."""
 
 _NO_EFFECTS = SavedEffects()
 
@@ -42,15 +43,15 @@ class AgentEffects:
     """One agent's effects.
 
     Attributes:
-        keys: of those that have ended, oldest first.
-        made: of the turn in which the agent stands, oldest first.
+        keys: ended effects, oldest first.
+        made: effects of the agent's present turn, oldest first.
         called: those of them that this life has called.
-        open: the one at which its turn stands.
-        is_in_doubt: it may have been called: by an earlier life, since it comes from a checkpoint whose epoch released its intent, unless that life had to
-            say so first; or under the same key, by a call that failed or that a history which was given up has made.
-        is_ready: its handler stands there, and it may be called as soon as its intent is released.
-        is_called: this life is calling it, or has a mark on its way that says so.
-        needs_people: its handler stands there, and nobody calls it: people have to say what came of it.
+        open: the effect at which its turn waits.
+        is_in_doubt: it may have been called: by an earlier life, since it comes from a checkpoint whose epoch released its intent, unless that life
+            had to log a mark first; or under the same key, by a call that failed or is of a discarded history.
+        is_ready: its handler waits there, and it may be called as soon as its intent is released.
+        is_called: this life is calling it, or has a mark of that on its way.
+        needs_people: its handler waits there, and nothing calls it: people have to report its outcome.
     """
 
     __slots__ = ("called", "is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
@@ -64,7 +65,7 @@ class AgentEffects:
         self.is_ready = self.is_called = self.needs_people = False
 
     def saved(self) -> SavedEffects | None:
-        """As a checkpoint holds it; None: there is nothing."""
+        """Return the effects as a checkpoint holds them; None: there are none."""
         if not self.keys and not self.made and self.open is None:
             return None
         return SavedEffects(list(self.keys.values()), list(self.made), self.open)
@@ -72,7 +73,7 @@ class AgentEffects:
     # ---- keys -----------------------------------------------------------------------------------------------------
 
     def identity(self, intent: EffectIntent) -> tuple[str, int]:
-        """Under which key an intent stands, and in which generation: a compensation's belong to what it undoes."""
+        """Return the key and the generation of an intent: a compensation's belong to what it undoes."""
         if intent.is_undo:
             return undo_key(intent.key, self._undone_by(intent)), 1
         known = self.keys.get(intent.key)
@@ -81,12 +82,12 @@ class AgentEffects:
         return intent.key, known.generation + (known.outcome == COMPENSATED)
 
     def _undone_by(self, intent: EffectIntent) -> int:
-        """The generation that this is to undo."""
+        """Return the generation that this is to undo."""
         known = self.keys.get(intent.key)
         return intent.generation or (known.generation if known is not None else 1)
 
     def settled(self, intent: EffectIntent, digest: bytes, name: str) -> tuple[str, bytes] | None:
-        """What is known of it already, as the journal takes it; None: it is to be called."""
+        """Return the known outcome of an effect, as the journal takes it; None: it is to be called."""
         if intent.is_undo and self._stands(intent):
             return ADOPTED, NOTHING
         known = self.keys.get(self.identity(intent)[0])
@@ -102,15 +103,15 @@ class AgentEffects:
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
 
     def _stands(self, intent: EffectIntent) -> bool:
-        """Is what this would undo a part of a turn that has ended well? A later one has taken it over, then, or it was undone already."""
+        """Return whether what this would undo belongs to a turn that ended well: a later one took it over, or it was undone already."""
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
             return False
         return not known.is_orphan and all(made.key != intent.key for made in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """Let it belong to this turn, as if it had done it: the turn that did it has failed, or is of a history that was given up, and it was not
-        undone. That of another history was done before what this life has called, and is undone after that."""
+        """Make the effect part of this turn, as if the turn had done it: the turn that did it has failed, or is of a discarded history, and it was
+        not undone. An effect of another history was done before what this life has called, and is undone after that."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
@@ -125,7 +126,7 @@ class AgentEffects:
         self.made = [*[other for other in self.made if other.key != made.key], made]
 
     def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
-        """A new one, whose intent is the agent's output of this number."""
+        """Open a new effect, whose intent is the agent's output of this number."""
         key, generation = self.identity(intent)
         undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
         knows_no_keys, known = intent.has_probe or not intent.is_repeatable, self.keys.get(key)
@@ -149,19 +150,19 @@ class AgentEffects:
         return self.open
 
     def begun(self) -> None:
-        """The host log says of the open one that it may have been called."""
+        """Record that the open effect may have been called, as the host log says."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def late_s(self) -> float:
-        """How long a call of what the open compensation undoes may still be on its way."""
+        """Return how long a call of what the open compensation undoes may still be on its way."""
         assert self.open is not None
         known = self.keys.get(self.open.undoes)
         is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED
         return known.late_s if known is not None and is_it else 0.0
 
     def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        """The open one has ended. `late_s`: if it has failed, its last call may be on its way for so long."""
+        """End the open effect. `late_s`: if it has failed, how long its last call may still be on its way."""
         opened = self.open
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
@@ -191,8 +192,8 @@ class AgentEffects:
         self.made = [made for made in self.made if made.key != key]
 
     def undone_elsewhere(self, key: str, generation: int) -> None:
-        """A host log has a compensation of an earlier life. If this history does not come to it by itself, the fleet was taken back past it: its
-        effect is not there any more outside, and if it is asked for again, it is another one."""
+        """Record a compensation of an earlier life, found in a host log. If this history does not reach it by itself, the fleet was rolled back past
+        it: its effect no longer exists outside, and a new request for it is another effect."""
         if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
             return
         self.made = [made for made in self.made if (made.key, made.generation) != (key, generation)]
@@ -204,7 +205,7 @@ class AgentEffects:
             self.keys[key] = _compensated(known)
 
     def called_elsewhere(self, entry: JournalEntry) -> None:
-        """A host log has a call of an effect from a history that was given up: it is done outside, or perhaps done, whoever asks for it again."""
+        """Record a call of an effect of a discarded history, found in a host log: it is done outside, or perhaps done, whatever requests it again."""
         key, _, text = entry.sender.rpartition("#")
         if not key or key.endswith(UNDO):
             return
@@ -223,12 +224,12 @@ class AgentEffects:
         )
 
     def heard_of(self, intent: EffectIntent) -> bool:
-        """Is it done, as only a host log knows?"""
+        """Return whether the effect is done, as only a host log knows."""
         known = self.keys.get(intent.key)
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def takes_up_undone(self) -> bool:
-        """Whether the open one was done and undone in a history that was given up: nobody has asked for what is done now."""
+        """Return whether the open effect was done and undone in a discarded history: nobody has requested what is done now."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False
@@ -236,19 +237,19 @@ class AgentEffects:
         return is_it or known.generation > self.open.generation  # there is no later one unless the earlier was undone
 
     def let_go(self) -> None:
-        """The open one is not called any more."""
+        """Drop the open effect: it is not called any more."""
         self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
         self.is_called = False
 
     def not_done(self, number: int) -> None:
-        """People say so of the open one: it may be called when the agent's output of this number is released. So no later life hears of the word
-        again that did not hear of the call."""
+        """Record people's resolution that the open effect was not done: it may be called when the agent's output of this number is released. So no
+        later life that did not learn of the call learns of the resolution again."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:
-        """Follows from what has ended, not from when: a replay forgets the same. What the present turn has made is kept until its end."""
+        """Forget the oldest, by what has ended and not by when: a replay forgets the same. What the present turn has made is kept until its end."""
         held = {made.key for made in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
         times = {key: known.ended_ns for key, known in self.keys.items() if known.ended_ns != TIME_UNKNOWN}
@@ -264,8 +265,8 @@ class AgentEffects:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def turn_ended(self, letter: int = 0) -> list[MadeEffect]:
-        """The turn is over: what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone. `letter`: the number of
-        the dead letter that it becomes, if it has failed."""
+        """End the turn; return what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone. `letter`: the
+        number of the dead letter that it becomes, if it has failed."""
         made, self.made, self.called = self.made, [], {}
         for key, known in list(self.keys.items()):
             if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
@@ -275,7 +276,7 @@ class AgentEffects:
         return made
 
     def give_up(self, key: str) -> None:
-        """People have this one undone, though its turn stands: from now on it belongs to none."""
+        """Detach the effect from its turn: people have it undone, though its turn ended well."""
         self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
 
 
@@ -290,6 +291,6 @@ def _size_of(known: KnownEffect) -> int:
 
 
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
-    """Which effect, and which generation of it, was undone here; None: nothing was."""
+    """Return the effect, and the generation of it, that was undone here; None: nothing was."""
     key, _, _ = entry.sender.rpartition("#")
     return undone_of(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None

@@ -1,4 +1,4 @@
-"""What a host core keeps of one agent's inputs from outside: which were taken, which wait, and the keys of those that are done.
+"""One agent's inputs from outside in a host core: those taken, those waiting, and the keys of those that are done.
 
 Inputs of an agent are numbered 1, 2, 3 … over all its owners and lives. The number of the last one that a turn, or the dead
 letters, consumed is in the agent's checkpoint; those beyond it come again from the host log.
@@ -16,16 +16,16 @@ from snapline.storage.packs.checkpoint import DROPPED, NO_INPUTS, KnownKey, Save
 from snapline.storage.store.record import digest_of
 
 KEYS_KEPT = 1000
-"""Keys of consumed inputs that an agent remembers at most: some 60 KB in each of its checkpoints."""
+"""Largest number of keys of consumed inputs that an agent remembers: some 60 KB in each of its checkpoints."""
 
 KEYS_KEPT_NS = 3600 * 1_000_000_000
-"""How much older than the newest one they may be: far longer than any client repeats a request."""
+"""Largest age of them, relative to the newest one: far longer than any client repeats a request."""
 
 STEP_NS = 60 * 1_000_000_000
-"""From one key to the next no more counts (`storage/ages.py`): after a jump of the clock the last sixty are known at the least."""
+"""Largest step that counts from one key to the next (`storage/ages.py`): after a clock jump at least the last sixty are known."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
-"""Of answers that an agent remembers, but for the newest: they are in each of its checkpoints."""
+"""Largest size of answers that an agent remembers, without the newest: they are in each of its checkpoints."""
 
 DIGEST_BYTES = 16
 
@@ -35,7 +35,7 @@ class PendingInput:
 
     Attributes:
         is_durable: its batch is in the log.
-        waiters: requests to be told when it is, as (request, place of the input in it).
+        waiters: requests to be answered when it is, as (request, place of the input in it).
     """
 
     __slots__ = ("input", "is_durable", "waiters")
@@ -52,11 +52,11 @@ class AgentInputs:
     Attributes:
         consumed: number of the last one consumed.
         numbered: the last number given.
-        waiting: by key, those between.
-        keys: of consumed ones, oldest first.
-        reply_bytes: of their answers.
-        span_ns: from the oldest of them to the newest.
-        retries: the operator's words that tried dead letters again, by key → the key of the letter's input.
+        waiting: inputs between those two, by key.
+        keys: keys of consumed inputs, oldest first.
+        reply_bytes: size of their answers.
+        span_ns: time from the oldest of them to the newest.
+        retries: operator commands that retried dead letters, by key → the key of the letter's input.
         released: the last one that a complete epoch is known to hold as consumed, with the end of its turn and of all before.
     """
 
@@ -72,11 +72,11 @@ class AgentInputs:
         self.span_ns = max(ages_ns([known.admitted_ns for known in saved.keys], STEP_NS))
 
     def saved(self) -> SavedInputs:
-        """As a checkpoint holds it."""
+        """Return the inputs as a checkpoint holds them."""
         return SavedInputs(self.consumed, list(self.keys.values()))
 
     def add(self, logged: LoggedInput, *, is_durable: bool) -> PendingInput:
-        """The next input: numbered just now, or found in a log."""
+        """Add the next input: numbered just now, or found in a log."""
         if logged.number != self.numbered + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} follows {self.numbered}")
         self.numbered = logged.number
@@ -84,15 +84,15 @@ class AgentInputs:
         return pending
 
     def drop(self, logged: LoggedInput) -> None:
-        """It has no turn: the fleet went back on purpose, and inputs are dropped. Its key stays known, for who says it again.
+        """Drop an input without a turn, after a deliberate rollback of the fleet. Its key stays known, for a client that repeats it.
 
-        Logs that have lost some hold others: nobody misses what is dropped.
+        Logs may have lost inputs before it: a gap among dropped ones is no error.
         """
         self.consumed, self.numbered = logged.number - 1, logged.number
         self.consume(logged, is_buried=True, reply=DROPPED)
 
     def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes = b"", is_open: bool = False) -> None:
-        """The next one has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
+        """Consume the next input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
@@ -107,14 +107,14 @@ class AgentInputs:
         self._forget_replies(logged.key)
 
     def close(self, key: str, *, is_buried: bool, reply: bytes) -> None:
-        """The turn of this one has ended."""
+        """Record that the turn of this input has ended."""
         known = self.keys[key]
         self.keys[key] = msgspec.structs.replace(known, is_buried=is_buried, reply=reply, is_open=False)
         self.reply_bytes += len(reply)
         self._forget_replies(key)
 
     def retried(self, key: str, by: str) -> None:
-        """Its dead letter has a turn again, for the operator's word of the other key."""
+        """Record that the input's dead letter has a turn again, by the operator command of the other key."""
         known = self.keys.get(key)
         if known is not None:
             self.retries.pop(known.retried_by, None)
@@ -122,12 +122,12 @@ class AgentInputs:
             self.keys[key] = msgspec.structs.replace(known, retried_by=by)
 
     def answered(self, key: str) -> KnownKey | None:
-        """What has the answer to a consumed input: its own turn, or the last one that its dead letter had."""
+        """Return the key that has the answer to a consumed input: of its own turn, or of the last one that its dead letter had."""
         known = self.keys.get(key)
         return self.keys.get(known.retried_by, known) if known is not None else None
 
     def _forget_keys(self) -> None:
-        """Follows from what was consumed, not from when: a replay forgets the same."""
+        """Forget the oldest keys, by what was consumed and not by when: a replay forgets the same."""
         keys = self.keys
         while len(keys) > KEYS_KEPT or self.span_ns > KEYS_KEPT_NS:
             oldest, following = itertools.islice(keys.values(), 2)
@@ -138,7 +138,7 @@ class AgentInputs:
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:
-        """Those of the oldest inputs, if they are too many; never the one just given: who waits for it has not heard it."""
+        """Forget the answers of the oldest inputs, if they are too large; never the one just given: its client has not received it."""
         if self.reply_bytes <= REPLIES_BYTES_MAX:
             return
         for known in [known for known in self.keys.values() if known.key != newest]:

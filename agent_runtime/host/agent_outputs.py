@@ -1,4 +1,4 @@
-"""What a host core keeps of one agent's outputs: the number of the last one, and those that are not known to be released."""
+"""One agent's outputs in a host core: the number of the last one, and those that are not known to be released."""
 
 from collections import deque
 
@@ -10,9 +10,9 @@ class AgentOutputs:
     """One agent's outputs.
 
     Attributes:
-        number: of the last one.
-        pending: ascending, without a gap, up to `number`.
-        size_bytes: of the pending ones' payloads.
+        number: number of the last one.
+        pending: those not known to be released, ascending, without a gap, up to `number`.
+        size_bytes: size of the pending payloads.
     """
 
     __slots__ = ("number", "pending", "size_bytes")
@@ -23,23 +23,23 @@ class AgentOutputs:
         self.size_bytes = sum([len(output.payload) for output in saved.pending])
 
     def saved(self) -> SavedOutputs:
-        """As a checkpoint holds it."""
+        """Return the outputs as a checkpoint holds them."""
         return SavedOutputs(self.number, list(self.pending))
 
     def add(self, emission: Emission) -> None:
-        """The next output."""
+        """Add the next output."""
         topic, payload, emitted_ns = emission
         self.number += 1
         self.pending.append(SavedOutput(self.number, topic, payload, emitted_ns))
         self.size_bytes += len(payload)
 
     def release(self, number: int) -> None:
-        """An epoch has released those up to this number."""
+        """Drop the outputs up to this number, which an epoch has released."""
         while self.pending and self.pending[0].number <= number:
             self.size_bytes -= len(self.pending.popleft().payload)
 
     def holds(self, number: int) -> bool:
-        """Is this one not known to be released?"""
+        """Return whether this output is not known to be released."""
         return bool(self.pending) and self.pending[0].number <= number <= self.number
 
     def validate(self) -> None:

@@ -1,7 +1,7 @@
-"""Serves `Inputs.Ask` on a host's port: clients wait here for what an agent answers to an input.
+"""Service of `Inputs.Ask` on a host's port: clients wait here for an agent's answer to an input.
 
-It decides nothing; the host core says what the answer is, and when it may be told. The core is asked once for each input and
-kind of answer, however many clients wait, and however often they come again. So what it keeps for them is bounded by the keys that its agents know, and
+It decides nothing; the host core decides what the answer is, and when it may be sent. The core is asked once for each input and
+kind of answer, however many clients wait, and however often they retry. So what it keeps for them is bounded by the keys that its agents know, and
 a client that has gone leaves nothing behind that the next one would not use.
 """
 
@@ -21,37 +21,37 @@ from snapline.messages.payloads import split_message
 from snapline.security.rpc_authorization import Context
 
 ASKS_MAX = 10_000
-"""Clients that wait at one time: each is a call of its own, and takes some KiB."""
+"""Largest number of clients that wait at one time: each is a call of its own, and takes some KiB."""
 
 ANSWER_S_MAX = 60.0
-"""For one call: whoever still waits then asks again."""
+"""Longest time of one call: a client that still waits then asks again."""
 
 _Question = tuple[str, str, bool]
 """Agent, key, and whether an early answer will do."""
 
 
 class AnswerSource(Protocol):
-    """What the service needs of its host."""
+    """Interface that the service needs of its host."""
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
         """Wait for the answer to an input; `then` gets it, if there ever is one."""
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Another host where it lives, and that one's address; empty if that is not known."""
+        """Return another host where the agent lives, and that one's address; empty if that is not known."""
 
 
 class AskService:
-    """Of one host. All calls come on its event loop."""
+    """The service of one host. All calls come on its event loop."""
 
     def __init__(self, agents: AnswerSource, *, host: str) -> None:
         self._agents = agents
         self._host = host
         self._calls = 0
         self._open: dict[_Question, asyncio.Future[ev.AskAnswer]] = {}
-        """RecoveryQueries that the core has not answered."""
+        """Questions that the core has not answered."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """What serves its calls."""
+        """Return the handlers of its calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self._ask, bytes)
         return {ASK: handler}
 

@@ -1,25 +1,25 @@
-"""What a host of a logged fleet keeps in memory because the store has not taken it yet, and when it can keep no more.
+"""Backlog of a host in a logged fleet: what it keeps in memory because the store has not taken it yet, and when it can keep no more.
 
-Two things grow while the store is slow or dead: sender logs in the agents, since basic checkpoints are put off, and
+Two things grow while the store is slow or dead: sender logs in the agents, since basic checkpoints are deferred, and
 checkpoints that are taken all the same (forced ones), in the writer's queue. In koo-toueg fleets the logs of agents that no round
-asks grow too. Agents go on as long as there is room. When there is none they *stand still*: they take no turn and nothing leaves
-them, until the store takes checkpoints again, or a round has saved them. That is never silent: heartbeats say so.
+asks grow too. Agents go on as long as there is room. When there is none they *pause*: they take no turn and nothing leaves
+them, until the store takes checkpoints again, or a round has saved them. Heartbeats report it.
 """
 
 LOGS_BYTES_MAX = 256 * 1024 * 1024
-"""Of sender logs in the agents of one host; what the writer's queue may hold comes on top (`checkpoint_writer.py`). A host that has
-no room for as much is one that cannot hold its agents' states twice, as every checkpoint needs."""
+"""Largest size of sender logs in the agents of one host; what the writer's queue may hold comes on top (`checkpoint_writer.py`). A host
+without that much room could not hold its agents' states twice either, as every checkpoint needs."""
 
 
 class Backlog:
-    """Of one host under one plan. The parts of the host core change it.
+    """Backlog of one host under one plan. The parts of the host core change it.
 
     Attributes:
-        log_bytes: of all sender logs in the agents.
-        is_busy, problem: as last told (`StoreWatched`); a plan begins with a good opinion.
+        log_bytes: size of all sender logs in the agents.
+        is_busy, problem: as last reported (`StoreWatched`); a plan begins with a store presumed good.
         is_full: the writer's queue can take no more either.
-        is_standing: the agents stand still.
-        save_ns: when all agents save themselves, for their logs are too many although the store would take them, or None.
+        is_standing: the agents are paused.
+        save_ns: when all agents take checkpoints, since their logs are too large although the store would take them, or None.
     """
 
     __slots__ = ("is_busy", "is_full", "is_standing", "log_bytes", "problem", "save_ns")
@@ -35,19 +35,19 @@ class Backlog:
         return self.log_bytes > LOGS_BYTES_MAX
 
     def watched(self, *, is_busy: bool, is_full: bool, problem: str) -> None:
-        """How it goes with the store."""
+        """Record the state of the store."""
         self.is_busy, self.is_full, self.problem = is_busy, is_full, problem
 
     def save_at(self, time_ns: int | None) -> None:
-        """All agents save themselves then."""
+        """Set when all agents take checkpoints, or None."""
         self.save_ns = time_ns
 
     def stand(self, *, is_standing: bool) -> None:
-        """The agents stand still, or go on."""
+        """Record whether the agents are paused."""
         self.is_standing = is_standing
 
     def must_stand(self, *, is_autonomous: bool) -> bool:
-        """Whether the agents may go on no longer; once they stand, whether they may not yet."""
+        """Return whether the agents must pause; once they are paused, whether they must stay so."""
         if self.is_full:
             return True
         if is_autonomous:

@@ -15,27 +15,27 @@ from snapline.messages import host_messages as msg
 
 
 class Outboxes(Protocol):
-    """What channel ends need of the outlets."""
+    """Interface that channel ends need of the outlets."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Let parked messages go as far as credit and room allow."""
+        """Send parked messages as far as credit and room allow."""
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Its outbox holds less than before."""
+        """Handle an outbox that holds less than before."""
 
 
 class Creating(Protocol):
-    """What channel ends need of the membership."""
+    """Interface that channel ends need of the membership."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Is the receiver just being created here? Then this is kept for it. None: its channel opened."""
+        """Keep this for a receiver that is just being created here; return whether it is. None: its channel opened."""
 
 
 class AwaitingReplies(Protocol):
-    """What channel ends need of the durable turns."""
+    """Interface that channel ends need of the durable turns."""
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """There is no such agent, or no longer: who waits for its reply waits in vain."""
+        """End the wait for a reply of `callee`: there is no such agent, or no longer."""
 
 
 class ChannelEnds:
@@ -61,7 +61,7 @@ class ChannelEnds:
         self.held: dict[str, list[AgentOutlet]] = {}
 
     def wire(self, mode: HostMode, outlets: Outboxes, membership: Creating, durable: AwaitingReplies) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
         self._durable = durable
 
@@ -74,7 +74,7 @@ class ChannelEnds:
     # ---- making and opening ---------------------------------------------------------------------------------------
 
     def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """A sending end that leads nowhere yet."""
+        """Make a sending end that leads nowhere yet."""
         outlet = agent.outlets[receiver] = AgentOutlet(channel=0, sender=agent.id, receiver=receiver)
         outlet.owner = agent
         outlet.peer = None
@@ -83,7 +83,7 @@ class ChannelEnds:
         return outlet
 
     def new_inlet(self, agent: LocalAgent, sender: str) -> AgentInlet:
-        """A receiving end, for the time being of a sender on this host."""
+        """Make a receiving end, for now of a sender on this host."""
         inlet = agent.inlets[sender] = AgentInlet(channel=0, sender=sender, receiver=agent.id)
         inlet.owner = agent
         inlet.peer = self._desk.local
@@ -91,7 +91,7 @@ class ChannelEnds:
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """The channel's sending end, connected as far as the receiver's whereabouts are known."""
+        """Return the channel's sending end, connected as far as the receiver's place is known."""
         desk = self._desk
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
         route = desk.routes.get(receiver)
@@ -134,18 +134,18 @@ class ChannelEnds:
         self._hold_if_due(outlet, peer)
 
     def hold(self, peer: Peer) -> None:
-        """The link is open. Who has still to record an epoch that began before sends nothing over it as yet."""
+        """Hold, on an opened link, the senders that have still to record an epoch begun before."""
         for outlet in peer.outlets.values():
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """Without credit its messages stay in the outbox, where a record finds them."""
+        """Take the credit of a sender that is behind: its messages stay in the outbox, where a record finds them."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)
 
     def release(self, agent: str) -> None:
-        """The sender has recorded: what it has for such links may leave with the batch."""
+        """Release a sender that has recorded: what it has for such links may leave with the batch."""
         for outlet in self.held.pop(agent):
             outlet.credit = max(outlet.credit, outlet.number + CHANNEL_CREDIT)
             if outlet.queue and outlet.peer is not None and not outlet.is_waiting:
@@ -153,7 +153,7 @@ class ChannelEnds:
                 outlet.peer.waiting.append(outlet)
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """The peer opens a channel to an agent here. One that is not here, or not in that incarnation, hears nothing."""
+        """Accept a peer's channel to an agent here. One that is not here, or not in that incarnation, receives nothing."""
         owner = self._desk.agents.get(command.receiver)
         if owner is not None and owner.incarnation != command.receiver_incarnation:
             owner = None
@@ -169,7 +169,7 @@ class ChannelEnds:
         peer.inlets[command.channel] = inlet
 
     def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
-        """An end that nobody owns: what arrives there is discarded, unless the receiver is just being created."""
+        """Make an end without an owner: what arrives there is discarded, unless the receiver is just being created."""
         inlet = AgentInlet(
             channel=command.channel,
             sender=command.sender,
@@ -191,7 +191,7 @@ class ChannelEnds:
         self._desk.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
-        """Ask again what the coordinator may not have heard."""
+        """Repeat questions that the coordinator may not have received."""
         for request, agents in self.locating.items():
             self._desk.out.append(msg.LocateAgents(request, agents))
 
@@ -211,7 +211,7 @@ class ChannelEnds:
                     self._settle(agent, outlet, is_found=name in desk.routes)
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Outlets that waited for these hosts' places can open now."""
+        """Open outlets that waited for these hosts' places."""
         for agent in list(self._desk.agents.values()):
             for outlet in list(agent.outlets.values()):
                 route = self._desk.routes.get(outlet.receiver)
@@ -220,7 +220,7 @@ class ChannelEnds:
                     self._outlets.unpark(outlet)
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        """The receiver's whereabouts are known: what was parked for it leaves, or is dead letters."""
+        """Settle what was parked for a receiver, now that its place is known: it leaves, or is dead-lettered."""
         if is_found:
             self.open(agent, outlet.receiver)
             self._outlets.unpark(outlet)
@@ -236,9 +236,9 @@ class ChannelEnds:
     # ---- agents that are gone -------------------------------------------------------------------------------------
 
     def close_all(self, gone: LocalAgent) -> None:
-        """No epoch that is still to be decided holds this agent: other agents need not know its channels any longer.
+        """Close the channels of an agent that no undecided epoch holds any more: other agents need not know them any longer.
 
-        What other hosts have of them goes when they are told, behind all that is under way. Numbers of channels that were not
+        Other hosts drop their ends on `ChannelClosed`, behind all that is in transit. Numbers of channels that were not
         used since a plan restored them stay until the next plan: nothing names them on a link.
         """
         agents = self._desk.agents
@@ -257,7 +257,7 @@ class ChannelEnds:
                 self.end_inlet(awaited)
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """The sender is gone. The numbers go once its last message is consumed."""
+        """End the inlet of a sender that is gone. The numbers go once its last message is consumed."""
         if inlet is None or inlet.owner is None:
             return
         if inlet.consumed < inlet.arrived:
@@ -266,14 +266,14 @@ class ChannelEnds:
             del inlet.owner.inlets[inlet.sender]
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
-        """A channel's receiver has left its host."""
+        """Close a channel whose receiver has left its host."""
         outlet = peer.outlets.get(channel)
         if outlet is not None:
             self._end_outlet(outlet)
             self._close_outlet(outlet)
 
     def _end_outlet(self, outlet: AgentOutlet | None) -> None:
-        """The receiver is gone: what waits for it, or is sent to it from now on, is dead letters."""
+        """End the outlet to a receiver that is gone: what waits for it, or is sent to it from now on, is dead-lettered."""
         if outlet is None:
             return
         owner, receiver = outlet.owner, outlet.receiver

@@ -1,4 +1,4 @@
-"""From a host's agents to the store: images become checkpoints that agents took on their own, or for a round.
+"""Writing of agents' images to the store, as checkpoints that agents took on their own, or for a round.
 
 Images are taken on the event loop, between turns; `write_checkpoints` runs in a worker thread. One pack holds what was
 taken since the pack before, so that all of it shares one sync of the disk, be it of many agents or many times of one (a
@@ -22,15 +22,15 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, StateP
 from snapline.storage.store.store import Store
 
 CHANNEL_BYTES = 32
-"""What one channel's number counts in a pack: name and number in the file, and three columns of the report."""
+"""Size that one channel's number counts in a pack: name and number in the file, and three columns of the report."""
 
 
 class TakenCheckpoint(msgspec.Struct):
-    """An agent's image, and the core's command that asked for it. Whoever drops it releases the image.
+    """An agent's image, and the core's command that requested it. The code that drops it releases the image.
 
     Attributes:
-        size_bytes: about what it takes in a pack: state, log, pending outputs, a sealed journal, and both tables of channels. Measured once, so that what it
-            added to a queue is what it takes out again: the skeleton of a forked capture comes later, and is not counted.
+        size_bytes: about its size in a pack: state, log, pending outputs, a sealed journal, and both tables of channels. Measured once, so that
+            what it added to a queue is what it takes out again: the skeleton of a forked capture comes later, and is not counted.
     """
 
     known: AgentType
@@ -75,14 +75,14 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
 
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
-    """Without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
+    """Chunk an image without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
     taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
     return chunk_image(with_journal(taken.image, taken.command.control.sealed), None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
-    """Agent → its first checkpoint that can never be written, and why: the state would not come back from its image."""
+    """Return agent → its first checkpoint that can never be written, and why: the state would not come back from its image."""
     found: dict[str, tuple[int, str]] = {}
     for taken in captures:
         command = taken.command
@@ -116,7 +116,7 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
 
 
 def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
-    """One entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
+    """Report one entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
     commands = [taken.command for taken in captures]
     places = Places()
     agents = [places[command.agent] for command in commands]

@@ -2,15 +2,15 @@
 
 One pack is written at a time, in a worker thread; what is taken meanwhile goes into the next one, however often an agent is
 among it: so a busy disk makes larger packs, not a longer queue. A pack that cannot be written is tried again until it can: the checkpoints behind it
-would be of no use without its logs. Reports are repeated on every new stream until the coordinator has said that it knows.
+would be of no use without its logs. Reports are repeated on every new stream until the coordinator has acknowledged them.
 
-*Backpressure.* In a store that is slow or dead the queue would grow for ever. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX
-the host core is told that the store is busy: it puts basic checkpoints off until half of the queue has drained. Others are
+**Backpressure.* With a store that is slow or dead the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX
+the writer reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Others are
 taken all the same, since the protocol, a freeze or a round needs them: so the limits may be passed by what they add, and by one
 basic checkpoint of each agent. Sender logs grow meanwhile, in the agents or in this queue. Above twice the limits the queue is
-*full*: then the host core lets the agents stand still until half of the limits is reached (`backlog.py`).
+**full*: then the host core pauses the agents until half of the limits is reached (`backlog.py`).
 
-The log is told once that the store takes no checkpoints, and once that it does again.
+It logs once that the store takes no checkpoints, and once that it does again.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, Hos
 from snapline.storage.store.store import Store
 
 GATHER_S = 0.005
-"""Agents whose checkpoints fall due together share a pack, and its fsyncs."""
+"""Time to gather a pack: agents whose checkpoints fall due together share it, and its fsyncs."""
 
 PACK_CHECKPOINTS_MAX = 4096
-"""In one pack. So many small ones take 0.13 s to write, and their fsyncs 5 ms of that: larger packs would gain nothing, and be
-lost in larger pieces, since nothing in a pack is durable before all of it is."""
+"""Largest number of checkpoints in one pack. That many small ones take 0.13 s to write, and their fsyncs 5 ms of that: larger packs would gain
+nothing, and be lost in larger pieces, since nothing in a pack is durable before all of it is."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
-"""Of states and logs in one pack, unless one checkpoint alone is larger: a fraction of a second's work for a disk. They are
+"""Largest size of states and logs in one pack, unless one checkpoint alone is larger: a fraction of a second's work for a disk. They are
 encoded in memory before they are written, and the coordinator reads a pack's part of a line at once; its report, by
 `CHANNEL_BYTES`, stays below the 16 MiB that a message may have."""
 
 RETRY_S, RETRY_S_MAX = 1.0, 8.0
-"""From a failure to the next try, doubled each time up to the maximum: a full disk is not emptied faster, each try writes a
+"""Time from a failure to the next try, doubled each time up to the maximum: a full disk is not emptied faster, each try writes a
 pack again, and a recovery that waits for checkpoints should not wait for much longer than the store does."""
 
 WAITING_CHECKPOINTS_MAX = 4 * PACK_CHECKPOINTS_MAX
 WAITING_BYTES_MAX = 4 * PACK_BYTES_MAX
-"""Waiting, or being written: above one of them the store counts as busy. Four packs: a disk that keeps up has one in work and
+"""Largest number and size waiting, or being written: above one of them the store counts as busy. Four packs: a disk that keeps up has one in work and
 one that gathers; 128 MiB is what a host can spare."""
 
 log = logging.getLogger("snapline.host")
@@ -56,10 +56,10 @@ _Outcome = CheckpointsStored | str | dict[str, tuple[int, str]]
 
 
 class Timer(Protocol):
-    """A call that was asked for later."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancel the call."""
 
 
 def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
@@ -67,14 +67,14 @@ def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
 
 
 class CheckpointWriter:
-    """Everything here happens on the event loop, but for the writing itself.
+    """Writer of a host's checkpoints. It runs on the event loop, but for the writing itself.
 
-    `in_worker(function, *arguments, then=…)` runs blocking work; `send` tells the coordinator, `feed` the host core;
+    `in_worker(function, *arguments, then=…)` runs blocking work; `send` sends to the coordinator, `feed` to the host core;
     `call_later(delay_s, function)` is the loop's.
 
     Attributes:
-        unknown: by sequence, reports that the coordinator has not said it knows.
-        size_bytes: of what waits, or is being written.
+        unknown: by sequence, reports that the coordinator has not acknowledged.
+        size_bytes: size of what waits, or is being written.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class CheckpointWriter:
         self._failures = 0
         self._retry_s = 0.0
         self._told = (False, "", False)
-        """What the host core was told last: is the store busy, and what is wrong with it."""
+        """Last report to the host core: is the store busy, what is wrong with it, and is the queue full."""
         self._timer: Timer | None = None
         self.unknown: dict[int, CheckpointsStored] = {}
         self._is_welcome = False
-        """Whether this stream has had its Welcome. Before it no report leaves: it would be acknowledged together with older ones that
-        were lost with the stream before, and are said again at the Welcome."""
+        """This stream has had its Welcome. Before it no report leaves: it would be acknowledged together with older ones that
+        were lost with the stream before, and are repeated at the Welcome."""
         self._frozen: AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
-        """A plan begins: what was taken under the one before is void."""
+        """Begin a plan: what was taken under the one before is discarded."""
         if host_start != self._host_start:
             self._sequence = 0
         self._writer, self._host_start, self._plan = writer, host_start, plan
@@ -123,14 +123,14 @@ class CheckpointWriter:
         self._told = (False, "", False)
 
     def add(self, taken: TakenCheckpoint) -> None:
-        """A checkpoint has been captured."""
+        """Add a captured checkpoint."""
         self._waiting.append(taken)
         self.size_bytes += taken.size_bytes
         self._write_soon(GATHER_S)
         self._tell_core()
 
     def drop_round(self, round_: int) -> None:
-        """The round was aborted: what waits for its sake is void. What is being written is deleted by the coordinator."""
+        """Discard what waits for an aborted round. The coordinator deletes what is being written."""
         dropped = [taken for taken in self._waiting if taken.command.round == round_]
         if not dropped:
             return
@@ -141,23 +141,23 @@ class CheckpointWriter:
         self._say_frozen()
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
-        """Say so when everything taken so far is durable and reported."""
+        """Report the freeze when everything taken so far is durable and reported."""
         self._frozen = AgentsFrozen(command.plan, command.number, host_start, command.running)
         if self._waiting and not self._is_writing:
             self._write()
         self._say_frozen()
 
     def known(self, sequence: int) -> None:
-        """The coordinator knows the reports up to this one."""
+        """Forget the reports up to this one, which the coordinator knows."""
         for number in [number for number in self.unknown if number <= sequence]:
             del self.unknown[number]
 
     def stream_opened(self) -> None:
-        """A new stream to the coordinator, which has not said Welcome yet."""
+        """Begin a new stream to the coordinator, which has not sent Welcome yet."""
         self._is_welcome = False
 
     def repeat(self) -> None:
-        """The coordinator's Welcome: say again what it may not have heard."""
+        """Repeat, at the coordinator's Welcome, what it may not have received."""
         self._is_welcome = True
         for message in self.unknown.values():
             self._send(message)
@@ -188,10 +188,10 @@ class CheckpointWriter:
         self._in_worker(write, then=lambda outcome: self._written(batch, plan, host_start, outcome))
 
     def _next_batch(self) -> list[TakenCheckpoint]:
-        """The oldest of what waits: as many as one pack may hold, and of one round, whose packs go if it is aborted.
+        """Take the oldest of what waits: as many as one pack may hold, and of one round, whose packs go if it is aborted.
 
         Order is kept, since a checkpoint is of no use without the logs of those before it. None comes twice: such a pack
-        would be refused for ever.
+        would always be refused.
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
@@ -231,7 +231,7 @@ class CheckpointWriter:
         self._say_frozen()
 
     def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
-        """The store does not take it just now."""
+        """Queue the batch again: the store does not take it just now."""
         if not self._failures:
             log.warning("%d checkpoints cannot be stored, trying again and again: %s", len(batch), problem)
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX) if self._failures else RETRY_S
@@ -248,7 +248,7 @@ class CheckpointWriter:
         _release(batch)
 
     def _tell_core(self, problem: str = "") -> None:
-        """Tell the host core when something has changed. Without a new problem the known one lasts while it may."""
+        """Report to the host core when something has changed. Without a new problem the known one lasts while it may."""
         was_busy, known, was_full = self._told
         count = len(self._waiting) + self._writing_count
         part = 2 if was_busy else 1
@@ -262,9 +262,9 @@ class CheckpointWriter:
             self._feed(ev.StoreWatched(*told))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
-        """States that cannot be saved: their agents fail, everything else is written without them.
+        """Give up states that cannot be saved: their agents fail, everything else is written without them.
 
-        What such an agent took before is of use still; what it took after builds on a log that is lost.
+        Earlier checkpoints of such an agent are still of use; later ones build on a log that is lost.
         """
         kept: list[TakenCheckpoint] = []
         failed: dict[str, int] = {}
@@ -295,6 +295,6 @@ class CheckpointWriter:
 
 
 def _release(dropped: list[TakenCheckpoint]) -> None:
-    """These are durable, or void: the memory that their images point into may be used again."""
+    """Release checkpoints that are durable or discarded: the memory that their images point into may be used again."""
     for taken in dropped:
         taken.image.release()

@@ -1,4 +1,4 @@
-"""Which chunks the store has already: what the next checkpoint of an agent may refer to instead of writing it again.
+"""Chunks that the store has already: the next checkpoint of an agent may refer to them instead of writing them again.
 
 For each epoch that this host has written, and that may still become complete, there is a table for each of its agents. The
 newest epoch that is complete is the *base*: only its chunks are reused, since only of those is it certain that they stay
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from snapline.storage.capture.image import ChunkTable
 
 Tables = Mapping[str, ChunkTable]
-"""By agent."""
+"""Chunk tables by agent."""
 
 TABLES_MAX = 16
-"""Epochs whose tables are kept: more than may be open at once. An epoch whose end was never heard makes room for later ones."""
+"""Largest number of epochs whose tables are kept: more than may be open at once. An epoch whose end was never received makes room for later ones."""
 
 
 class ChunkTables:
@@ -32,27 +32,27 @@ class ChunkTables:
         self._open: dict[int, Tables] = {}
 
     def base_of(self, agent: str) -> ChunkTable | None:
-        """What a new checkpoint of `agent` may refer to; None: nothing."""
+        """Return the chunks that a new checkpoint of `agent` may refer to; None: there are none."""
         return self._base.get(agent)
 
     def written(self, epoch: int, tables: Tables) -> None:
-        """This host's part of `epoch` is durable."""
+        """Keep the tables of `epoch`: this host's part of it is durable."""
         self._open[epoch] = tables
         while len(self._open) > TABLES_MAX:
             del self._open[min(self._open)]
 
     def ended(self, epoch: int, *, is_complete: bool) -> None:
-        """The epoch is decided. Without its tables nothing is reused: the base before it may be forgotten from now on."""
+        """End a decided epoch. Without its tables nothing is reused: the base before it may be forgotten from now on."""
         tables = self._open.pop(epoch, {})
         if is_complete and epoch > self.base_epoch:
             self.base_epoch, self._base = epoch, tables
 
     def begun(self, newest: int) -> None:
-        """An epoch begins, and `newest` is the newest complete one: a base above it was found damaged since."""
+        """Drop, as an epoch begins, a base above `newest`, the newest complete one: it was found damaged since."""
         if self.base_epoch > newest:
             self.base_epoch, self._base = 0, {}
 
     def loaded(self, epoch: int, tables: Tables) -> None:
-        """A plan has begun, from the line `epoch`; 0: from the fleet's definition."""
+        """Begin a plan from the line `epoch`; 0: from the fleet's definition."""
         self.base_epoch, self._base = epoch, tables
         self._open.clear()

@@ -1,4 +1,4 @@
-"""What a host says of itself, and what a plan says of its agents."""
+"""A host's messages about itself, and a plan's placement of its agents."""
 
 from sys import intern
 
@@ -13,7 +13,7 @@ from snapline.storage.log.names import LogName
 
 
 def definition_of(fleet: Fleet) -> msg.FleetDefinition:
-    """The fleet as the coordinator has to know it."""
+    """Return the fleet as the coordinator has to know it."""
     return msg.FleetDefinition(
         name=fleet.name,
         protocol=fleet.protocol,
@@ -38,7 +38,7 @@ def heartbeat_of(
     busy: tuple[msg.OpenTurn, ...] = (),
     certificate_left_ns: int | None = None,
 ) -> msg.Heartbeat:
-    """The host's figures since its start, and how it stands now."""
+    """Return the host's figures since its start, and its present state."""
     counts, standing = core.desk.counts, core.mode.standing()
     agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
     stand = standing_agents(core.agents.values(), now_ns)
@@ -78,7 +78,7 @@ def heartbeat_of(
 
 
 def placed(plan: msg.Plan) -> ev.PlanReceived:
-    """The plan with its columns resolved: ids are shared by all who hold them, since there may be very many."""
+    """Return the plan with its columns resolved: ids are interned, since there may be very many."""
     agents = tuple(
         ev.Placement(
             intern(placed.agent), intern(placed.kind), plan.hosts[placed.host], placed.incarnation, placed.ordinal

@@ -12,28 +12,29 @@ into the mailbox and becomes a turn. It counts as received when that turn has en
 path is taken; only the frame is missing.
 
 An epoch's life (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). The first of the coordinator's
-word, a marker, and a message stamped with it makes the epoch known here. Every agent owes a record from then on and takes
+directive, a marker, and a message stamped with it makes the epoch known here. Every agent owes a record from then on and takes
 it before its next turn. When all of them have recorded, one marker item goes on each link: everything stamped older on
 that link is before it. When the marker items of all linked hosts have arrived as well, nothing of this epoch can arrive
 any more, so the host's part is closed and goes to the store in the background.
 
-An input's life (`inputs.py`). A message from outside is numbered, logged, and then waits for its turn beside the messages of
+An input's life (`inputs.py`). A message from outside is numbered, logged, and then waits for its turn next to the messages of
 other agents; its number is in its agent's checkpoint, and each plan gives the agent those beyond it again.
 
-An output's life (`outputs.py`). What an agent says to the outside is numbered and kept in its state until an epoch that holds it is
-released. An effect (`effects.py`) is called when that it is wanted was released so.
+An output's life (`outputs.py`). What an agent emits to the outside is numbered and kept in its state until an epoch that holds it is
+released. An effect (`effects.py`) is called when its intent was released so.
 
 A plan's life. A plan ends the history of every agent here: mailboxes, links and turns are dropped, agents are loaded from
-the line, their channels get the line's numbers back, and the in-transit messages of the line stand in their mailboxes
-again. Links carry the plan's number in their LinkHello, so nothing of an older plan is ever heard (G9).
+the line, their channels get the line's numbers back, and the in-transit messages of the line are in their mailboxes
+again. Links carry the plan's number in their LinkHello, so nothing of an older plan is ever accepted (G9).
 
 Invariants (`validate`): a channel's arrived − consumed messages are exactly those waiting or in the running turn; an
 agent that may start a turn has an empty mailbox; a parked message has no number.
 
-The parts share a desk (`host_state.py`). From below: `failures.py` (dead letters, agents that failed, or want the fleet to go back: `rollbacks.py`), `links.py`, `channel_ends.py` (who is at
-the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `host_log.py` (what must
-be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (what durable turns have had), `views.py` (how an agent
-stands), `membership.py` (agents come and go), `effects.py` (what is done outside), `durable_turns.py` (turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+The parts share a desk (`host_state.py`). From below: `failures.py` (dead letters, agents that failed, or request a rollback: `rollbacks.py`),
+`links.py`, `channel_ends.py` (both ends of channels), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked),
+`timers.py`, `host_log.py` (what must be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (what durable turns have
+had), `views.py` (an agent's state), `membership.py` (agents come and go), `effects.py` (what is done outside), `durable_turns.py` (turns that wait),
+`turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -41,7 +42,7 @@ The caller's duties:
 1. Carry out commands in order, before the next event.
 2. Run one turn for each StartTurn, and answer it with TurnEnded or TurnFailed.
 3. Take a CaptureState's image at once: the state must not change between the command and the image.
-4. Say BatchEnded when there are no more turns to run right now.
+4. Send BatchEnded when there are no more turns to run right now.
 """
 
 from collections.abc import Callable
@@ -84,14 +85,14 @@ BY_HAND: Policy = Manual()
 
 
 class HostCore:
-    """Decides for one host. `handle` is the only door.
+    """Core of one host. `handle` is the only entry.
 
     Attributes:
-        desk: what the parts share. For others to read.
-        mode: what the fleet's protocol decides.
-        links: to other hosts.
-        log: of inputs and steps.
-        agents, peers: of the desk.
+        desk: state that the parts share. For others to read.
+        mode: decisions of the fleet's protocol.
+        links: links to other hosts.
+        log: log of inputs and steps.
+        agents, peers: those of the desk.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class HostCore:
         trace_every: int = 0,
         is_watched: bool = False,
     ) -> None:
-        """Wire the parts: each gets those below it, then is told who is above.
+        """Wire the parts: each gets those below it, then those above.
 
         Args:
             protocol, policy: which checkpointing protocol the fleet runs, and when its agents checkpoint on their own.
-            trace_every: of each channel, every so manieth message is traced; 0 = none.
-            is_watched: a judge wants `MessageLeft` commands.
+            trace_every: trace every N-th message of each channel; 0 = none.
+            is_watched: an observer wants `MessageLeft` commands.
         """
         self.desk = desk = HostState(host, trace_every=trace_every, is_watched=is_watched)
         self.agents, self.peers = desk.agents, desk.peers
@@ -151,7 +152,7 @@ class HostCore:
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
-        """Events that the mode has no use for change nothing."""
+        """Return the handlers. Events that the mode has no use for change nothing."""
         return {
             **dict.fromkeys(ev.OF_MODES, _ignore),
             **self.mode.handlers(),
@@ -191,7 +192,7 @@ class HostCore:
         }
 
     def handle(self, now_ns: int, event: ev.Heard) -> list[ev.Said]:
-        """Take one event; returns what to do, in order."""
+        """Handle one event; return what to do, in order."""
         desk = self.desk
         desk.now = now_ns
         out: list[ev.Said] = []
@@ -200,7 +201,7 @@ class HostCore:
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
-        """It is said again when its outputs are released; and those of a plan's line, when the plan's agents are here."""
+        """End an epoch. The directive is repeated when its outputs are released; and for a plan's line, when the plan's agents are here."""
         desk = self.desk
         if event.epoch > desk.plan_epoch and event.epoch not in desk.ended:
             self._wish.reset()
@@ -230,7 +231,7 @@ class HostCore:
 
     @property
     def is_loaded(self) -> bool:
-        """The plan's agents are here."""
+        """Return whether the plan's agents are here."""
         return self.desk.is_loaded
 
     @property
@@ -247,11 +248,11 @@ class HostCore:
 
     @property
     def has_batch(self) -> bool:
-        """Would BatchEnded change anything?"""
+        """Return whether BatchEnded would change anything."""
         return self.links.has_batch
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """May this peer's stream be taken?"""
+        """Return the refusal of this peer's stream; None: it may be accepted."""
         return self.links.judge(hello)
 
     def validate(self) -> None:
@@ -270,4 +271,4 @@ def _mode_of(protocol: str, policy: Policy, parts: HostParts) -> HostMode:
 
 
 def _ignore(_event: ev.Heard) -> None:
-    """The mode has no use for it."""
+    """Ignore an event that the mode has no use for."""

@@ -1,12 +1,12 @@
-"""The part of a host core that keeps agents' dead letters, numbers them, and does what operators say about them.
+"""The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them.
 
-An agent's letters are numbered 1, 2, 3 … over all its lives, and keep their numbers when others are taken out. An operator's word (`messages/dead_letters.py`) is
-an input of the agent, so it has its place among the agent's turns, once. *Drop*: the letter is forgotten. *Retry*: the word's turn is that of the letter,
-with its sender and payload. What takes the letter out, what its handler does and that the word is consumed stand in the same checkpoints, so
-none of it happens twice. If it fails again it is a new letter.
+An agent's letters are numbered 1, 2, 3 … over all its lives, and keep their numbers when others are taken out. An operator command
+(`messages/dead_letters.py`) is an input of the agent, so it has its place among the agent's turns, once. *Drop*: the letter is forgotten.
+*Retry*: the command's turn is that of the letter, with its sender and payload. The removal of the letter, the work of its handler and the
+consumption of the command are in the same checkpoints, so none of it happens twice. If it fails again it is a new letter.
 
-A wish about an effect that has ended (`effect_wishes.py`) is such a word, too: about the letter of the effect's turn, or about a compensation, whose turn is as that of
-a letter that was never kept.
+A command about an effect that has ended (`effect_wishes.py`) is of this kind, too: about the letter of the effect's turn, or about a compensation,
+whose turn is as that of a letter that was never kept.
 """
 
 from snapline.agent_runtime.host import effect_wishes
@@ -22,7 +22,7 @@ IDENTITY_BYTES = 8
 
 
 def is_word(entry: Entry) -> bool:
-    """Is it an operator's?"""
+    """Return whether the entry is an operator command."""
     if entry[0] is not None or entry[2][:1] != WORD:
         return False
     mark = entry[1]
@@ -30,28 +30,28 @@ def is_word(entry: Entry) -> bool:
 
 
 def key_of(entry: Entry) -> str:
-    """The key of an input, or of an operator's word; "" of anything else."""
+    """Return the key of an input, or of an operator command; "" for anything else."""
     return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
 
 
 def is_from_outside(letter: DeadLetterRecord) -> bool:
-    """Was it an input? Its client has a receipt."""
+    """Return whether the letter was an input. Its client has a receipt."""
     return letter.sender.startswith("@")
 
 
 def is_drop(payload: bytes) -> bool:
-    """Does this word have a letter forgotten?"""
+    """Return whether this command drops a letter."""
     is_of_letters = payload[:1] == WORD and not (is_effect_word(payload) or is_effect_wish(payload))
     return is_of_letters and read_word(payload).verb == DROP
 
 
 def identity_of(letter: DeadLetterRecord) -> bytes:
-    """The same for the same message of the same sender."""
+    """Return an identity: the same for the same message of the same sender."""
     return digest_of(letter.sender.encode() + b"\x00" + letter.payload)[:IDENTITY_BYTES]
 
 
 def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
-    """A new one. The newest hundred are kept."""
+    """Add a new letter. The newest hundred are kept."""
     agent.last_letter += 1
     agent.dead_letter_count += 1
     agent.dead_letters.append(letter)
@@ -60,7 +60,7 @@ def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
 
 
 def letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
-    """The letter that this word is about; None: it is not there any more."""
+    """Return the letter that this command is about; None: it is not there any more."""
     wish = _undoing(payload)
     if wish is not None:
         return DeadLetterRecord(agent.id, effect_wishes.turn_of(agent, wish), "", 0, 0)
@@ -69,13 +69,13 @@ def letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
 
 
 def _undoing(payload: bytes) -> EffectRetry | None:
-    """The wish that a compensation is called; None: it is about a letter."""
+    """Return the request to call a compensation; None: the command is about a letter."""
     wish = read_effect_wish(payload) if is_effect_wish(payload) else None
     return wish if wish is not None and effect_wishes.undoes(wish) else None
 
 
 def _word_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
-    """What is said, of which letter. An effect knows that of its turn, if it failed with it."""
+    """Return the command and its letter. An effect knows the letter of its turn, if it failed with it."""
     if not is_effect_wish(payload):
         return read_word(payload)
     number = effect_wishes.letter_of(agent, read_effect_wish(payload))
@@ -92,7 +92,7 @@ def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> str:
-    """Why this word is none for the agent; "" if it may have its turn."""
+    """Return why the agent refuses this command; "" if it may have its turn."""
     if is_effect_wish(payload):
         return effect_wishes.refusal_of(agent, read_effect_wish(payload))
     word, letter = read_word(payload), letter_of(agent, payload)
@@ -105,7 +105,7 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
 
 
 def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
-    """Do what takes no turn; returns what the operator is told, or None where the letter is to have one."""
+    """Do what takes no turn; return the answer to the operator, or None where the letter is to have one."""
     if is_effect_word(entry[2]):
         return GONE  # the turn that it is about would have taken it
     wish = _undoing(entry[2])
@@ -122,14 +122,14 @@ def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
 
 
 def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
-    """What the turn of a word is about, from whom, and the payload: those of the letter."""
+    """Return the kind, the sender and the payload of a command's turn: those of the letter."""
     letter = letter_of(agent, payload)
     assert letter is not None, "it was there when the turn was chosen"
     return ("letter" if letter.payload else "start"), letter.sender, letter.payload
 
 
 def handled(agent: LocalAgent, word: Entry) -> None:
-    """The letter's turn has ended well, or its first segment has: it was none after all, and its client has the answer to the word."""
+    """Take out a letter whose turn, or its first segment, has ended well: it was none after all, and its client has the answer to the command."""
     wish = _undoing(word[2])
     if wish is not None:
         effect_wishes.begun(agent, wish)
@@ -143,7 +143,7 @@ def handled(agent: LocalAgent, word: Entry) -> None:
 
 
 def buried_again(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
-    """The letter's turn has failed: it is taken out, for it becomes a new one."""
+    """Take out and return a letter whose turn has failed: it becomes a new one."""
     letter = letter_of(agent, word[2])
     handled(agent, word)
     return letter

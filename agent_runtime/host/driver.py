@@ -1,6 +1,6 @@
-"""Carries out what a host core wants done: runs turns, takes images, loads lines, talks to the coordinator.
+"""Driver of a host core: it runs turns, takes images, loads lines, talks to the coordinator.
 
-Decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `HostEnvironment`. In
+It decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `HostEnvironment`. In
 production that is the process (`process.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
 """
 
@@ -72,7 +72,7 @@ from snapline.storage.store.damage import finding_of
 from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64
-"""Turns between two looks at the event loop: a millisecond or so of plain turns."""
+"""Largest number of turns between two passes of the event loop: a millisecond or so of plain turns."""
 
 FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
 """Directives that the core has no part in."""
@@ -88,10 +88,10 @@ class HostDriver:
     Attributes:
         core: the host core.
         plan: the plan confirmed last.
-        offer, ask, view: messages from outside, who waits for answers, who wants to see an agent; see `Intake`.
-        tracing: where its trace goes, and who looks at it.
-        started: agent → since when (monotonic ns), of turns that wait for something.
-        at: whose turn, or step, is run or started just now: what is logged is about it.
+        offer, ask, view: entries for inputs, for waits for answers, for views of an agent; see `Intake`.
+        tracing: the host's trace, and its viewers.
+        started: agent → since when (monotonic ns), for turns that wait for something.
+        at: the turn, or step, being run or started: what is logged is about it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class HostDriver:
         trace_every: int = 1,
         is_watched: bool = False,
     ) -> None:
-        """`is_watched`: the core says of every logged message when it leaves."""
+        """`is_watched`: the core reports when each logged message leaves."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(
@@ -192,14 +192,14 @@ class HostDriver:
         self._around.fed()
 
     def stop(self) -> None:
-        """From here on nothing happens to the agents: what they would still do belongs to nobody."""
+        """Stop the driver: nothing happens to the agents from here on, and what they would still do is discarded."""
         self._is_over = True
         self._intake.stop()
         self.queue.clear()
         self.turns.forget_all()
 
     def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
-        """Have something done around each turn, or segment, that runs on the loop."""
+        """Wrap each turn, or segment, that runs on the loop."""
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
@@ -228,7 +228,7 @@ class HostDriver:
         self._carry(core.handle(now_ns(), ev.BatchEnded()))
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        """A turn that had to wait has ended."""
+        """End a turn that had to wait."""
         self.started.pop(event.agent, None)
         self.feed(event)
 
@@ -249,26 +249,26 @@ class HostDriver:
     # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """May the stream of `peer` stand?"""
+        """Return the refusal of the stream of `peer`; None: it may be accepted."""
         return self.core.judge(hello)
 
     def knocked(self, hello: LinkHello) -> None:
-        """A host asks to be dialled."""
+        """Handle a host's request to be dialled."""
         self.feed(ev.PeerKnocked(hello))
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """A stream stands; returns whether there is a link for it."""
+        """Handle an opened stream; return whether there is a link for it."""
         if not self.core.links.is_expected(peer):
             return False
         self.feed(ev.StreamOpened(peer, attempt))
         return True
 
     def received(self, peer: str, frame: Frame) -> None:
-        """A frame has come."""
+        """Handle a frame."""
         self.feed(ev.FrameReceived(peer, frame))
 
     def next_frame(self, peer: str) -> Frame | None:
-        """The writer is free: what to write, if anything."""
+        """Return what a free writer is to write, if anything."""
         if peer not in self.core.peers:
             return None
         self._frame = None
@@ -276,7 +276,7 @@ class HostDriver:
         return self._frame
 
     def closed(self, peer: str, error: str | None) -> None:
-        """The stream is gone."""
+        """Handle a closed stream."""
         if peer in self.core.peers:
             self.feed(ev.StreamClosed(peer))
 
@@ -290,7 +290,7 @@ class HostDriver:
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
     def hello(self, *, instance: str, address: str) -> Join:
-        """The first message on a stream to the coordinator."""
+        """Return the first message on a stream to the coordinator."""
         self.checkpoints.stream_opened()
         fleet, parts = self.fleet, self.fleet.definition_parts()
         digest = fleet.definition_digest()
@@ -299,7 +299,7 @@ class HostDriver:
     def heartbeat(
         self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None
     ) -> Heartbeat:
-        """That this host lives, and how it stands."""
+        """Return the heartbeat: this host is alive, and its state."""
         now_ns, steps = self._now_ns(), self._progress.steps()
         return heartbeat_of(
             *(self.core, sequence),
@@ -316,7 +316,7 @@ class HostDriver:
         self._around.send(said)
 
     def directive_received(self, directive: Directive) -> None:
-        """The coordinator has said something."""
+        """Handle a directive of the coordinator."""
         match directive:
             case Welcome():
                 self._welcomed(directive)
@@ -343,7 +343,7 @@ class HostDriver:
             self.checkpoints.drop_round(directive.epoch)
 
     def _turned_away(self, told: TurnedAway) -> None:
-        """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""
+        """End a host that is turned away: one never welcomed was started wrongly, and will be turned away again; another has been replaced."""
         log.warning("turned away: %s", told.reason)
         if told.is_final and not self.core.start:
             self._around.fail(UsageError(told.reason))

@@ -1,10 +1,10 @@
-"""What a host core is told and wants done for the sake of durable turns; see `events.py` for the rest."""
+"""Events and commands of a host core for durable turns; see `events.py` for the rest."""
 
 from snapline.agent_runtime.host.events import Command, Event
 
 
 class RunStep(Command, frozen=True, gc=False):
-    """Run the step of that name at which the agent's turn stands; `place`: its number in the journal, from 0."""
+    """Run the step of that name at which the agent's turn waits; `place`: its number in the journal, from 0."""
 
     agent: str
     incarnation: int
@@ -13,13 +13,13 @@ class RunStep(Command, frozen=True, gc=False):
 
 
 class RunEffect(RunStep, frozen=True, gc=False):
-    """The same of an effect.
+    """Run an effect in the same way.
 
     Attributes:
-        key: for the outside.
+        key: the outside key.
         is_in_doubt: an earlier call of it may have been made, and be on its way.
         undoes: of a compensation: the outside key of what it undoes.
-        wait_s: a call of that may be on its way for so long; it is undone afterwards.
+        wait_s: how long a call of that may be on its way; it is undone afterwards.
     """
 
     key: str
@@ -29,12 +29,12 @@ class RunEffect(RunStep, frozen=True, gc=False):
 
 
 class StepEnded(Event, frozen=True, gc=False):
-    """The step, or effect, has ended.
+    """The end of a step, or effect.
 
     Attributes:
         outcome, result: as in the journal.
         time_ns: wall-clock time since 1970.
-        late_s: of an effect that has failed: its last call may be on its way for so long.
+        late_s: of an effect that has failed: how long its last call may be on its way.
     """
 
     agent: str

@@ -2,13 +2,13 @@
 
 Theory of operation
 -------------------
-For everything else here a segment is a turn like any other: it ends with sends, which leave at once, and then the agent stands between
+For everything else here a segment is a turn like any other: it ends with sends, which leave at once, and then the agent is between
 two turns: it may record, take a checkpoint, be frozen, or be held, and while it is held it does not go on. What it was begun for counts
-as consumed when its first segment has ended. The agent's checkpoint holds the *turn* beside the state that it began with: what it was
+as consumed when its first segment has ended. The agent's checkpoint holds the *turn* next to the state that it began with: what it was
 begun for, and its journal. So a recovery restores both, and the handler runs again, up to where the journal ends (`durable.py`).
 
 While a turn waits nothing else has a turn. A call waits for the reply with its id, `receive` for the next message of a type, and either
-may stand behind others in the mailbox. Those before it on its own channel are consumed with it, in order, and go to the agent's *stash*: so
+may be behind others in the mailbox. Those before it on its own channel are consumed with it, in order, and go to the agent's *stash*: so
 one number says how far a channel is consumed (G2), and for protocols they are messages that were received. They have their turns when
 this one is over, before anything else.
 
@@ -54,11 +54,11 @@ OUTSIDE = ("step", "effect")
 """Entries that end by themselves: nothing of them is on a channel."""
 
 STASH_MAX = 10_000
-"""Messages that may wait until a turn is over. A call, or a receive, that has to pass by more of them is late."""
+"""Largest number of messages that wait until a turn is over. A call, or a receive, that has to pass more of them is late."""
 
 
 class DurableTurns:
-    """Of the agents here."""
+    """Durable turns of the agents here."""
 
     _mode: HostMode
 
@@ -81,13 +81,13 @@ class DurableTurns:
         self._effects = effects
 
     def wire(self, mode: HostMode) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above."""
         self._mode = mode
 
     # ---- segments -------------------------------------------------------------------------------------------------
 
     def paused(self, agent: LocalAgent, entry: Entry, pause: Pause) -> None:
-        """A segment has ended, and the turn waits."""
+        """End a segment after which the turn waits."""
         turn = agent.turn
         if turn is None:
             turn = agent.turn = self._begin(agent, entry, pause)
@@ -107,7 +107,7 @@ class DurableTurns:
             self._desk.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
-        """It waits at an effect; what the segment has emitted comes before."""
+        """Handle a turn that waits at an effect; what the segment has emitted comes before."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
         agent.current = SEGMENT  # Busy: the checkpoint that an intent asks for holds all of it.
@@ -127,7 +127,7 @@ class DurableTurns:
     def _effect_ended(
         self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
     ) -> None:
-        """Window, outputs and journal change together: busy, so that no checkpoint and no segment comes in between."""
+        """End an effect. Window, outputs and journal change together: busy, so that no checkpoint and no segment comes in between."""
         waits = turn.waits
         assert waits is not None
         current, agent.current = agent.current, SEGMENT
@@ -137,7 +137,7 @@ class DurableTurns:
         self._finish(agent, turn, waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
-        """The first segment has ended: what the turn was begun for is consumed."""
+        """Begin the turn after its first segment: what it was begun for is consumed."""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
         if dead_letters.is_word(entry):  # the turn has its message now
             what, sender, payload = dead_letters.turn_of(agent, payload)
@@ -150,7 +150,7 @@ class DurableTurns:
         return turn
 
     def ended(self, agent: LocalAgent, *, reply: bytes = b"", is_buried: bool = False) -> None:
-        """The turn is over."""
+        """End the turn."""
         turn, agent.turn = agent.turn, None
         assert turn is not None
         self._steps.ended(agent)
@@ -160,12 +160,12 @@ class DurableTurns:
         _forget_time_out(agent)
 
     def passed(self, agent: LocalAgent) -> None:
-        """A durable turn has ended, or failed for good, that never waited."""
+        """Count a durable turn that ended, or failed permanently, and never waited."""
         self._steps.began(agent)
         self._steps.ended(agent)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
-        """Its handler has raised; returns whether the turn may be tried again: if it does not repeat itself, it stands."""
+        """Handle an error of the handler; return whether the turn may be retried: if it does not repeat itself, it stops here."""
         turn = agent.turn
         assert turn is not None
         turn.is_live = False
@@ -176,14 +176,14 @@ class DurableTurns:
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """It is tried again because a step has failed: that is run again, if nothing has followed it."""
+        """Retry a turn because a step has failed: the step is run again, if nothing has followed it."""
         if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
             turn.logged = min(turn.logged, len(turn.journal))
         self._steps.retried(agent, turn)
 
     def bury(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
-        """It has failed for good: what it was begun for is a dead letter."""
+        """End a turn that failed permanently: what it was begun for is a dead letter."""
         turn = agent.turn
         assert turn is not None
         undo = self._effects.turn_failed(agent, event.time_ns)
@@ -197,7 +197,7 @@ class DurableTurns:
     # ---- going on -------------------------------------------------------------------------------------------------
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """What the agent does next, while a turn of its waits or others wait for the end of one; None: nothing yet."""
+        """Return what the agent does next, while a turn of its waits or stashed messages do; None: nothing yet."""
         turn = agent.turn
         if turn is None:
             stashed = agent.stash.pop(0)
@@ -210,17 +210,17 @@ class DurableTurns:
         return SEGMENT
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """May it go on? A turn that has to be run again comes to what it waits for by itself; only, nothing may put that off before."""
+        """Return whether the turn may go on. One that has to be run again reaches what it waits for by itself; but nothing may defer that before."""
         if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
 
     def _stands_still(self, agent: LocalAgent) -> bool:
-        """Until its outbox has drained; but not if it can put nothing off any more: two such agents would wait for each other for ever."""
+        """Return whether the agent pauses until its outbox has drained: not if it can defer nothing more, or two such agents would deadlock."""
         return agent.is_crowded and len(agent.stash) < STASH_MAX
 
     def start(self, agent: LocalAgent) -> None:
-        """Run its next segment."""
+        """Run the turn's next segment."""
         turn = agent.turn
         assert turn is not None
         start = ev.StartTurn(agent.id, agent.incarnation, "segment", turn.sender, turn.payload)
@@ -249,7 +249,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """There is no such agent, or no longer, and all that it has sent is here: who waits for its reply waits in vain."""
+        """End the wait for a reply of `callee`: there is no such agent, or no longer, and all that it has sent is here."""
         turn = agent.turn
         waits = turn.waits if turn is not None and turn.is_live else None
         if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
@@ -259,7 +259,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """The call is over, unless its reply is here already; returns whether it is."""
+        """End the call, unless its reply is here already; return whether it is over."""
         is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
         if is_over:
             self._finish(agent, turn, waits, DONE, b"")
@@ -276,9 +276,9 @@ class DurableTurns:
     # ---- what comes -----------------------------------------------------------------------------------------------
 
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Has what the turn waits for come? Then it is taken, and what stands before it on its channel goes to the stash.
+        """Take what the turn waits for, and stash what is before it on its channel; return whether it has come.
 
-        What was looked at is not looked at again: a mailbox of thousands would be, at each arrival.
+        Entries are looked at once: a mailbox of thousands would otherwise be scanned at each arrival.
         """
         if waits.kind in OUTSIDE:
             return waits.kind == "effect" and turn.is_live and self._is_said(agent, turn, waits)
@@ -300,8 +300,8 @@ class DurableTurns:
         return False
 
     def _is_said(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Have people said what came of the effect at which it stands? Their word is taken as a message is that a turn receives. If they say that it was
-        not done, the turn stands there on. What stands before the word is put off, however much that is: nobody else could help the turn on.
+        """Take people's resolution of the effect at which the turn waits, as a message that it receives; return whether the effect is done. If it
+        was not, the turn goes on waiting. What is before the resolution is deferred, however much that is: nothing else could help the turn on.
         """
         place = effect_words.find(agent, turn.look.mailbox)
         if place is None:
@@ -324,7 +324,7 @@ class DurableTurns:
         return False
 
     def _find_put_off(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Has it been consumed in this turn already, with another one behind it? Then it has no turn of its own any more."""
+        """Take what the turn waits for from the stash; return whether it was there. It has no turn of its own any more."""
         if turn.look.has_seen_stash:
             return False  # what was put off since was looked at in the mailbox
         for place, stashed in enumerate(agent.stash):
@@ -364,9 +364,9 @@ class DurableTurns:
 
     def _put_off(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Make room in full channels: what the turn waits for can leave its sender only when those before it were received. And while
-        its own outbox is over the bound, in all of them: those who send here may have to take something first.
+        its own outbox is over the bound, in all of them: their senders may have to take something first.
 
-        Returns whether anything was put off.
+        Return whether anything was deferred.
         """
         waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
         if not agent.is_crowded:
@@ -379,9 +379,9 @@ class DurableTurns:
         return bool(places)
 
     def _consume(self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool) -> None:
-        """As the beginnings of turns of their own would: the protocol sees them, one by one, and they count as received.
+        """Consume entries as if each began a turn of its own: the protocol sees them, one by one, and they count as received.
 
-        `places` in the mailbox ascend. What comes meanwhile stands behind them.
+        `places` in the mailbox ascend. What comes meanwhile is behind them.
         """
         for gone, place in enumerate(places):
             entry = agent.mailbox[place - gone]
@@ -410,7 +410,7 @@ class DurableTurns:
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:
-    """The places of what waits before it on its channel; of an input, of the inputs before it."""
+    """Yield the places of what waits before an entry on its channel; for an input, of the inputs before it."""
     inlet = agent.mailbox[place][0]
     for other, entry in enumerate(islice(agent.mailbox, place)):
         if entry[0] is inlet and (inlet is not None or isinstance(entry[1], LoggedInput)):
@@ -418,7 +418,7 @@ def _before(agent: LocalAgent, place: int) -> Iterator[int]:
 
 
 def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
-    """The places of what waits in channels whose senders may send no more; of one, if a sender is named."""
+    """Yield the places of what waits in channels whose senders may send no more; of one, if a sender is named."""
     full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
     if full:
         yield from [place for place, entry in enumerate(agent.mailbox) if entry[0] in full]
@@ -429,7 +429,7 @@ def _is_full(inlet: AgentInlet) -> bool:
 
 
 def _forget_time_out(agent: LocalAgent) -> None:
-    """It may have come already, behind what was waited for."""
+    """Forget the turn's timeout: it may have come already, behind what was waited for."""
     if agent.timers.pop(TURN_TIMER, None) is None:
         for place, entry in enumerate(agent.mailbox):
             if entry[1] == TURN_TIMER:
@@ -438,5 +438,5 @@ def _forget_time_out(agent: LocalAgent) -> None:
 
 
 def _reply_to(turn: DurableTurn) -> bytes:
-    """How the reply begins for which it waits."""
+    """Return the prefix of the reply for which the turn waits."""
     return reply_to(call_id(turn.seed, len(turn.journal)))

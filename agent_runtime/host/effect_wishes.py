@@ -1,7 +1,7 @@
-"""The part of a host core that knows what people's wishes come to about effects that have ended (`messages/effect_words.py`).
+"""The part of a host core that handles operators' undo and retry commands for effects that have ended (`messages/effect_words.py`).
 
-*Undo*: a turn of the agent itself runs the compensation, as after a turn that has failed. *Retry*: the turn that failed has another one, as its dead letter; or a
-compensation that failed is called again. Whatever was done already is not done again: so the same wish twice is the same as once.
+**Undo*: a turn of the agent itself runs the compensation, as after a turn that has failed. *Retry*: the turn that failed has another one, as its
+dead letter; or a compensation that failed is called again. What was done already is not done again, so the commands are idempotent.
 """
 
 from snapline.agent_runtime.durable import DONE
@@ -14,11 +14,11 @@ from snapline.messages.effect_words import UNDO, EffectRetry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
 
 _FINISHED = b""
-"""What is told of a wish that is fulfilled already."""
+"""Answer to a command that is fulfilled already."""
 
 
 def refusal_of(agent: LocalAgent, wish: EffectRetry) -> str:
-    """Why this cannot be; "" if it may have its turn."""
+    """Return why the command is refused; "" if it may have its turn."""
     shown = f"effect {_shown(wish)} of agent {agent.id!r}"
     known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
     if opened is not None and (opened.key, opened.generation) == (wish.key, wish.generation):
@@ -47,18 +47,18 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, show
 
 
 def undoes(wish: EffectRetry) -> bool:
-    """Is it about a compensation, to be called, or called again?"""
+    """Return whether the command is about a compensation, to be called, or called again."""
     return wish.verb == UNDO or undone_of(wish.key) is not None
 
 
 def letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
-    """The number of the dead letter that is to have its turn; 0: there is none."""
+    """Return the number of the dead letter that is to have its turn; 0: there is none."""
     known = _known(agent, wish)
     return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
 
 def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
-    """What is told of a compensation that needs no turn, or can have none; None: it has its turn."""
+    """Return the answer for a compensation that needs no turn, or can have none; None: it has its turn."""
     known = _known(agent, wish)
     if known is not None and _is_compensated(known, wish):
         return _FINISHED
@@ -66,21 +66,21 @@ def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
 
 
 def turn_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
-    """The message of the turn that undoes it."""
+    """Return the message of the turn that undoes the effect."""
     known = _known(agent, wish)
     assert known is not None, "it was there when the turn was chosen"
     return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
 
 
 def begun(agent: LocalAgent, wish: EffectRetry) -> None:
-    """Its turn has begun: no other one may count on the effect any more."""
+    """Detach the effect, since the command's turn has begun: no other turn may count on it any more."""
     known = _known(agent, wish)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)
 
 
 def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
-    """What the agent knows of the effect, or of the one that this compensation undoes."""
+    """Return what the agent knows of the effect, or of the one that this compensation undoes."""
     undone = undone_of(wish.key)
     if agent.effects is None or (undone is not None and wish.key not in agent.effects.keys):
         return None
@@ -90,7 +90,7 @@ def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
 
 
 def _is_compensated(known: KnownEffect, wish: EffectRetry) -> bool:
-    """An earlier generation is: else there were no later one."""
+    """Return whether the effect is undone. An earlier generation is: else there were no later one."""
     _, generation = undone_of(wish.key) or (wish.key, wish.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 

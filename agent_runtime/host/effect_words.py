@@ -1,6 +1,6 @@
-"""The part of a host core that knows whether people's words are about the effect at which an agent stands (`messages/effect_words.py`).
+"""The part of a host core that matches people's resolutions to the effect at which an agent waits (`messages/effect_words.py`).
 
-A word is taken by the turn that stands there, once (`durable_turns.py`). What is left of others has no turn: whoever said it hears that it came too late.
+The turn that waits there takes a resolution, once (`durable_turns.py`). Others left over have no turn: their senders learn that they came too late.
 """
 
 from itertools import islice
@@ -13,7 +13,7 @@ from snapline.storage.packs.saved_effects import OpenEffect
 
 
 def find(agent: LocalAgent, seen: int) -> int | None:
-    """The place in the mailbox of what people have said about the effect at which the agent stands; the first `seen` were looked at."""
+    """Return the place in the mailbox of a resolution of the effect at which the agent waits; the first `seen` were looked at."""
     effects = agent.effects
     if effects is None or effects.open is None or not effects.needs_people:
         return None
@@ -25,7 +25,7 @@ def find(agent: LocalAgent, seen: int) -> int | None:
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
-    """Why nobody has to say this to the agent, or not yet; None: it may be taken."""
+    """Return why the agent takes no such resolution, or not yet; None: it may be taken."""
     word, effects, turn = read_effect_word(payload), agent.effects, agent.turn
     if turn is None or effects is None or effects.open is None or not _is_about(word, effects.open):
         return InputOutcome(

@@ -2,25 +2,29 @@
 
 Theory of operation
 -------------------
-An effect is called when its *intent* was released as an output of its agent (`outputs.py`; output commit: Strom and Yemini 1985). A turn that asks for one
-stands at an entry of its journal; in the same step the agent emits, under a topic that users cannot have, what it is about to do, and wants an epoch.
-Then its intent is in the state that every recovery goes back to: so no failure undoes a turn that has done something outside, and nothing of what was done has to be
-settled afterwards (G12). What came of it is in the journal, in the window of keys (`agent_effects.py`), and among the agent's outputs, in one step.
+An effect is called when its *intent* was released as an output of its agent (`outputs.py`; output commit: Strom and Yemini 1985). A turn that
+requests one waits at an entry of its journal; in the same step the agent emits, under a topic that users cannot have, what it is about to do, and
+requests an epoch. Then its intent is in the state that every recovery goes back to: so no failure undoes a turn that has done something outside, and
+nothing of what was done has to be settled afterwards (G12). The outcome is in the journal, in the window of keys (`agent_effects.py`), and among the
+agent's outputs, in one step.
 
-A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will: an earlier life of the agent may have called
-it, and died before it could tell. So an open effect that comes from a checkpoint is *in doubt*. It is called again under the same key, which its service must know; or, with a
-probe, the service is asked first; or, if it may not be repeated, nobody calls it, and the agent stands until people have decided. Such a one is called only when a *mark* in
-the host log says that it is about to be: logs of earlier plans are sealed before they are read, so without a mark no life has called it, or ever will.
+A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will: an earlier
+life of the agent may have called it, and died before it could record the outcome. So an open effect that comes from a checkpoint is *in doubt*. It is
+called again under the same key, which its service must know; or, with a probe, the service is asked first; or, if it may not be repeated, nothing
+calls it, and the agent waits until people have decided. Such a one is called only when a *mark* in the host log says that it is about to be: logs of
+earlier plans are sealed before they are read, so without a mark no life has called it, or ever will.
 
-Their word is an input that the turn takes where it stands (`effect_words.py`). "It is done" is its outcome. "It was not" lets it be called; but a recovery to before the
-word would find it again, and perhaps a call has left since. So the word is an output too, and the call waits until that is released, as for an intent.
+Their resolution is an input that the turn takes where it waits (`effect_words.py`). "It is done" is its outcome. "It was not" lets it be called; but
+a recovery to before the resolution would find it again, and perhaps a call has left since. So the resolution is an output too, and the call waits
+until that is released, as for an intent.
 
-A turn that fails for good leaves behind what it has done. What can be undone is undone right after it, by a turn of the agent itself that stands in its stash: newest first, and
-each compensation is an effect as any other. What cannot be is said to be left.
+A turn that fails permanently leaves behind what it has done. What can be undone is undone right after it, by a turn of the agent itself in its stash:
+newest first, and each compensation is an effect as any other. What cannot be is recorded as left.
 
-*Quiesce.* Before agents move, or a host stops, the coordinator has no effect begun, and waits for those that are being called: else the plan would put them in doubt.
+*Quiesce.* Before agents move, or a host stops, the coordinator lets no effect begin, and waits for those being called: else the plan would put them
+in doubt.
 
-Carries G12. Singleness outside rests on services that honour their keys: nothing here fences a call that is on its way.
+Carries G12. Uniqueness outside rests on services that honour their keys: nothing here fences a call that is on its way.
 """
 
 import msgspec
@@ -48,7 +52,7 @@ _SHADOW = "the fleet is a fork that was made without --live, and does nothing ou
 
 
 class Effects:
-    """Of the agents here.
+    """Effects of the agents here.
 
     Attributes:
         are_refused: the fleet is a fork that may not touch the world outside.
@@ -61,10 +65,10 @@ class Effects:
         self._steps = steps
         self.are_refused = self.are_held = False
         self._number = 0
-        """Of the hold that is to be answered; 0: it has been."""
+        """Number of the hold that is to be answered; 0: it has been."""
 
     def welcomed(self, *, are_refused: bool) -> None:
-        """The coordinator says whether the fleet may do any."""
+        """Set whether the fleet may do any, as the coordinator says."""
         self.are_refused = are_refused
 
     def reset(self) -> None:
@@ -72,7 +76,7 @@ class Effects:
         self.are_held, self._number = False, 0
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold effects back, or go on with those that were."""
+        """Hold effects back, or go on with held ones."""
         self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
         if self.are_held:
             self._tell_quiesced()
@@ -82,7 +86,7 @@ class Effects:
                 self.released(agent)
 
     def _tell_quiesced(self) -> None:
-        """If an answer is awaited, and no effect is being called."""
+        """Answer the coordinator, if it waits and no effect is being called."""
         agents = self._desk.agents.values()
         if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
             self._desk.out.append(Quiesced(self._number))
@@ -91,7 +95,7 @@ class Effects:
     # ---- calling --------------------------------------------------------------------------------------------------
 
     def intended(self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent) -> tuple[str, bytes] | None:
-        """The handler stands at an effect. Returns what is known of its key already, as the journal takes it; None: it is open."""
+        """Open the effect at which a handler waits, or return the known outcome of its key, as the journal takes it; None: it is open."""
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
@@ -113,19 +117,19 @@ class Effects:
         return None
 
     def identity(self, agent: LocalAgent) -> str:
-        """What tells the open effect from others of its agent: for its entry in the journal and in the host log."""
+        """Return the identity of the open effect within its agent: for its entry in the journal and in the host log."""
         assert agent.effects is not None and agent.effects.open is not None
         opened = agent.effects.open
         return f"{opened.key}#{opened.generation}"
 
     def identity_of(self, agent: LocalAgent, intent: EffectIntent) -> str:
-        """The same of one that need not be called."""
+        """Return the same for an effect that need not be called."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         return f"{key}#{generation}"
 
     def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
-        """Call it as soon as its intent is released, unless people have to decide."""
+        """Call the effect as soon as its intent is released, unless people have to decide."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         opened = effects.open
@@ -139,7 +143,7 @@ class Effects:
             self._call_if_released(agent, turn, effects, opened)
 
     def released(self, agent: LocalAgent) -> None:
-        """Outputs of the agent were released: perhaps the intent at which it stands."""
+        """Call the open effect, if its intent is among the outputs released."""
         effects, turn = agent.effects, agent.turn
         if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
             self._call_if_released(agent, turn, effects, effects.open)
@@ -147,7 +151,7 @@ class Effects:
     def _call_if_released(
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
-        """Call it, if no recovery can undo any more that it was asked for; otherwise an epoch is wanted."""
+        """Call the effect, if no recovery can undo its intent any more; otherwise request an epoch."""
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
@@ -169,14 +173,14 @@ class Effects:
         self._desk.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """The log says that it is about to be called: now no later life takes it for one that was not."""
+        """Call an effect whose mark is in the log: now no later life takes it for one that was not called."""
         effects = agent.effects
         if effects is not None and effects.open is not None and mark == mark_of(effects.open):
             effects.begun()
             self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
-        """People say so. It is called when no recovery can take their word back any more."""
+        """Record people's resolution that the effect was not done. It is called when no recovery can undo that any more."""
         effects = agent.effects
         assert effects is not None and effects.open is not None and agent.outputs is not None
         effects.not_done(1 + agent.outputs.number)
@@ -186,7 +190,7 @@ class Effects:
     # ---- how they end ---------------------------------------------------------------------------------------------
 
     def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
-        """It has been called, or people have said what came of it. `late_s`: its last call may be on its way for so long."""
+        """End an effect that was called, or that people have resolved. `late_s`: how long its last call may be on its way."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         is_done = outcome == DONE
@@ -197,14 +201,14 @@ class Effects:
         self._tell_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """Its turn has ended well: what it has done outside stands."""
+        """End a turn that succeeded: what it has done outside is kept."""
         if agent.effects is not None:
             agent.effects.turn_ended()
 
     def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
-        """Its turn has failed for good. Returns the message of the turn that undoes what it has done, newest first, or b"".
+        """End a turn that failed permanently. Return the message of the turn that undoes what it has done, newest first, or b"".
 
-        It may have failed on its way to an effect that an earlier life has called, perhaps: that is undone as well.
+        It may have failed before reaching an effect that an earlier life perhaps called: that is undone as well.
         """
         effects = agent.effects
         if effects is None:
@@ -223,7 +227,7 @@ class Effects:
         return undo_payload(undone) if undone else b""
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
-        """What a history that was given up has done belongs to this turn now: the ledger has lost the words of that."""
+        """Return the record of an effect of a discarded history that this turn has taken over: the ledger has lost that history's records."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         outside = outside_key(self._desk.cluster, agent.id, key, generation)

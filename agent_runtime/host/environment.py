@@ -1,4 +1,4 @@
-"""What a carrier stands on: links, a trace, clocks, threads, the coordinator's stream."""
+"""Environment of a host driver: links, a trace, clocks, threads, the coordinator's stream."""
 
 from collections.abc import Callable, Coroutine
 from typing import Protocol
@@ -18,16 +18,16 @@ class Transport(Protocol):
     """Links to other hosts."""
 
     def wake(self, peer: str) -> None:
-        """The link to `peer` has something to write."""
+        """Wake the link to `peer`, which has something to write."""
 
     def dial(self, peer: str, address: str) -> None:
         """Open streams to `peer`, again and again."""
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        """Say this to `peer`, once: it asks to be dialled."""
+        """Send this to `peer`, once: it asks to be dialled."""
 
     def undial(self, peer: str) -> None:
-        """No more streams to or from `peer`."""
+        """Allow no more streams to or from `peer`."""
 
     def close_stream(self, peer: str) -> None:
         """End the present stream; the dialler opens another."""
@@ -37,35 +37,35 @@ class Transport(Protocol):
 
 
 class TraceSink(Protocol):
-    """Where the host's trace goes; see `trace.TraceWriter`."""
+    """Destination of the host's trace; see `trace.TraceWriter`."""
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
-        """A message left ("send") or was consumed ("receive")."""
+        """Trace a message that left ("send") or was consumed ("receive")."""
 
     def marker(self, what: str, host: str, other: str, epoch: int) -> None:
-        """A marker item left ("send_marker") or came ("receive_marker")."""
+        """Trace a marker item that left ("send_marker") or came ("receive_marker")."""
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """A checkpoint was taken."""
+        """Trace a checkpoint."""
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """The agents here go on from these checkpoints."""
+        """Trace a plan: the agents here go on from these checkpoints."""
 
     def flush(self) -> None:
-        """What was traced so far outlives this process."""
+        """Flush the trace: what was traced so far outlives this process."""
 
 
 class HostEnvironment(Protocol):
-    """What surrounds a host: clocks, threads, the coordinator's stream, its own end."""
+    """Environment of a host: clocks, threads, the coordinator's stream, its own end."""
 
     def now_ns(self) -> int:
-        """Monotonic."""
+        """Return the monotonic time."""
 
     def wall_ns(self) -> int:
-        """Since 1970."""
+        """Return the time since 1970."""
 
     def boot_clock(self) -> BootClock | None:
-        """Counts on while no host runs; None: there is none. Asked in any thread."""
+        """Return a clock that counts on while no host runs; None: there is none. Called in any thread."""
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
         """Call `function` on the loop."""
@@ -74,37 +74,37 @@ class HostEnvironment(Protocol):
         """Run blocking work in order, off the loop; `then` gets its result on the loop. What it raises ends the host."""
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """The same, beside the worker: it may take long."""
+        """Run the same in parallel to the worker: it may take long."""
 
     def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """The same, beside both: clients wait for it."""
+        """Run the same in parallel to both: clients wait for it."""
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
         """Run a handler that may wait."""
 
     def capturing(self, agent: str) -> None:
-        """An agent's image is about to be taken; what this raises counts as the encoder's error."""
+        """Observe that an agent's image is about to be taken; what this raises counts as the encoder's error."""
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """An agent's image was taken for this command."""
+        """Observe that an agent's image was taken for this command."""
 
     def part_closed(self, epoch: int) -> None:
-        """Nothing of the epoch can arrive here any more: the host's part goes to the store."""
+        """Observe that nothing of the epoch can arrive here any more: the host's part goes to the store."""
 
     def send(self, message: HostMessage) -> None:
-        """Tell the coordinator; lost if there is no stream."""
+        """Send to the coordinator; lost if there is no stream."""
 
     def open_store(self) -> Store:
-        """The checkpoint store. Raises SnaplineError or OSError."""
+        """Open the checkpoint store. Raises SnaplineError or OSError."""
 
     def fed(self) -> None:
-        """The core has handled an event: turns, frames or timers may be due."""
+        """Observe that the core has handled an event: turns, frames or timers may be due."""
 
     def finish(self, code: int) -> None:
-        """The host's run is over."""
+        """End the host's run."""
 
     def fail(self, error: BaseException) -> None:
-        """The same, because of an error of ours."""
+        """End the host's run because of an error of ours."""
 
     def welcomed(self, heartbeat_ns: int) -> None:
-        """A stream to the coordinator stands; it wants to be told so often that this host lives."""
+        """Handle the Welcome on a stream to the coordinator, which wants heartbeats at this interval."""

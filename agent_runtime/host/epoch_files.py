@@ -33,11 +33,11 @@ from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.store import Store
 
 CHUNK_PACK_BYTES = 32 * 2**20
-"""Of new chunks in one pack; more go into packs beside it. Two are written at once, so this much is hashed and copied while as
+"""Size at which a pack of new chunks is full; more go into further packs. Two are written at once, so this much is hashed and copied while as
 much is on its way to the disk; and deletion and compaction work by the pack."""
 
 THREADS = 2
-"""That write packs of chunks: one hashes while the other waits for the disk. An object store may have more."""
+"""Number of threads that write packs of chunks: one hashes while the other waits for the disk. An object store may have more."""
 
 
 class Capture(msgspec.Struct):
@@ -63,7 +63,7 @@ class Capture(msgspec.Struct):
     clock: BootClock | None = None
 
     def release(self) -> None:
-        """One epoch less needs it."""
+        """Release the capture for one epoch."""
         self.uses -= 1
         if self.uses == 0:
             self.image.release()
@@ -73,7 +73,7 @@ Captures = dict[str, Capture]
 
 
 class StoredEpoch(msgspec.Struct):
-    """This host's part of an epoch is durable: the report for the coordinator, all numbers of channels, and what later epochs may refer to."""
+    """Durable part of this host in an epoch: the report for the coordinator, all channel numbers, and what later epochs may refer to."""
 
     report: EpochReport
     numbers: ChannelNumbers
@@ -88,9 +88,9 @@ def write_epoch(
     captures: Captures,
     earlier: tuple[int, ChannelNumbers] = NOTHING_TOLD,
 ) -> StoredEpoch:
-    """Write this host's part of an epoch: one pack, and packs of chunks beside it where there is much.
+    """Write this host's part of an epoch: one pack, and further packs of chunks where there is much.
 
-    Its report tells of channels what has changed since `earlier`.
+    Its report has the channels that have changed since `earlier`.
 
     Raises:
         EncodingError: a state would not come back from its image.
@@ -147,12 +147,12 @@ def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob])
 
 
 def reported(reference: PackReference) -> ReportedPack:
-    """What the coordinator is told of a pack."""
+    """Return what the coordinator gets to know of a pack."""
     return ReportedPack(reference.path, reference.size_bytes, reference.index_digest)
 
 
 def check_image(agent: str, known: AgentType, image: StateImage) -> None:
-    """A field may hold what it does not declare: that can be written, and only a recovery would find out.
+    """Check that fields hold what they declare: other values can be written, and only a recovery would find out.
 
     Raises:
         EncodingError: names the agent and what to do.
@@ -206,7 +206,7 @@ def image_of(
 def _report_of(
     command: ev.StoreEpoch, captures: Captures, *, host_start: int, pack: ReportedPack, state_bytes: int
 ) -> EpochReport:
-    """What the coordinator is told, but for channels: agents as parallel columns; names are listed once."""
+    """Return the report for the coordinator, without channels: agents as parallel columns; names are listed once."""
     places = {agent: place for place, agent in enumerate(command.records)}
     records = command.records.values()
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
@@ -227,24 +227,24 @@ def _report_of(
 
 
 class LoadProgress:
-    """How far loading has got: the coordinator waits for a host that gets on.
+    """Progress of loading: the coordinator waits for a host that makes progress.
 
     The user's code, which makes agents and migrates states, may take its time: while it runs each second counts as a step.
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
-        """`limit_s`: for so long at a time."""
+        """`limit_s`: longest time that counts at a time."""
         self._now_ns = now_ns
         self._limit_s = limit_s
         self._steps = 0
         self._since_ns: int | None = None
 
     def step(self) -> None:
-        """Something was read, or made."""
+        """Count something that was read, or made."""
         self._steps += 1
 
     def steps(self) -> int:
-        """So far. Asked on another thread."""
+        """Return the steps so far. Called on another thread."""
         since_ns = self._since_ns
         if since_ns is None:
             return self._steps
@@ -253,7 +253,7 @@ class LoadProgress:
 
     @contextlib.contextmanager
     def in_users_code(self) -> Iterator[None]:
-        """One piece of it; when it is over that is a step."""
+        """Run one piece of the user's code; its end is a step."""
         self._since_ns = self._now_ns()
         try:
             yield
@@ -265,7 +265,7 @@ class LoadProgress:
 class LoadedLine(msgspec.Struct):
     """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
 
-    `buffers`: the sizes of those that a capture will take, to be warmed beforehand. `logged`: beyond the line, in host logs.
+    `buffers`: the sizes of those that a capture will take, to be warmed beforehand. `logged`: what host logs hold beyond the line.
     """
 
     agents: list[ev.LoadedAgent]
@@ -284,8 +284,8 @@ def load_line(
 ) -> LoadedLine:
     """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
 
-    All checkpoints are read, and their versions judged, before the first state is made. `progress` is told whenever one is
-    read, and whenever one is made. What `clock` shows beyond a checkpoint's counts for the agent's timers.
+    All checkpoints are read, and their versions judged, before the first state is made. `progress` counts each one
+    read, and each one made. What `clock` shows beyond a checkpoint's counts for the agent's timers.
 
     Raises:
         DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
@@ -327,7 +327,7 @@ def load_line(
 def _with_whole_turn(
     loaded: ev.LoadedAgent, checkpoint: AgentCheckpoint, reader: PartReader, table: ChunkTable
 ) -> ev.LoadedAgent:
-    """The agent's turn goes on by its whole journal, whose chunks need not be written again."""
+    """Restore the agent's turn with its whole journal, whose chunks need not be written again."""
     assert checkpoint.journal_part is not None
     table.digests |= {chunk.digest: chunk for chunk in checkpoint.journal_part.chunks()}
     (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])

@@ -1,8 +1,8 @@
-"""What this host reports of open epochs: its agents, always, and of channels what the leader has not been told before.
+"""Reports of a host on open epochs: its agents, always, and the channels that the leader does not know yet.
 
 The leader names an epoch of which it has all reports (`BeginEpoch.told`). A channel that both its ends leave out has not changed since that one,
-in which it was covered: so it is covered now (`coordinator/leader/modes/epoch_reports.py`). Whoever does not have that epoch's numbers any more tells all.
-A new stream may lead to a new leader, which has been told nothing.
+in which it was covered: so it is covered now (`coordinator/leader/modes/epoch_reports.py`). A host without that epoch's numbers reports all.
+A new stream may lead to a new leader, which knows nothing yet.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from snapline.agent_runtime.host import events as ev
 from snapline.messages.host_messages import BeginEpoch, EpochReport
 
 EPOCHS_KEPT = 8
-"""More than may be open at once, and the one before them."""
+"""Number of epochs kept: more than may be open at once, and the one before them."""
 
 Numbers = Mapping[str, Mapping[str, int]]
-"""By an agent of this host, by the other end of its channels. As the records have them, whose dictionaries nobody changes any more: a pair for
-each channel would be made anew in each epoch, and looked at by the collector of garbage."""
+"""Numbers by an agent of this host, by the other end of its channels. They are the records' own dictionaries, which nothing changes any more: a pair
+for each channel would be allocated in each epoch, and traversed by the garbage collector."""
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
     recorded: Numbers = {}
 
     def since(self, earlier: "ChannelNumbers") -> "ChannelNumbers":
-        """Those of which more or less is covered than there was."""
+        """Return the channels of which more or less is covered than in `earlier`."""
         if not earlier.sent and not earlier.received and not earlier.recorded:
             return self
         sent: dict[str, Mapping[str, int]] = {}
@@ -62,16 +62,16 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
 NO_NUMBERS: Mapping[str, int] = {}
 
 NOTHING_TOLD = 0, ChannelNumbers()
-"""In the place of an earlier epoch and its numbers."""
+"""Placeholder for an earlier epoch and its numbers."""
 
 
 def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iterable[str]:
-    """All who have sent something to an agent."""
+    """Return all senders of messages to an agent."""
     return received if recorded.keys() <= received.keys() else dict.fromkeys([*received, *recorded])
 
 
 def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
-    """Of all agents here, and of those that have left: what these have ever sent is still to be covered."""
+    """Return the numbers of all agents here, and of those that have left: what these have ever sent is still to be covered."""
     records = command.records
     return ChannelNumbers(
         {**{agent: record.sent for agent, record in records.items()}, **command.departed},
@@ -85,7 +85,7 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
 
 
 def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> EpochReport:
-    """The report with these channels as its columns, in the place of those that it had; its agents are the first of its names."""
+    """Return the report with these channels as its columns, in place of those that it had; its agents are the first of its names."""
     places = Places({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
     sent_to: list[int] = []
@@ -130,23 +130,23 @@ class EpochReports:
         self._told: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """The leader of this stream tells what it has. Of older epochs it will name none; one that is open may still have to be told whole."""
+        """Record the epoch that the leader of this stream has. It will name no older one; an open one may still have to be reported whole."""
         self._told[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
 
     def welcomed(self) -> None:
-        """On a new stream nothing is known to have been told."""
+        """Forget which epochs the leader has: on a new stream that is unknown."""
         self._told.clear()
 
     def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
-        """What a report of `epoch` may be told against, and its numbers."""
+        """Return the epoch that a report of `epoch` may be relative to, and its numbers."""
         told = self._told.get(epoch, 0)
         numbers = self._numbers.get(told)
         return NOTHING_TOLD if numbers is None else (told, numbers)
 
     def written(self, report: EpochReport, numbers: ChannelNumbers) -> None:
-        """This host's part of an epoch is durable."""
+        """Keep the report of an epoch: this host's part of it is durable."""
         self._reports[report.epoch] = report
         self._numbers[report.epoch] = numbers
         ended = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
@@ -154,7 +154,7 @@ class EpochReports:
             del self._numbers[epoch]
 
     def report_of(self, epoch: int) -> EpochReport | None:
-        """As it is to be told now; None: the epoch has ended here."""
+        """Return the report as it is to be sent now; None: the epoch has ended here."""
         report = self._reports.get(epoch)
         if report is None:
             return None
@@ -164,12 +164,12 @@ class EpochReports:
         return report
 
     def dropped(self, epoch: int) -> None:
-        """It has ended; later ones may be told against it still."""
+        """Drop the report of an ended epoch; later ones may still be relative to it."""
         self._reports.pop(epoch, None)
         self._told.pop(epoch, None)
 
     def plan_began(self) -> None:
-        """What was told was of another history."""
+        """Forget all reports: they were of another history."""
         self._reports.clear()
         self._numbers.clear()
         self._told.clear()

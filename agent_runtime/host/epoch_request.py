@@ -1,4 +1,4 @@
-"""That agents here want an epoch before its time: for a client that waits, or for outputs. The coordinator is told once for each epoch."""
+"""Request of agents here for an early epoch: for a client that waits, or for outputs. It is sent once for each epoch."""
 
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -7,7 +7,7 @@ from snapline.messages import host_messages as msg
 
 
 class EpochRequest:
-    """One for all agents here."""
+    """Epoch request of all agents here."""
 
     _mode: HostMode
 
@@ -16,21 +16,21 @@ class EpochRequest:
         self._is_said = False
 
     def wire(self, mode: HostMode) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above."""
         self._mode = mode
 
     def say(self, agent: LocalAgent) -> None:
-        """An epoch is to hold what the agent has done."""
+        """Request an epoch that holds what the agent has done."""
         self._mode.awaited(agent)
         if not self._is_said:
             self._is_said = True
             self._desk.out.append(msg.WantEpoch(self._desk.plan))
 
     def reset(self) -> None:
-        """An epoch has ended, or a plan all history here: who still waits says so again."""
+        """Forget the request: an epoch has ended, or a plan all history here, and agents that still wait repeat it."""
         self._is_said = False
 
     def welcomed(self) -> None:
-        """Say again what the coordinator may not have heard."""
+        """Repeat what the coordinator may not have received."""
         if self._is_said:
             self._desk.out.append(msg.WantEpoch(self._desk.plan))

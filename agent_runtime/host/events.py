@@ -1,8 +1,8 @@
-"""What a host core is told, and what it wants done.
+"""Events and commands of a host core.
 
 Events are in the past tense and come from the adapters: the links, the turns, the store, the clock. Commands are imperatives
-and are carried out by the adapters, in order, before the next event. What the coordinator and the host say to each other has
-its words in `messages/host_messages.py`, and the core takes and gives them as they are.
+and are carried out by the adapters, in order, before the next event. Messages between the coordinator and the host are defined
+in `messages/host_messages.py`, and the core takes and gives them as they are.
 """
 
 from collections.abc import Mapping
@@ -48,18 +48,18 @@ Log = dict[str, list[InTransitMessage]]
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base of what a host core is told."""
+    """Base of a host core's events."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base of what a host core wants done."""
+    """Base of a host core's commands."""
 
 
 Heard = Event | msg.Directive
-"""What a host core is told: a directive of the coordinator is an event as it stands, but for the plan."""
+"""Input of a host core: a directive of the coordinator is an event as it is, but for the plan."""
 
 Said = Command | msg.HostMessage
-"""What a host core wants done: a message is what the coordinator is to be told."""
+"""Output of a host core: a message is to be sent to the coordinator."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Placement(msgspec.Struct, frozen=True):
 class LoadedAgent(msgspec.Struct, frozen=True):
     """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn.
 
-    `passed_ns`: since the checkpoint, as far as the machine's clock knows.
+    `passed_ns`: time since the checkpoint, as far as the machine's clock knows.
     """
 
     agent: str
@@ -90,8 +90,8 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 class PlanReceived(Event, frozen=True, gc=False):
     """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed.
 
-    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died. `newest`: logs, each with the
-    number of a batch that is in it, as far as the coordinator knows.
+    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died. `newest`: logs,
+    each with the number of a batch that is in it, as far as the coordinator knows.
     """
 
     number: int
@@ -115,7 +115,7 @@ class StreamOpened(Event, frozen=True, gc=False):
 
 
 class PeerKnocked(Event, frozen=True, gc=False):
-    """A host that may not dial this one asks to be dialled."""
+    """A request to be dialled, from a host that may not dial this one."""
 
     hello: LinkHello
 
@@ -138,7 +138,7 @@ class WriteReady(Event, frozen=True, gc=False):
 class AgentsLoaded(Event, frozen=True, gc=False):
     """`inputs`: of the logs of earlier plans, of all agents, in the order of each agent's numbers; `dropped`: those that come before them, and
     are not given any more; `entries`: of durable turns, in the order of the logs. All these logs are sealed. `why_no_log`: why the store
-    takes no host logs, or "". `log_key`: the public key that batches are signed with, or b"". `is_authenticated`: the store is signed or encrypted."""
+    takes no host logs, or "". `log_key`: the public key for signed batches, or b"". `is_authenticated`: the store is signed or encrypted."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
@@ -179,8 +179,8 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 class TurnFailed(Event, frozen=True, gc=False):
     """The handler raised. `on_error`, `retries` and the waits before each of these, if any, are its class's; `is_final`: trying
-    again cannot help; `is_divergent`: a durable turn that does not repeat itself; `is_durable`: it was one; `rollback`: it asks that the fleet goes back;
-    `is_of_step`: a step that had failed brought it about."""
+    again cannot help; `is_divergent`: a durable turn that does not repeat itself; `is_durable`: it was one; `rollback`: it requests a rollback of
+    the fleet; `is_of_step`: a failed step caused it."""
 
     agent: str
     incarnation: int
@@ -220,7 +220,7 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
 
 class CheckpointMeasured(Event, frozen=True, gc=False):
-    """How long an agent stood still for its checkpoint; told if the policy asks for it."""
+    """Time that an agent paused for its checkpoint; measured if the policy needs it."""
 
     agent: str
     cost_ns: int
@@ -235,7 +235,7 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 
 class StoreWatched(Event, frozen=True, gc=False):
-    """How it goes with checkpoints: `is_busy`: too many wait for the store; `problem`: why it takes none, or ""; `is_full`: no more
+    """State of the store for checkpoints: `is_busy`: too many wait for the store; `problem`: why it takes none, or ""; `is_full`: no more
     can wait at all."""
 
     is_busy: bool
@@ -262,7 +262,7 @@ class InputsOffered(Event, frozen=True, gc=False):
 
 
 class ReplyAwaited(Event, frozen=True, gc=False):
-    """A client waits for the answer to the input of this key, `is_early` at the end of its turn, else in a complete epoch. One AnswerAsk comes back."""
+    """A client waits for the answer to the input of this key, `is_early` at its turn's end, else in a complete epoch. One AnswerAsk comes back."""
 
     request: int
     agent: str
@@ -271,10 +271,10 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What became of an input. `reply`: what its turn answered, as `encode_message` gives it; b"": nothing.
+    """Outcome of an input. `reply`: what its turn answered, as `encode_message` gives it; b"": nothing.
 
-    `status`: "replied": its turn has ended well; "buried": it is a dead letter; "retry": not known here just now; "unknown": nobody has
-    said it, or it is forgotten. `reason`: of the last two.
+    `status`: "replied": its turn has ended well; "buried": it is a dead letter; "retry": not known here just now; "unknown": never
+    received, or forgotten. `reason`: of the last two.
     """
 
     status: str
@@ -296,7 +296,7 @@ OF_MODES: tuple[type[Heard], ...] = (
     *(msg.FreezeAgents, msg.ThawAgents, msg.RequestCheckpoints, msg.ReportNumbers),
     *(CheckpointMeasured, CheckpointFailed, StoreWatched),
 )
-"""What only some checkpointing protocols know."""
+"""Events that only some checkpointing protocols know."""
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class UndoTurn(Command, frozen=True, gc=False):
 
 
 class Control(msgspec.Struct, frozen=True):
-    """What belongs to an agent's checkpoint besides its state and channels."""
+    """Contents of an agent's checkpoint besides its state and channels."""
 
     incarnation: int
     number: int
@@ -351,7 +351,7 @@ class Control(msgspec.Struct, frozen=True):
 
     @property
     def ended_turns(self) -> int:
-        """Of the durable ones."""
+        """Number of durable turns that have ended."""
         return self.durable_turns - (self.turn is not None)
 
 
@@ -364,7 +364,7 @@ class CaptureState(Command, frozen=True, gc=False):
 
 
 class TakeCheckpoint(Command, frozen=True, gc=False):
-    """Take the image of an agent's state now, and make it durable with its log by and by.
+    """Take the image of an agent's state now, and make it durable with its log later.
 
     Attributes:
         basis: "initial", "basic", "forced" or "tentative".
@@ -388,7 +388,7 @@ class TakeCheckpoint(Command, frozen=True, gc=False):
 
 
 class ReportFrozen(Command, frozen=True, gc=False):
-    """When all checkpoints taken so far are durable, say that nothing moves here. `running` count as failed."""
+    """Report that nothing moves here, once all checkpoints taken so far are durable. `running` count as failed."""
 
     plan: int
     number: int
@@ -396,7 +396,7 @@ class ReportFrozen(Command, frozen=True, gc=False):
 
 
 class StoreEpoch(Command, frozen=True, gc=False):
-    """All of this host's part of an epoch is known: make it durable. Comes back as EpochStored."""
+    """Make this host's part of an epoch durable: all of it is known. Comes back as EpochStored."""
 
     epoch: int
     plan: int
@@ -406,7 +406,7 @@ class StoreEpoch(Command, frozen=True, gc=False):
 
 
 class ReportEpoch(Command, frozen=True, gc=False):
-    """Tell the coordinator that this host's part of the epoch is durable."""
+    """Report to the coordinator that this host's part of the epoch is durable."""
 
     epoch: int
 
@@ -437,14 +437,14 @@ class LoadAgents(Command, frozen=True, gc=False):
 
 
 class AnswerInputs(Command, frozen=True, gc=False):
-    """Tell a client what became of its request: one answer for each input."""
+    """Send a client the outcome of its request: one answer for each input."""
 
     request: int
     answers: tuple[InputOutcome, ...]
 
 
 class AnswerAsk(Command, frozen=True, gc=False):
-    """Tell a client what became of its input."""
+    """Send a client the outcome of its input."""
 
     request: int
     answer: AskAnswer
@@ -460,7 +460,7 @@ class DialPeer(Command, frozen=True, gc=False):
 
 
 class KnockAtPeer(Command, frozen=True, gc=False):
-    """Ask the peer to dial this host: say this to it, once. It may be lost."""
+    """Ask the peer to dial this host: send it `hello`, once. It may be lost."""
 
     peer: str
     address: str

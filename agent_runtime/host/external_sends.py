@@ -1,10 +1,10 @@
-"""What an agent says that did not come of a turn of its own."""
+"""Sends of an agent that do not come from a turn of its own."""
 
 from snapline.agent_runtime.host.events import Event
 
 
 class MessagesTold(Event, frozen=True, gc=False):
-    """Something that an agent stands for has changed, outside of any turn, and says this to other agents: state and sends are of one piece.
+    """Sends outside of any turn, since something that an agent represents has changed: state and sends belong together.
 
     `sends`: receivers and encoded messages.
     """

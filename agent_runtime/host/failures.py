@@ -14,10 +14,10 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 
 POISON_KEPT = 1000
-"""Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
+"""Largest number of messages remembered that crashed an agent with on_error "recover"; the oldest are forgotten first."""
 
 Poison = tuple[str, str, bytes]
-"""What a message that crashed its agent is known by: agent, sender, payload."""
+"""Identity of a message that crashed its agent: agent, sender, payload."""
 
 
 class HostFailures:
@@ -26,7 +26,7 @@ class HostFailures:
     Attributes:
         failed: agents that take no more turns under this plan → why.
         poison: messages that crashed their agents → how often, and how often they may. Outlives plans.
-        rollbacks: agents that want the fleet to go back.
+        rollbacks: agents that request a rollback of the fleet.
         deaths: turns in which processes have died.
     """
 
@@ -40,7 +40,7 @@ class HostFailures:
         self.deaths = TurnDeaths(desk)
 
     def wire(self, mode: HostMode) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above."""
         self._mode = mode
 
     def reset(self) -> None:
@@ -49,7 +49,7 @@ class HostFailures:
         self.rollbacks.reset()
 
     def welcomed(self) -> None:
-        """Say again what the coordinator may not have heard."""
+        """Repeat what the coordinator may not have received."""
         for agent, reason in self.failed.items():
             self._desk.out.append(msg.AgentFailed(agent, self._desk.agents[agent].incarnation, reason))
         self.rollbacks.welcomed()
@@ -58,14 +58,14 @@ class HostFailures:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def fail(self, agent: LocalAgent, reason: str) -> None:
-        """The agent takes no more turns, and nothing leaves it, until a plan has brought it back."""
+        """Fail the agent: it takes no more turns, and nothing leaves it, until a plan has restored it."""
         agent.is_failed = True
         self.failed[agent.id] = reason
         self._desk.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
         self._mode.failed(agent)
 
     def crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        """The agent's state cannot be trusted after this entry's turn."""
+        """Fail the agent: its state cannot be trusted after this entry's turn."""
         key = _poison_of(agent, entry)
         self.poison[key] = (self.poison.get(key, (0, 0))[0] + 1, event.retries)
         while len(self.poison) > POISON_KEPT:
@@ -73,11 +73,11 @@ class HostFailures:
         self.fail(agent, event.error)
 
     def forgive(self, agent: LocalAgent, entry: Entry) -> None:
-        """The entry's turn has ended well."""
+        """Forget the crashes of an entry whose turn has ended well."""
         self.poison.pop(_poison_of(agent, entry), None)
 
     def is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Has this message crashed the agent more often than it may? Then it is buried without a turn."""
+        """Return whether this message has crashed the agent more often than it may. Then it is dead-lettered without a turn."""
         times, retries = self.poison.get(_poison_of(agent, entry), (0, 0))
         if times <= retries:
             return False
@@ -89,7 +89,7 @@ class HostFailures:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
-        """The entry becomes a dead letter of its receiver; the caller consumes it."""
+        """Make the entry a dead letter of its receiver; the caller consumes it."""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
         again, key = (
             dead_letters.buried_again(agent, entry) if dead_letters.is_word(entry) else None,
@@ -105,7 +105,7 @@ class HostFailures:
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
     ) -> None:
-        """A message that can never arrive becomes a dead letter of its sender."""
+        """Make a message that can never arrive a dead letter of its sender."""
         self._add_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
         self._desk.out.append(lt.MessageVoided(agent.id, receiver, payload, last_line(error), is_refused_creation))
 
@@ -116,23 +116,23 @@ class HostFailures:
 
 
 def is_creation(entry: Entry) -> bool:
-    """Does this message create its receiver?"""
+    """Return whether this message creates its receiver."""
     return entry[0] is not None and entry[2][:1] == CREATE
 
 
 def is_first(entry: Entry) -> bool:
-    """Does it run `on_start`?"""
+    """Return whether the entry runs `on_start`."""
     return entry[1] == START or is_creation(entry)
 
 
 def is_from_others(entry: Entry) -> bool:
-    """Did another agent send it, or somebody outside? Operators' words are about messages that were counted."""
+    """Return whether another agent, or a client outside, sent it. Operator commands are about messages that were counted."""
     is_told = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
     return is_told and not dead_letters.is_word(entry)
 
 
 def what_of(entry: Entry) -> str:
-    """As a turn is named: "start", "create", "message", "timer", "input", "letter": an operator's word, or "stashed": it was consumed before."""
+    """Return the name of a turn: "start", "create", "message", "timer", "input", "letter": an operator command, or "stashed": consumed before."""
     inlet, name, payload = entry
     if inlet is None and dead_letters.is_word(entry):
         return "letter"
@@ -144,7 +144,7 @@ def what_of(entry: Entry) -> str:
 
 
 def sender_of(agent: LocalAgent, entry: Entry) -> str:
-    """Of timers and the first turn the agent itself; of inputs `@` and the client's name, which no agent has."""
+    """Return the sender: for timers and the first turn the agent itself; for inputs `@` and the client's name, which no agent has."""
     inlet, name, _ = entry
     if inlet is not None:
         return inlet.sender
@@ -154,7 +154,7 @@ def sender_of(agent: LocalAgent, entry: Entry) -> str:
 
 
 def last_line(text: str) -> str:
-    """What an error says, of all its traceback."""
+    """Return the message of an error, without its traceback."""
     return text.rstrip().rpartition("\n")[2]
 
 

@@ -1,4 +1,4 @@
-"""What runs turns have in common with durable ones: which handler a message is for, handlers that stand, and steps on their way."""
+"""Parts shared by running plain and durable turns: the handler of a message, handlers that wait, and steps in progress."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from snapline.storage.packs.saved_effects import MadeEffect
 
 
 class Flight:
-    """A durable turn whose handler stands at an entry of its journal. `work`: of the step, or effect, that it stands at."""
+    """A durable turn whose handler waits at an entry of its journal. `work`: that of the step, or effect, at which it waits."""
 
     __slots__ = ("coroutine", "ctx", "work")
 
@@ -33,7 +33,7 @@ class Flight:
         self.work: StepWork | EffectWork | None = None
 
     def close(self) -> None:
-        """The turn has been undone. A handler that does not let go (it waits again, or raises) is left where it is."""
+        """Close the handler of a turn that was undone. A handler that does not let go (it waits again, or raises) is left where it is."""
         self.ctx.go_on()
         with contextlib.suppress(Exception):
             self.coroutine.close()
@@ -43,7 +43,7 @@ class Flight:
 async def step_of(
     command: RunStep, work: StepWork | EffectWork, world: Outside, told: Callable[[StepEnded], None]
 ) -> None:
-    """Run a step, or an effect, of a durable turn; tell how it has ended."""
+    """Run a step, or an effect, of a durable turn; report how it has ended."""
     call = LastCall(work.timeout_s or 0.0, world)
     forgotten.enter_turn()
     try:
@@ -74,11 +74,11 @@ class LastCall:
         self._begun_ns: int | None = None
 
     def began(self) -> None:
-        """One begins now."""
+        """Record that a call begins now."""
         self._begun_ns = self._world.elapsed_ns()
 
     def late_s(self) -> float:
-        """From now on, in seconds; 0 if there was none."""
+        """Return how long from now the last call may be on its way, in seconds; 0 if there was none."""
         if self._begun_ns is None:
             return 0.0
         return max(0.0, self._timeout_s - (self._world.elapsed_ns() - self._begun_ns) / 1e9)
@@ -115,7 +115,7 @@ async def _effect_of(
 async def _asked_first(
     command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: LastCall
 ) -> Any:  # the function's own result
-    """Never repeat what nobody has asked about: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
+    """Never repeat a call without a probe: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
     assert work.timeout_s is not None
     left_s = work.timeout_s if command.is_in_doubt else None
     for wait_s in (*asking.waits_s, None):
@@ -142,7 +142,7 @@ def refused(
     *,
     create: Callable[[ev.StartTurn], None],
 ) -> ev.TurnFailed:
-    """The end of a turn whose handler is not called. The agent that it was to create lives on in its first state, unless it is not to be made."""
+    """Return the end of a turn whose handler is not called. An agent that it was to create lives on in its first state, unless not to be made."""
     if turn.what == "create" and turn.is_made:
         with contextlib.suppress(Exception):
             create(turn)
@@ -173,14 +173,14 @@ def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: objec
     """The loop's task factory while a durable handler runs.
 
     Raises:
-        UsageError: always. A task beside the turn would run again after a recovery, or not at all.
+        UsageError: always. A task next to the turn would run again after a recovery, or not at all.
     """
     coroutine.close()
     raise UsageError(f"a durable handler has started a task. {_INSTEAD}")
 
 
 def of_a_task(error: BaseException) -> BaseException:
-    """The same for what says of itself that it must be used in a task of asyncio's: a durable handler runs in none."""
+    """Return the same error for code that demands to run in an asyncio task, as a durable handler does not; others unchanged."""
     said = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in said or "parent task" in said):
         found = UsageError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
@@ -190,11 +190,11 @@ def of_a_task(error: BaseException) -> BaseException:
 
 
 CAUSES_MAX = 20
-"""Errors behind each other that are looked through: nobody raises more of them."""
+"""Largest number of chained errors that are searched: no code raises more of them."""
 
 
 def is_of_step(error: BaseException | None) -> bool:
-    """Has a step that failed brought this error about: itself, or one that was raised from it, or while it was handled?"""
+    """Return whether a failed step caused this error: itself, or one that was raised from it, or while it was handled."""
     for _ in range(CAUSES_MAX):
         if error is None or isinstance(error, EffectFailedError):
             return False
@@ -212,10 +212,10 @@ def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
 
 
 COPIED_BYTES_MAX = 4096
-"""Up to this size a copy of a message's body costs less than a view of it."""
+"""Largest message whose body costs less to copy than to view."""
 
 _DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, awaits=True)
-"""Of the reply to a call that has given up."""
+"""Handler of the reply to a call that has given up."""
 
 
 class NotUndoneError(EffectFailedError):
@@ -223,7 +223,7 @@ class NotUndoneError(EffectFailedError):
 
 
 async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
-    """The turn after one that has failed for good: what that has done outside is undone."""
+    """Undo, in the turn after one that has failed permanently, what that has done outside."""
     failed = []
     for made in message:
         try:
@@ -238,7 +238,7 @@ _UNDOING = Handler(UNDO_NAME, _undo, type(None), None, awaits=True, is_durable=T
 
 
 def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """The handler of a turn's message, the message, and the id of the call that it is to answer, or b"".
+    """Return the handler of a turn's message, the message, and the id of the call that it is to answer, or b"".
 
     Raises:
         EncodingError: there is no handler, or the message does not decode.
@@ -253,7 +253,7 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
 
 
 def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """The same for what is followed by a trace, of a call, or the runtime's own."""
+    """Return the same for a message followed by a trace, of a call, or of the runtime's own."""
     name, body = split_message(turn.payload)
     handler, call = known.handlers.get(name), b""
     if handler is None:

@@ -6,7 +6,7 @@ coordinator knows of it then, and the owners of a later plan seal it before they
 can never be written (`storage/log/`).
 
 Where the store is signed, the coordinator's answer brings the certificate of this host's key, which goes with every batch. Where it is signed or
-encrypted, the host tells it the number of its newest durable batch, at once, but once a second at most: what was told nobody can take away
+encrypted, the host reports to it the number of its newest durable batch, at once, but once a second at most: a reported batch cannot be removed
 unnoticed. Acknowledgements do not wait for that.
 """
 
@@ -23,17 +23,17 @@ from snapline.storage.log.record import LoggedEntry
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Of payloads and results in one batch, unless one alone is larger: some tens of milliseconds for a disk."""
+"""Largest size of payloads and results in one batch, unless one alone is larger: some tens of milliseconds for a disk."""
 
 ASK_AGAIN_NS = 1_000_000_000
 
 TELL_NS = 1_000_000_000
-"""Between two words of the newest durable batch: one entry in the coordinator's log a second for each host that writes. A younger batch
-could be taken away unnoticed when its host dies."""
+"""Time between two reports of the newest durable batch: one entry in the coordinator's log a second for each host that writes. A younger
+batch could be removed unnoticed when its host dies."""
 
 
 class PendingEntry:
-    """An entry of a durable turn on its way into the log. `is_last`: the turn waits for this one; `is_mark`: it is not finished, and waits to be called."""
+    """An entry of a durable turn on its way to the log. `is_last`: the turn waits for it; `is_mark`: it is not finished, and waits to be called."""
 
     __slots__ = ("entry", "is_last", "is_mark", "turn")
 
@@ -48,30 +48,30 @@ Pending = PendingInput | PendingEntry
 
 
 class Acknowledging(Protocol):
-    """What the log needs of the inputs."""
+    """Interface that the log needs of the inputs."""
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """It is durable; `is_present`: in the log of the present plan."""
+        """Handle a durable input; `is_present`: in the log of the present plan."""
 
     def lost(self, pending: PendingInput) -> None:
-        """It will never be in the log."""
+        """Handle an input that will never be in the log."""
 
 
 class Stepping(Protocol):
-    """What the log needs of the steps."""
+    """Interface that the log needs of the steps."""
 
     def appended(self, pending: PendingEntry) -> None:
-        """It is durable, in the log of the present plan."""
+        """Handle an entry that is durable in the log of the present plan."""
 
 
 class OwnLog:
-    """Of this host under the present plan.
+    """Log of this host under the present plan.
 
     Attributes:
         why_none: why the store takes no logs, or "".
         problem: why it takes longer to write, or "".
-        is_sealed: a later plan has ended the log: whatever was written behind its seal, nobody would find.
-        queued_bytes: of what waits for the next batch.
+        is_sealed: a later plan has ended the log: nothing written behind its seal would be found.
+        queued_bytes: size of what waits for the next batch.
     """
 
     _inputs: Acknowledging
@@ -80,17 +80,17 @@ class OwnLog:
     def __init__(self, desk: HostState) -> None:
         self._desk = desk
         self._queue: list[Pending] = []
-        """For the next batch."""
+        """Items for the next batch."""
         self._batches: dict[tuple[LogName, int], list[Pending]] = {}
-        """On their way: one of the present log at most, and those of earlier plans whose outcome is not known."""
+        """Batches on their way: one of the present log at most, and those of earlier plans whose outcome is not known."""
         self._number = 0
-        """Of the last batch of the present log."""
+        """Number of the last batch of the present log."""
         self._is_open = False
-        """The coordinator knows of the log: so later plans will seal it. Asked for when the first item comes."""
+        """The coordinator knows of the log: so later plans will seal it. Requested when the first item comes."""
         self._ask_ns: int | None = None
-        """When to ask for it, or tell of its newest batch, again; None: there is nothing to say."""
+        """Time to request it, or report its newest batch, again; None: there is nothing to send."""
         self._asked_ns = 0
-        """When that was done last."""
+        """Time when that was done last."""
         self._key = self._certificate = b""
         self._is_told = False
         """The coordinator is to know the newest batch."""
@@ -102,21 +102,21 @@ class OwnLog:
         self.is_sealed = False
 
     def wire(self, inputs: Acknowledging, steps: Stepping) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above."""
         self._inputs, self._steps = inputs, steps
 
     @property
     def name(self) -> LogName:
-        """Where batches go under the present plan."""
+        """Name of the log to which batches go under the present plan."""
         return LogName(self._desk.plan, self._desk.host, self._desk.start)
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """The plan's agents are here, and it is known whether the store takes logs."""
+        """Record whether the store takes logs: the plan's agents are here."""
         self.why_none = event.why_no_log
         self._key, self._is_told = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
-        """A plan ends the log. What is on its way will be known to be in it, or not."""
+        """End the log with its plan. What is on its way will be known to be in it, or not."""
         queue, self._queue = self._queue, []
         self._lose(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
@@ -127,12 +127,12 @@ class OwnLog:
     # ---- out ------------------------------------------------------------------------------------------------------
 
     def put(self, pending: Pending) -> None:
-        """It goes with the next batch that `append` finds."""
+        """Queue an item for the next batch that `append` takes."""
         self._queue.append(pending)
         self.queued_bytes += _size_of(pending)
 
     def append(self) -> None:
-        """The next batch leaves, unless one is on its way."""
+        """Send the next batch, unless one is on its way."""
         if self._queue and not self._is_open:
             self._open()
             return
@@ -160,22 +160,22 @@ class OwnLog:
         return batch
 
     def _open(self) -> None:
-        """A question that the coordinator has not answered is asked again: its leader may have dropped it."""
+        """Ask the coordinator, again if it has not answered: its leader may have dropped the question."""
         if self._ask_ns is None or self._ask_ns <= self._desk.now:
             self._asked_ns, self._ask_ns = self._desk.now, self._desk.now + ASK_AGAIN_NS
             self._desk.out.append(msg.OpenLog(self._desk.plan, self._key, self._durable if self._is_told else 0))
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return when `clock_passed` is wanted."""
         return [] if self._ask_ns is None else [self._ask_ns]
 
     def clock_passed(self) -> None:
-        """The time has come to ask again, perhaps."""
+        """Ask again, if the time has come."""
         if self._ask_ns is not None:
             self._open()
 
     def welcomed(self) -> None:
-        """Ask again what the coordinator may not have heard."""
+        """Ask again what the coordinator may not have received."""
         if self._ask_ns is not None:
             self._ask_ns = self._desk.now
             self._open()
@@ -183,7 +183,7 @@ class OwnLog:
     # ---- what becomes of it -----------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
-        """Batches may be written now, if it is the log of this plan."""
+        """Allow batches to be written, if it is the log of this plan."""
         if event.plan == self._desk.plan and self._desk.is_loaded:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
@@ -192,13 +192,13 @@ class OwnLog:
             self.append()
 
     def _tell(self) -> None:
-        """The newest durable batch, at once or when the time has come."""
+        """Report the newest durable batch, at once or when the time has come."""
         if self._is_told and self._ask_ns is None and self._durable > self._known:
             self._ask_ns = self._asked_ns + TELL_NS
             self._open()
 
     def on_batch_appended(self, event: le.BatchAppended) -> None:
-        """What it holds is durable. That of a log that a plan has ended is found there by its owners."""
+        """Handle a durable batch. What a log that a plan has ended holds is found there by its owners."""
         is_present = event.log == self.name and self._desk.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
@@ -212,19 +212,19 @@ class OwnLog:
             self.append()
 
     def on_log_sealed(self, event: le.LogSealed) -> None:
-        """The batch will never be in the log."""
+        """Handle a batch that will never be in the log."""
         self._lose(self._batches.pop((event.log, event.number)))
         if event.log == self.name:
             self.is_sealed = True
 
     def _lose(self, batch: list[Pending]) -> None:
-        """Nothing of it was taken. Turns that wait for their steps do so until the next plan, which ends them."""
+        """Drop a batch of which nothing was taken. Turns that wait for their steps do so until the next plan, which ends them."""
         for pending in batch:
             if isinstance(pending, PendingInput):
                 self._inputs.lost(pending)
 
     def on_log_watched(self, event: le.LogWatched) -> None:
-        """A batch takes longer. One of an earlier plan says nothing of this log, and no batch of this one would ever take it back."""
+        """Record why a batch takes longer. One of an earlier plan is ignored: no batch of this log would ever clear that problem."""
         if event.log == self.name:
             self.problem = event.problem
 

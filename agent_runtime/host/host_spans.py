@@ -1,6 +1,6 @@
-"""A host's part in epochs and recoveries as spans, made of what it tells the coordinator. Each belongs to the coordinator's span of the whole.
+"""A host's part in epochs and recoveries as spans, made from its messages to the coordinator. Each belongs to the coordinator's span of the whole.
 
-What a report says of an epoch's way here are durations, one after another, up to the moment of the report: so the span is made then, at once.
+A report's times of an epoch on this host are durations, one after another, up to the moment of the report: so the span is made then, at once.
 """
 
 import time
@@ -10,11 +10,11 @@ from snapline.telemetry.span_export import SpanExport, context_of
 from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
 EPOCHS_KEPT = 64
-"""Epochs whose part is known to be told: a report is repeated where nobody has answered, and few epochs are open at once."""
+"""Number of epochs remembered as reported: a report is repeated where there was no answer, and few epochs are open at once."""
 
 
 class HostSpans:
-    """Of one host."""
+    """Spans of one host."""
 
     def __init__(self, export: SpanExport) -> None:
         self._export = export
@@ -24,14 +24,14 @@ class HostSpans:
         self._plan_ns = 0
 
     def directive_received(self, directive: Directive) -> None:
-        """The coordinator has said something."""
+        """Handle a directive of the coordinator."""
         if isinstance(directive, Welcome):
             self._store = directive.cluster
         elif isinstance(directive, Plan) and (self._plan is None or directive.number > self._plan.number):
             self._plan, self._plan_ns = directive, time.time_ns()
 
     def said(self, message: HostMessage) -> None:
-        """It is told something."""
+        """Handle a message to the coordinator."""
         if isinstance(message, EpochReport) and message.epoch not in self._told:
             self._told[message.epoch] = None
             if len(self._told) > EPOCHS_KEPT:

@@ -1,6 +1,6 @@
-"""What the parts of a host core share: where the host stands, its agents and peers, the time, and the commands given so far.
+"""State that the parts of a host core share: the host's plan and epochs, its agents and peers, the time, and the commands given so far.
 
-Each field stands here once. What only one part needs is that part's own.
+Each field is here once. What only one part needs is that part's own.
 """
 
 from collections import deque
@@ -11,21 +11,21 @@ from snapline.agent_runtime.host.local_agent import LocalAgent, Peer
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
 
 ENDED_KEPT = 64
-"""Ended epochs remembered, so that a late marker or word does not open one again; four are open at most."""
+"""Number of ended epochs remembered, so that a late marker or directive does not open one again; four are open at most."""
 
 
 UNDONE = "undone"
 
 
 class HostCounts:
-    """What a host has done since its start.
+    """Counts of what a host has done since its start.
 
     Attributes:
         turns: those that ended well.
         dead_letters: of agents here, and messages for agents that are gone.
         checkpoints, forced: taken by agents of a logged protocol; put_off: basic ones missed because the store was busy.
         piggybacked, piggyback_bytes: messages that left in a logged protocol, and what was added to them.
-        effects: what came of effects, as their agents have said; compensations that were done are "undone".
+        effects: outcomes of effects, as their agents have recorded; compensations that were done are "undone".
         plans, first_plan_ns: applied, and when the first one was: each after that is a failure of the fleet.
     """
 
@@ -56,8 +56,8 @@ class HostState:
 
     Attributes:
         host: id of this host.
-        trace_every: of each channel, every so manieth message is traced; 0 = none. It changes while somebody looks.
-        is_watched: a judge wants to know of every logged message when it leaves.
+        trace_every: trace every N-th message of each channel; 0 = none. It changes while somebody looks.
+        is_watched: an observer wants to know when each logged message leaves.
         start: number of this run of the host, from the coordinator; 0 before the first Welcome.
         cluster: id of this fleet's run.
         plan: number of the plan applied, or being applied; 0 before the first.
@@ -70,7 +70,7 @@ class HostState:
         routes: agent → (host, incarnation), as far as known.
         ordinals: agent → its place in the protocol's vectors, for all that messages went to.
         peers: the other hosts of the plan that have a link, by id.
-        local: stands for this host's own channels.
+        local: the peer of this host's own channels.
         counts: since the start.
         now: time of the event being handled.
         out: commands given so far in this event.
@@ -98,14 +98,14 @@ class HostState:
         self._requests = 0
 
     def next_request(self) -> int:
-        """The number of the next question to the coordinator."""
+        """Return the number of the next question to the coordinator."""
         self._requests += 1
         return self._requests
 
     def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
-        """Those that are still to be waited for."""
+        """Return the epochs that are still to be waited for."""
         return {epoch: None for epoch in epochs if epoch not in self.ended}
 
     def note(self, level: str, text: str) -> None:
-        """Say something worth logging."""
+        """Log a message."""
         self.out.append(ev.Note(level, text))

@@ -1,4 +1,4 @@
-"""Whether an agent could take a message from outside: looked at before the input is numbered, so that a client hears of its mistake.
+"""Checks that an agent could take a message from outside, before the input is numbered, so that a client learns of its mistake.
 
 What does not decode here would fail in its turn every time. A later version of the agent's class may still refuse what this one
 takes: then the input becomes a dead letter.
@@ -48,7 +48,7 @@ def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome
 
 
 def _message_in(given: GivenInput, known: AgentType) -> bytes:
-    """The message, as the agent's turn takes it; UsageError if it could not. JSON may say its trace behind the type, as other messages do."""
+    """Return the message as the agent's turn takes it; UsageError if it could not. JSON may have its trace behind the type, as other messages do."""
     if not given.type:
         check_message(given.agent, known, given.payload, public_only=given.public_only)
         return given.payload
@@ -58,7 +58,7 @@ def _message_in(given: GivenInput, known: AgentType) -> bytes:
 
 
 def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:
-    """See that an agent of this class can take a message; `public_only`: with a public handler.
+    """Check that an agent of this class can take a message; `public_only`: with a public handler.
 
     Raises:
         HandlerNotPublicError: it has no public handler for it.

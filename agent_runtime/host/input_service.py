@@ -1,10 +1,10 @@
-"""Serves `Inputs` on a host's port: reads what clients say, looks whether it makes sense, and hands it to the host.
+"""Service of `Inputs` on a host's port: it reads clients' requests, checks them, and hands them to the host.
 
-It decides nothing about inputs; the host core does. Whatever it could take, it takes even if the client has gone meanwhile: that
-client does not know, and comes again with the same key.
+It decides nothing about inputs; the host core does. A valid input is taken even if the client has gone meanwhile: that
+client does not know, and retries with the same key.
 
 Bounds. One request is bounded by its codec (`messages/input_wire.py`). All that are being read or wait for the host's log
-are bounded together: above `UNDER_WAY_BYTES_MAX` a client is asked to come again.
+are bounded together: above `UNDER_WAY_BYTES_MAX` a client is asked to retry.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
-"""Of all requests together that are being read, or wait for the host's log: four of the largest. More would be memory alone."""
+"""Largest size of all requests that are being read, or wait for the host's log: four of the largest. More would only take memory."""
 
 REQUEST_COST_BYTES = 4096
-"""What a request counts beside its payloads, so that empty ones are bounded too."""
+"""Size that a request counts besides its payloads, so that empty ones are bounded too."""
 
 READING_S_MAX = 30.0
-"""For the rest of a request whose first message is there: 16 MiB over 5 Mbit/s."""
+"""Longest wait for each further message of a request: 16 MiB over 5 Mbit/s."""
 
 ANSWER_S_MAX = 60.0
-"""For the host's word. Clients have shorter limits of their own; without one, a call ends here."""
+"""Longest time for the host's answer. Clients have shorter limits of their own; without one, a call ends here."""
 
 
 TakeInput = Callable[[str, bytes], bytes]
@@ -52,7 +52,7 @@ TakeInput = Callable[[str, bytes], bytes]
 
 
 def as_it_is(_agent: str, payload: bytes) -> bytes:
-    """Where nobody follows inputs."""
+    """Return the payload unchanged, where inputs are not traced."""
     return payload
 
 
@@ -60,15 +60,15 @@ _Look = Callable[[GivenInput], ev.OfferedInput | InputOutcome]
 
 
 class Agents(AnswerSource, Protocol):
-    """What the service needs of its host."""
+    """Interface that the service needs of its host."""
 
     def offer(
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
-        """Have inputs taken; `then` gets one answer for each, if there is one."""
+        """Offer inputs; `then` gets one answer for each, if there is one."""
 
     def type_of(self, agent: str) -> AgentType | None:
-        """What is known of an agent's class; None if it is not here."""
+        """Return what is known of an agent's class; None if it is not here."""
 
 
 class InputService:
@@ -83,7 +83,7 @@ class InputService:
         self._asks = AskService(agents, host=host)
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """What serves its calls."""
+        """Return the handlers of its calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._offer)
         settle: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._settle)
         return {OFFER: handler, SETTLE: settle, **self._asks.handlers()}
@@ -107,7 +107,7 @@ class InputService:
 
     @asynccontextmanager
     async def _room(self) -> AsyncIterator[Callable[[int], bool]]:
-        """For one request: what it takes is given back at its end. The function says whether so many bytes still fit."""
+        """Take room for one request, and give it back at its end. The function returns whether that many bytes still fit."""
         taken = 0
 
         def take(size_bytes: int) -> bool:
@@ -122,7 +122,7 @@ class InputService:
             self._bytes -= taken
 
     async def _read(self, context: Context, take: Callable[[int], bool]) -> OfferReading:
-        """The whole request; a call whose request is none ends here, and nothing of it is taken."""
+        """Read the whole request; a call with an invalid one ends here, and nothing of it is taken."""
         reading, goes_on = OfferReading(), True
         is_room = take(REQUEST_COST_BYTES)
         try:
@@ -143,7 +143,7 @@ class InputService:
         return reading
 
     async def _client_of(self, reading: OfferReading, context: Context) -> str:
-        """Who gives the inputs: as its certificate says, or its own word. Handlers hear it as their sender."""
+        """Return the client's name: from its certificate, or as the request names it. Handlers get it as their sender."""
         identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")
@@ -156,7 +156,7 @@ class InputService:
     async def _outcomes(
         self, client: str, found: Sequence[ev.OfferedInput | InputOutcome], context: Context
     ) -> list[InputOutcome]:
-        """One for each, in order. There is no wait between the look at an agent and the offer."""
+        """Return one outcome for each, in order. There is no wait between the check of an agent and the offer."""
         offered = [each for each in found if isinstance(each, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
         place_of = self._agents.place_of
@@ -165,7 +165,7 @@ class InputService:
         ]
 
     def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        """An operator's. Whether there is such a letter, or effect, the core knows."""
+        """Check an operator command. The core knows whether there is such a letter, or effect."""
         try:
             _word_in(given.payload)
         except ProtocolError as error:
@@ -196,10 +196,10 @@ class InputService:
 
 
 def _word_in(payload: bytes) -> msgspec.Struct:
-    """What an operator says: of a dead letter or an effect.
+    """Decode an operator command, about a dead letter or an effect.
 
     Raises:
-        ProtocolError: nothing that is understood.
+        ProtocolError: it is none that is known.
     """
     if is_effect_word(payload):
         return read_effect_word(payload)
@@ -207,7 +207,7 @@ def _word_in(payload: bytes) -> msgspec.Struct:
 
 
 def _about(reading: OfferReading) -> str:
-    """Of operators' words: to which agents, and what they say."""
+    """Describe operator commands: their agents and contents."""
     return "; ".join(f"{given.agent}: {_in_words(given.payload)}" for given in reading.inputs)
 
 

@@ -1,11 +1,11 @@
-"""The part of a host core where the outside speaks to agents: inputs are admitted, numbered, logged, and become turns.
+"""The part of a host core that takes messages to agents from outside: inputs are admitted, numbered, logged, and become turns.
 
 An input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back (R1). It is acknowledged when
 the batch that holds it is durable in the host log (`host_log.py`), and only then put before its agent.
 
 An input is no channel state and carries no mark. Its number is in its agent's checkpoint, so each plan gives the agent those
-beyond it again, in order. After going back on purpose a plan may *drop* those that earlier plans took: they are consumed without a
-turn, in every plan until a checkpoint holds that, so their numbers are not used again, and who repeats their keys is told.
+beyond it again, in order. After a deliberate rollback a plan may *drop* those that earlier plans took: they are consumed without a
+turn, in every plan until a checkpoint holds that, so their numbers are not used again, and a client that repeats their keys is refused.
 
 *Whom.* Agents of the plan, and those created since that a complete epoch holds: else an input could outlive an agent that never
 was. Should that epoch be condemned later, the inputs of such an agent wait here until it is created again.
@@ -29,10 +29,10 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.store.record import digest_of
 
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
-"""That wait for a batch: above that, clients are asked to come again. A dead store must not fill the memory."""
+"""Largest size of inputs that wait for a batch: above that, clients are asked to retry. A dead store must not fill the memory."""
 
 WAITING_MAX = 10_000
-"""Inputs of one agent that are not consumed: above that, clients are asked to come again."""
+"""Largest number of inputs of one agent that are not consumed: above that, clients are asked to retry."""
 
 RECOVERS = "the fleet recovers"
 
@@ -48,7 +48,7 @@ class Request:
 
 
 class Inputs:
-    """Of the agents here. `asks`: who waits for answers."""
+    """Inputs of the agents here. `asks`: clients that wait for answers."""
 
     def __init__(self, desk: HostState, mailboxes: Mailboxes, wish: EpochRequest, log: OwnLog) -> None:
         self._desk = desk
@@ -73,11 +73,11 @@ class Inputs:
         self._young.clear()
 
     def hold(self, *, are_held: bool) -> None:
-        """The fleet is about to end, and takes no inputs; or it is not any more."""
+        """Take no inputs, since the fleet is about to end; or take them again."""
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """What the logs of earlier plans hold beyond the agents' checkpoints waits for its turn again."""
+        """Restore what the logs of earlier plans hold beyond the agents' checkpoints: it waits for its turn again."""
         desk = self._desk
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
@@ -101,13 +101,13 @@ class Inputs:
             agent.mailbox.append((None, logged, logged.payload))
 
     def created(self, agent: LocalAgent, begun: int) -> None:
-        """An agent is created here, after epoch `begun` had begun: the first one that holds it, once complete, makes it known for good."""
+        """Note an agent created here, after epoch `begun` had begun: the first one that holds it, once complete, makes it permanent."""
         self._young[agent.id] = begun
         for logged, is_dropped in self._orphans.pop(agent.id, ()):
             self._restore(agent, logged, is_dropped=is_dropped)
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Its members will always have been."""
+        """Handle an ended epoch: once complete, it makes its agents permanent."""
         if event.is_complete:
             self._young = {agent: begun for agent, begun in self._young.items() if begun >= event.epoch}
         self.asks.epoch_ended(event)
@@ -115,20 +115,20 @@ class Inputs:
     # ---- out ------------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
-        """An input has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
+        """Consume an input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
         agent = self._desk.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
             agent.inputs.consume(logged, is_buried=is_buried, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 
     def close(self, agent: LocalAgent, key: str, *, is_buried: bool, reply: bytes) -> None:
-        """The turn of an input that was consumed before has ended."""
+        """End the turn of an input that was consumed before."""
         if agent.inputs is not None:
             agent.inputs.close(key, is_buried=is_buried, reply=reply)
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Must an agent that has stopped stay: for inputs that are not consumed, for what clients still have to hear, for dead letters of theirs?"""
+        """Return whether a stopped agent must stay: for unconsumed inputs, for answers that clients still wait for, for dead letters of theirs."""
         is_awaited = self.asks.keeps(agent)
         has_open = agent.inputs is not None and bool(agent.inputs.waiting)
         has_put_off = any(stashed.key for stashed in agent.stash)
@@ -151,7 +151,7 @@ class Inputs:
             self._desk.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
     def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
-        """The answer, or None where it waits for a batch."""
+        """Return the answer, or None where it waits for a batch."""
         agent = self._desk.agents.get(offered.agent)
         if agent is None or not self._desk.is_loaded:
             return InputOutcome(RETRY, reason=self._where_of(offered.agent))
@@ -179,7 +179,7 @@ class Inputs:
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
     ) -> InputOutcome | None:
-        """What is known of the key; a status of "" waits with the first of its kind."""
+        """Return what is known of the key; a status of "" waits with the first of its kind."""
         inputs = agent.inputs
         if inputs is None:
             return None
@@ -234,14 +234,14 @@ class Inputs:
         return None
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """The log holds it: it is acknowledged. That of an earlier plan is found there by its owner."""
+        """Acknowledge an input that the log holds. That of an earlier plan is found there by its owner."""
         pending.is_durable = True
         self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
         if is_present:
             self._deliver(pending.input)
 
     def lost(self, pending: PendingInput) -> None:
-        """It will never be in the log."""
+        """Answer an input that will never be in the log."""
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:

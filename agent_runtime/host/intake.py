@@ -1,7 +1,7 @@
 """Inputs on their way in: requests of clients that wait for the core's answer, and batches of the host log on their way into the store.
 
-A batch is encoded once and appended with the same bytes until its outcome is known: it stands in the log, or a later plan has
-sealed the log at its place. While that takes long the host core is told, and admits nothing more.
+A batch is encoded once and appended with the same bytes until its outcome is known: it is in the log, or a later plan has
+sealed the log at its place. While that takes long the host core is notified, and admits nothing more.
 """
 
 import logging
@@ -25,13 +25,13 @@ from snapline.messages.inputs import InputOutcome
 from snapline.storage.log.record import LogBatch, PreparedBatch
 
 LATE_S = 1.0
-"""Two syncs take some milliseconds: after a second something is wrong."""
+"""Time after which a batch is late: two syncs take some milliseconds, so after a second something is wrong."""
 
 RETRY_S = 0.5
-"""From a failure to the next try: clients wait."""
+"""Time from a failure to the next try: clients wait."""
 
 Then = Callable[[tuple[InputOutcome, ...]], None]
-"""Who waits for the answers to a request."""
+"""Callback that gets the answers to a request."""
 
 log = logging.getLogger("snapline.host")
 
@@ -49,10 +49,10 @@ class _Flight:
 
 
 class Intake:
-    """One batch of the present plan's log is on its way at most; those of earlier plans may be beside it."""
+    """Requests and batches on their way. At most one batch is of the present plan's log; others may be of earlier plans."""
 
     def __init__(self, around: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
-        """`feed` tells the host core."""
+        """`feed` hands events to the host core."""
         self._around = around
         self._feed = feed
         self._is_over = False
@@ -64,65 +64,65 @@ class Intake:
         self._count = 0
 
     def stop(self) -> None:
-        """Nothing is tried any more."""
+        """Stop all attempts."""
         self._is_over = True
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def offer(self, client: str, inputs: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Messages from outside; `then` gets one answer for each, when all are decided. It may never be called: the host may end."""
+        """Offer messages from outside; `then` gets one answer for each, when all are decided. It may never be called: the host may end."""
         self._count += 1
         self._requests[self._count] = then
         self._feed(ev.InputsOffered(self._count, client, self._around.wall_ns(), tuple(inputs)))
 
     def answer(self, command: ev.AnswerInputs) -> None:
-        """The core has decided."""
+        """Pass on the core's decisions."""
         self._requests.pop(command.request)(command.answers)
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Somebody waits for the answer to the input of this key; `then` gets it. It may never be called."""
+        """Wait for the answer to the input of this key; `then` gets it. It may never be called."""
         self._count += 1
         self._asks[self._count] = then
         self._feed(ev.ReplyAwaited(self._count, agent, key, is_early))
 
     def answer_ask(self, command: ev.AnswerAsk) -> None:
-        """The core has decided."""
+        """Pass on the core's decision."""
         self._asks.pop(command.request)(command.answer)
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Somebody wants to see an agent; `then` gets it, while nothing has happened to the agent since. It may never be called."""
+        """Request a view of an agent; `then` gets it, while nothing has happened to the agent since. It may never be called."""
         self._count += 1
         self._views[self._count] = then
         self._feed(ViewWanted(self._count, agent, is_settled))
 
     def answer_view(self, command: AnswerView) -> None:
-        """The core has decided."""
+        """Pass on the core's decision."""
         self._views.pop(command.request)(command)
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Somebody wants to see at which effects agents stand; `then` gets that."""
+        """Request the effects at which agents wait; `then` gets them."""
         self._count += 1
         self._effects[self._count] = then
         self._feed(EffectsWanted(self._count))
 
     def answer_effects(self, command: AnswerEffects) -> None:
-        """The core has looked."""
+        """Pass on what the core has found."""
         self._effects.pop(command.request)(command)
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        """Somebody wants to see with which agents something waits; `then` gets that."""
+        """Request the agents at which something waits; `then` gets them."""
         self._count += 1
         self._waiting[self._count] = then
         self._feed(WaitingWanted(self._count))
 
     def answer_waiting(self, command: AnswerWaiting) -> None:
-        """The core has looked."""
+        """Pass on what the core has found."""
         self._waiting.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
     def append(self, command: le.AppendBatch) -> None:
-        """Make the batch durable in its place, by and by."""
+        """Make the batch durable in its place, in the background."""
         flight = _Flight(command)
         self._try(flight)
         self._around.call_later(LATE_S, lambda: self._look(flight))
@@ -132,7 +132,7 @@ class Intake:
             self._around.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
-        """In a thread: whether it stands there, or why that is not known."""
+        """Append the batch, in a thread; return whether it is in the log, or why that is not known."""
         command = flight.command
         try:
             store = self._around.open_store()

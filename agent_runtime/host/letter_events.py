@@ -1,4 +1,4 @@
-"""What a host core says of messages that become dead letters; see `events.py` for the rest."""
+"""Commands of a host core about messages that become dead letters; see `events.py` for the rest."""
 
 from snapline.agent_runtime.host.events import Command
 

@@ -1,9 +1,9 @@
-"""The part of a host core that speaks with other hosts: links of the present plan, their streams, frames and windows.
+"""The part of a host core that talks to other hosts: links of the present plan, their streams, frames and windows.
 
-What arrives goes to `mailboxes.py`, what leaves comes from `outlets.py`; whose channel it is, `channel_ends.py` knows.
+Arriving messages go to `mailboxes.py`, departing ones come from `outlets.py`; `channel_ends.py` knows the owner of each channel.
 
 There is a link to a host once a channel leads there, or it has dialled; it stays while the plan holds. Of two hosts the one whose id is
-less dials. The other one knocks: it asks to be dialled, again and again until it is.
+less dials. The other one knocks: it asks to be dialled, and repeats that until it is.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,40 +20,40 @@ from snapline.channels.link import LinkCore
 from snapline.messages import host_messages as msg
 
 KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
-"""From one knock to the next: a peer that has not applied the plan hears none. At one that cannot be reached less and less often."""
+"""Time between two knocks: a peer that has not applied the plan ignores them. The interval grows while the peer cannot be reached."""
 
 
 class Ends(Protocol):
-    """What links need of the channels' ends."""
+    """Interface of the channels' ends that links need."""
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
         """The peer opens a channel to an agent here."""
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """These hosts' places are known now."""
+        """Settle what waits for these hosts, whose addresses are known now."""
 
     def hold(self, peer: Peer) -> None:
-        """The link is open, but not for all as yet."""
+        """Hold the peer's channels: the link is open, but not for all as yet."""
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """The sender is gone."""
+        """End this inlet: the sender is gone."""
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
-        """The receiver is gone."""
+        """End the outlet of this channel: the receiver is gone."""
 
 
 class Unparking(Protocol):
-    """What links need of the outlets."""
+    """Interface of the outlets that links need."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
         """Let parked messages go as far as credit and room allow."""
 
 
 class Arriving(Protocol):
-    """What links need of the mailboxes."""
+    """Interface of the mailboxes that links need."""
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """A message is here."""
+        """Take a message that has arrived."""
 
 
 class HostLinks:
@@ -74,11 +74,11 @@ class HostLinks:
         self._knocks: dict[str, int] = {}  # host that has not dialled yet → when to knock again
 
     def wire(self, mode: HostMode, ends: Ends, outlets: Unparking, mailboxes: Arriving) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above this one."""
         self._mode, self._ends, self._outlets, self._mailboxes = mode, ends, outlets, mailboxes
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """May this peer's stream be taken? Reads only; asked by the adapter before it feeds the LinkHello in."""
+        """Return a refusal if this peer's stream must not be accepted, else None. Reads only; called by the adapter before it feeds LinkHello."""
         desk = self._desk
         peer = desk.peers.get(hello.host)
         if peer is not None and peer.link is not None:
@@ -99,7 +99,7 @@ class HostLinks:
             self._ends.settle_waiting(found)
 
     def _entry(self, host: str) -> msg.RosterEntry | None:
-        """Where the host is, if a link may lead there: both are hosts of the plan that is loaded."""
+        """Return the host's roster entry if a link may lead there: both are hosts of the plan that is loaded."""
         desk = self._desk
         is_linked = host != desk.host and host in desk.plan_hosts and desk.host in desk.plan_hosts
         if not desk.is_loaded or not is_linked:
@@ -119,7 +119,7 @@ class HostLinks:
         )
 
     def to(self, host: str) -> Peer | None:
-        """The host with its link, which is opened if there was none; None while the host's place is unknown."""
+        """Return the host with its link, which is opened if there was none; None while the host's address is unknown."""
         peer = self._desk.peers.get(host)
         if peer is not None:
             return peer
@@ -141,7 +141,7 @@ class HostLinks:
         return peer
 
     def _knock(self, peer: Peer) -> None:
-        """One that is lost has no place any more, until a plan has ended this link too."""
+        """Knock at the peer. A lost host has no address any more, until a plan has ended this link too."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._desk.now - peer.broken_ns
         self._knocks[peer.host] = self._desk.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
@@ -150,24 +150,25 @@ class HostLinks:
             self._desk.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
-        """A host asks to be dialled: there is a channel from there to here. One of another plan, or start, will knock again."""
+        """Open a link to the host that asks to be dialled: there is a channel from there to here. A host of another plan, or start, will knock
+        again."""
         hello, entry = event.hello, self._entry(event.hello.host)
         if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
             self.to(hello.host)
 
     def is_expected(self, host: str) -> bool:
-        """Would a stream of this peer have a link?"""
+        """Return whether a stream of this peer would have a link."""
         return host in self._desk.peers or (host < self._desk.host and self._entry(host) is not None)
 
     def drop(self) -> None:
-        """The plan that they belonged to is over."""
+        """Drop all links: the plan that they belonged to is over."""
         for host in self._desk.peers:
             self._desk.out.append(ev.UndialPeer(host))
         self._desk.peers.clear()
         self._knocks.clear()
 
     def unreached(self) -> list[tuple[Peer, int]]:
-        """Hosts of the plan that there is no link to, and since when."""
+        """Return hosts of the plan without an established link, and since when."""
         return [(peer, peer.broken_ns) for peer in self._desk.peers.values() if peer.broken_ns is not None]
 
     # ---- streams and frames ---------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class HostLinks:
         self._feed(event.peer, lk.WriteReady())
 
     def clock_passed(self) -> None:
-        """Links that wait for a time have it now."""
+        """Fire the timers of links and knocks that are due."""
         now = self._desk.now
         for peer in self._desk.peers.values():
             if peer.link is not None and peer.link.wakeup_ns is not None and peer.link.wakeup_ns <= now:
@@ -207,7 +208,7 @@ class HostLinks:
         self._drain(peer)
 
     def tell(self, peer: Peer, event: lk.Event) -> None:
-        """Say something to a link, behind all that is queued for it."""
+        """Feed an event to a link, behind all that is queued for it."""
         assert peer.link is not None
         self._flush(peer)
         self._carry(peer, peer.link.handle(self._desk.now, event))
@@ -267,13 +268,13 @@ class HostLinks:
             self._desk.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
 
     def _deliver(self, peer: Peer, items: lk.DeliverItems) -> None:
-        """The hot path: once for each message of a frame."""
+        """Deliver the messages of a frame. The hot path: once for each message."""
         inlets, arrive = peer.inlets, self._mailboxes.arrive
         for channel, payload, mark in zip(items.channels, items.payloads, self._mode.marks(items), strict=True):
             arrive(inlets[channel], mark, payload)
 
     def _drain(self, peer: Peer) -> None:
-        """Room has grown: let parked messages go, channel by channel."""
+        """Let parked messages go, channel by channel, since room has grown."""
         for _ in range(len(peer.waiting)):
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 return
@@ -285,7 +286,7 @@ class HostLinks:
 
     @property
     def has_batch(self) -> bool:
-        """Would BatchEnded change anything? Something is queued for a link, or waits for room there, or was consumed."""
+        """Return whether BatchEnded would change anything: something is queued for a link, waits for room there, or was consumed."""
         return any(peer.out_channels or peer.owes_word or peer.waiting for peer in self._desk.peers.values())
 
     def on_batch_ended(self, _event: ev.BatchEnded) -> None:
@@ -318,7 +319,7 @@ class HostLinks:
         self._carry(peer, peer.link.handle(self._desk.now, consumed))
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
         times = [peer.link.wakeup_ns for peer in self._desk.peers.values() if peer.link is not None]
         return [*self._knocks.values(), *[time_ns for time_ns in times if time_ns is not None]]
 

@@ -1,4 +1,4 @@
-"""What a host core keeps of one agent, of one other host, and of one epoch."""
+"""State that a host core keeps of one agent, of one other host, and of one epoch."""
 
 from collections import deque
 
@@ -30,7 +30,7 @@ DEAD_LETTERS_KEPT = 100
 """The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
 
 PARKED_MESSAGES_MAX = 4096
-"""Above this many messages for others in its outbox an agent takes no turns that it gave itself (timers, messages to itself).
+"""Largest number of messages for others in its outbox at which an agent still takes turns that it gave itself (timers, messages to itself).
 
 A source then runs no faster than its receivers. Turns for messages of others are never held back: in a cyclic fleet
 that would be a deadlock."""
@@ -41,9 +41,9 @@ class AgentInlet(Inlet):
 
     Attributes:
         owner: None where what arrives is discarded (the agent is gone, or never was).
-        peer: where it comes from.
-        first_number: the first message of this channel that takes room in the window of `peer`'s link; earlier ones stood
-            in a mailbox after a recovery, or came for an agent that was yet to be created.
+        peer: the sending end's host.
+        first_number: the first message of this channel that takes room in the window of `peer`'s link; earlier ones were in a mailbox after a
+            recovery, or came for an agent that was yet to be created.
     """
 
     __slots__ = ("first_number", "owner", "peer")
@@ -66,32 +66,32 @@ class AgentOutlet(Outlet):
 
 
 Mark = int | bytes
-"""What a message carries for the protocol: its stamp in chandy-lamport, else its piggyback."""
+"""Protocol data of a message: its stamp in chandy-lamport, else its piggyback."""
 
 Entry = tuple[AgentInlet | None, Mark | str | LoggedInput | StashedMessage, bytes]
 """One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own, (None, input,
-payload) for one from outside, (None, stashed, payload) for one of these that was consumed before its time."""
+payload) for one from outside, (None, stashed, payload) for one of these that was consumed early."""
 
 START = ""
-"""Stands for a timer's name in the entry that runs `on_start`."""
+"""Placeholder for a timer's name in the entry that runs `on_start`."""
 
 STANDS_NS = 2**62
-"""As `retry_ns`: the message is not tried again under this plan."""
+"""Value of `retry_ns` that means: the message is not retried under this plan."""
 
 SEGMENT: Entry = (None, "\0segment", b"")
 """The next segment of a durable turn."""
 
 
 TOLD: Entry = (None, "\0told", b"")
-"""Stands for a turn while an agent says what did not come of one."""
+"""Placeholder for a turn while an agent reports results that came from no turn."""
 
 
 class Look:
-    """What was compared with what a durable turn waits for, and was not it.
+    """Waiting entries that were compared with what a durable turn waits for, without a match.
 
     Attributes:
-        mailbox: so much of it, from its front.
-        has_seen_stash: all that stood there when the wait began.
+        mailbox: number of its entries compared, from its front.
+        has_seen_stash: all of the stash at the start of the wait was compared.
         is_pressed: something in that part of the mailbox came by a channel that was full then.
     """
 
@@ -106,15 +106,15 @@ class DurableTurn:
     """A durable turn that has begun and not ended: see `SavedTurn`.
 
     Attributes:
-        is_live: its handler stands at `waits`; after a recovery it has to be run again first.
-        problem: why it cannot be gone on with, or "".
-        since_ns: it waits, or stands with a problem, since then, here.
+        is_live: its handler is suspended at `waits`; after a recovery it has to be run again first.
+        problem: why it cannot continue, or "".
+        since_ns: start of its wait, or of its problem, here.
         number: of the durable turns in its agent's history, from 1.
-        is_logged: what comes of `waits` has to be in the host log before the turn goes on.
+        is_logged: the result of `waits` has to be in the host log before the turn continues.
         is_logging: it is on its way there.
-        logged: so many entries of the journal are there, or on their way, or need not be.
-        rolled, prefix: so many entries were digested, and what came of that.
-        look: at what has come since.
+        logged: number of journal entries that are there, or on their way, or need not be.
+        rolled, prefix: number of entries digested, and the resulting digest.
+        look: comparison with what has come since.
     """
 
     __slots__ = (
@@ -138,11 +138,11 @@ class DurableTurn:
         self._sealed = SealedJournal()
 
     def whole(self) -> SavedTurn:
-        """With all of its journal, to be run again."""
+        """Return the turn with all of its journal, to be run again."""
         return self._from(0)
 
     def saved(self) -> tuple[SavedTurn, SealedRuns | None]:
-        """As a checkpoint holds it: what of its journal is sealed is not in the turn."""
+        """Return the turn as a checkpoint holds it: sealed parts of its journal are not in the turn."""
         sealed = self._sealed.seal(self.journal)
         return self._from(0 if sealed is None else sealed.count), sealed
 
@@ -151,11 +151,11 @@ class DurableTurn:
 
 
 class TurnsBegun:
-    """Of an agent that has had durable turns, or that has them in the logs.
+    """Durable turns of an agent that has had some, or has some in the logs.
 
     Attributes:
         count: how many have begun in its history.
-        logged: number of one that has not ended → what the host logs of earlier plans hold of turns of that number.
+        logged: number of one that has not ended → entries in the host logs of earlier plans for turns of that number.
     """
 
     __slots__ = ("count", "logged")
@@ -171,7 +171,7 @@ class LocalAgent:
     Attributes:
         protocol: its epoch core. Only the coordinated mode gives agents one, and reads it.
         logged: its rule, log and clock. Only the logged mode gives agents one, and reads it.
-        owes: its mode has something to settle between two turns, or wants to look each time.
+        owes: its mode has something to settle between two turns, or wants to check each time.
         is_held: frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
         mailbox: arrived, not yet consumed; a record makes what is stamped older channel state.
         deferred: turns it gave itself, held back while its outbox is over the bound, or its pending outputs are.
@@ -179,15 +179,15 @@ class LocalAgent:
         current: the entry whose turn runs, or None between turns.
         timers: name → (due, tie-breaker, payload); the host core's heap refers to these.
         held: finished turn's sends that wait for `spawns` to be reserved; no turn starts meanwhile.
-        parked: messages in outlets, without number and stamp as yet.
+        parked: number of messages in outlets, without number and stamp as yet.
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
-        retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; None: nothing waits so.
+        retry_ns: when the first message of the mailbox, whose turn has failed, is retried; None: no retry is due.
         letter_numbers, last_letter: of `dead_letters`, and of the newest there ever was (`dead_letters.py`).
         retired_in: None while it lives; else the epochs it still has to stay for.
         inputs: from outside; None: there were none yet.
         outputs: to the outside; likewise.
         turn: a durable one that has not ended.
-        begun: None: it has had no durable turn, and the logs hold nothing of one.
+        begun: None: it has had no durable turn, and the logs hold none.
         stash: consumed in the middle of it, and still to have their turns.
         effects: what it has done outside; None: nothing yet.
     """
@@ -273,14 +273,14 @@ class LocalAgent:
 
     @property
     def may_start(self) -> bool:
-        """May the next turn start, if there is one?"""
+        """Return whether the next turn may start, if there is one."""
         if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns is not None:
             return False
         return not (self.is_leaving or self.is_held or self.is_failed)
 
     @property
     def is_crowded(self) -> bool:
-        """Does its outbox hold too much for others? What it holds for the agent itself only the turns that it gives itself let go."""
+        """Return whether its outbox holds too much for others. Messages to the agent itself leave only by the turns that it gives itself."""
         if self.parked <= PARKED_MESSAGES_MAX:
             return False
         own = self.outlets.get(self.id)
@@ -288,19 +288,19 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Does nothing leave its outbox: because it is held, or because what it has done since its last checkpoint is lost?"""
+        """Return whether nothing leaves its outbox: it is held, or all it has done since its last checkpoint is lost."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:
-        """By receiver, the last number that left."""
+        """Return the last number that left, by receiver."""
         return {outlet.receiver: outlet.number for outlet in self.outlets.values() if outlet.number}
 
     def received(self) -> dict[str, int]:
-        """By sender, the last number that was consumed."""
+        """Return the last number that was consumed, by sender."""
         return {inlet.sender: inlet.consumed for inlet in self.inlets.values() if inlet.consumed}
 
     def control(self, now_ns: int, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
-        """What belongs to a checkpoint taken now, besides state and channels; `number`: the next one."""
+        """Return the part of a checkpoint taken now besides state and channels; `number`: the next one."""
         outbox = [
             ParkedMessage(outlet.receiver, payload)
             for outlet in self.outlets.values()
@@ -344,9 +344,9 @@ class LocalAgent:
 
 
 class Peer:
-    """Another host of the plan, or this one (`link` is None): where items are queued until the batch ends.
+    """A host of the plan, this one included (then `link` is None), with the items queued for it until the batch ends.
 
-    `broken_ns`: since when the link has not been established; None while it is.
+    `broken_ns`: since when the link is not established; None while it is.
     """
 
     __slots__ = (
@@ -394,12 +394,12 @@ class Peer:
 
     @property
     def floor(self) -> int | None:
-        """Epochs up to this one have nothing to do with the link; None: its ends have not agreed as yet."""
+        """Newest epoch that, like all before it, has nothing to do with the link; None: its ends have not agreed as yet."""
         return None if self.link is None else self.link.floor
 
     @property
     def is_waited(self) -> bool:
-        """Whether anything is to go over the link: queued, parked, or not acked."""
+        """Return whether the link has pending items: queued, parked, or not acked."""
         if self.link is None:
             return False
         has_queue = bool(self.out_channels or self.waiting) or self.link.has_unacked
@@ -407,11 +407,11 @@ class Peer:
 
     @property
     def owes_word(self) -> bool:
-        """Is there something to be told of what was consumed? A credit alone, too: the window that its messages took was given back before."""
+        """Return whether consumption must be reported. A credit alone, too: the window that its messages took was given back before."""
         return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
-        """Take over what the link says may leave, less what is queued here."""
+        """Update the room: what may leave by the link's account, less what is queued here."""
         if self.link is not None:
             self.items_room = self.link.items_room - len(self.out_channels)
             self.bytes_room = self.link.bytes_room - self.pending_bytes
@@ -424,8 +424,8 @@ class HostEpoch:
         unrecorded: local agents that still owe their record.
         awaited: hosts whose marker item has not come.
         markers: agent → receiver → last number sent before its record.
-        refusal: why this host's part must not be used, or "".
-        heard_ns: when the first word of it came.
+        refusal: reason why this host's part must not be used, or "".
+        heard_ns: when the first message about it came.
     """
 
     __slots__ = (

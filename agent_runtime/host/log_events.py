@@ -1,4 +1,4 @@
-"""What a host core is told and wants done for the sake of its log; see `events.py` for the rest."""
+"""Events and commands of a host core that concern its log; see `events.py` for the rest."""
 
 from snapline.agent_runtime.host.events import Command, Event
 from snapline.storage.log.names import LogName
@@ -6,7 +6,7 @@ from snapline.storage.log.record import LoggedEntry, LoggedInput
 
 
 class AppendBatch(Command, frozen=True, gc=False):
-    """Make the next batch of this host's log durable, trying until its outcome is known. Comes back as BatchAppended or LogSealed.
+    """Make the next batch of this host's log durable, trying until its outcome is known. The answer is BatchAppended or LogSealed.
 
     `certificate`: the coordinator's for this log, where batches are signed.
     """
@@ -19,21 +19,21 @@ class AppendBatch(Command, frozen=True, gc=False):
 
 
 class BatchAppended(Event, frozen=True, gc=False):
-    """The batch is durable in its place."""
+    """A batch durable in its place."""
 
     log: LogName
     number: int
 
 
 class LogSealed(Event, frozen=True, gc=False):
-    """Something else stands in the place of this batch: a later plan has ended the log, and the batch will never be in it."""
+    """A batch refused, since another object is in its place: a later plan has ended the log, and the batch will never be in it."""
 
     log: LogName
     number: int
 
 
 class LogWatched(Event, frozen=True, gc=False):
-    """The batch that is on its way to this log takes longer: `problem` says why."""
+    """A batch delayed on its way to this log: `problem` says why."""
 
     log: LogName
     problem: str

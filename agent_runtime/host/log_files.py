@@ -1,4 +1,4 @@
-"""From the host logs of earlier plans to the agents of this one."""
+"""Reading of the host logs of earlier plans for the agents of this one."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inp
 
 
 class LogContents(msgspec.Struct, frozen=True):
-    """What host logs hold beyond the agents' checkpoints; of agents that are not here, all.
+    """Entries of host logs beyond the agents' checkpoints; of agents that are not here, all.
 
     Attributes:
-        inputs: in the order of each agent's numbers: what is given again.
-        dropped: what comes before that, and is not.
-        entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of what is dropped only the effects: what was
-            done outside, or may have been, is so in every history.
-        why_none: why the store takes no host logs, or "".
+        inputs: in the order of each agent's numbers: inputs to deliver again.
+        dropped: inputs before those, not delivered again.
+        entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of dropped logs only the effects: an action
+            that was, or may have been, done outside is so in every history.
+        why_none: reason why the store takes no host logs, or "".
         log_key: the public key that this host signs its batches with, or b"".
         is_authenticated: the store is signed or encrypted.
     """
@@ -35,14 +35,14 @@ class LogContents(msgspec.Struct, frozen=True):
 
 
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
-    """Seal the logs of all earlier plans, and return what they hold.
+    """Seal the logs of all earlier plans, and return their contents.
 
-    Sealed are those that the coordinator names, be anything in them or not: whoever writes there may not have begun; and those found
-    here that it does not know any more.
+    Sealed are those that the coordinator names, empty or not, since their writer may not have begun; and those found here that it does not know any
+    more.
 
     Raises:
-        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more; or a batch is damaged, or
-            somebody without a key has written it or taken it away. None of that is damage of the epoch: another one would ask for the same.
+        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more; or a batch is damaged, or was
+            written or removed by somebody without a key. None of that is damage of the epoch: another one would ask for the same.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
@@ -77,7 +77,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
 
 def _read(store: Store, log: LogName, number: int) -> LogBatch | None:
-    """None for a seal, wherever it stands. A batch that was deleted meanwhile holds nothing that any epoch needs."""
+    """Return the batch; None for a seal, wherever it is. A batch that was deleted meanwhile holds nothing that any epoch needs."""
     try:
         return store.read_batch(log, number)
     except NotFoundError:

@@ -1,7 +1,7 @@
-"""What a host core keeps of one agent whose messages are logged: its protocol, its log, and when it saves itself.
+"""State that a host core keeps of one agent whose messages are logged: its protocol, its log, and when it saves itself.
 
-Used by every protocol but chandy-lamport. The *sender log* holds what the agent has sent since its last checkpoint and goes
-into the store with the next one (docs/protocols.md): so it never has to be kept longer in memory.
+Used by every protocol but chandy-lamport. The *sender log* holds the messages sent since the agent's last checkpoint and goes into the store with the
+next one (docs/protocols.md): so it never has to be kept longer in memory.
 """
 
 from snapline.agent_runtime.host.backlog import Backlog
@@ -13,7 +13,7 @@ from snapline.storage.packs.checkpoint import InTransitMessage
 
 
 class Tentative:
-    """A checkpoint of an undecided round: what becomes the last one if the round commits."""
+    """A checkpoint of an undecided round: the last one if the round commits."""
 
     __slots__ = ("number", "received", "sent")
 
@@ -27,10 +27,10 @@ class LoggedAgent:
     """The part of a `LocalAgent` that chandy-lamport does not need.
 
     Attributes:
-        admitted: the rule has seen the message whose turn is next, or is tried again.
+        admitted: the rule has seen the message whose turn is next, or is retried.
         rule: the protocol, where agents checkpoint by themselves; else None.
         rounds: the protocol, where rounds ask for checkpoints (koo-toueg); else None.
-        backlog: of its host: logs count there too.
+        backlog: its host's, where logs count too.
         clock: says when a basic checkpoint is due.
         log, log_messages, log_bytes: sent since the last checkpoint.
         turns: taken since the last checkpoint.
@@ -79,12 +79,12 @@ class LoggedAgent:
         self.tentative: Tentative | None = None
 
     def image(self) -> bytes:
-        """The protocol's own state, as a checkpoint holds it."""
+        """Return the protocol's own state, as a checkpoint holds it."""
         core = self.rule or self.rounds
         return core.freeze() if core is not None else b""
 
     def keep(self, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
-        """A message leaves: it is kept until a cut has it."""
+        """Log a message that leaves: it is kept until a cut has it."""
         messages = self.log.get(receiver)
         if messages is None:
             messages = self.log[receiver] = []
@@ -96,7 +96,7 @@ class LoggedAgent:
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
-        """No line that is still to be found holds this receiver: nothing sent to it is needed."""
+        """Drop the log for this receiver: no line that is still to be found holds it, so nothing sent to it is needed."""
         messages = self.log.pop(receiver, ())
         size = sum(len(message.payload) + len(message.piggyback) for message in messages)
         self.log_messages -= len(messages)
@@ -106,12 +106,12 @@ class LoggedAgent:
         self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
-        """A checkpoint is to be taken before the next turn. In rounds it is not the agent that decides."""
+        """Request a checkpoint before the next turn. In rounds the agent does not decide."""
         if self.rule is not None:
             self.owed = self.owed or basis
 
     def settle(self, sent: dict[str, int], received: dict[str, int]) -> None:
-        """A checkpoint with these numbers is the agent's last one now; the log went with it."""
+        """Make a checkpoint with these numbers the agent's last one; the log went with it."""
         self.sent, self.received = sent, received
         self.drop_log()
         self.turns = 0
@@ -119,6 +119,6 @@ class LoggedAgent:
         self.owed = ""
 
     def drop_log(self) -> None:
-        """The log has gone with a checkpoint, or with the agent."""
+        """Drop the log: it has gone with a checkpoint, or with the agent."""
         self.backlog.log_bytes -= self.log_bytes
         self.log, self.log_messages, self.log_bytes = {}, 0, 0

@@ -1,11 +1,12 @@
-"""A thread that watches the host's event loop: what holds it is logged and reported, and above a limit the process is ended.
+"""A thread that watches the host's event loop: code that holds it is logged and reported, and above a limit the process is ended.
 
-Handlers run on the loop, so one that blocks holds up everything else here. The process lives all the same, which the coordinator sees by the host's
-stream (`coordinator/leader/hosts/failure_detector.py`); this thread says *what* holds the loop: agent, handler and line, after a second and then less and
-less often. Each second it also tells the coordinator, on a connection of its own: for `snapline status`, and because the stream may break meanwhile.
+Handlers run on the loop, so one that blocks holds up everything else here. The process still lives, as the coordinator sees by the host's stream
+(`coordinator/leader/hosts/failure_detector.py`); this thread says *what* holds the loop: agent, handler and line, after a second and then less and
+less often. Each second it also reports to the coordinator, on a connection of its own: for `snapline status`, and because the stream may break
+meanwhile.
 
-While C code holds Python's lock this thread does not run either. It says so afterwards; it gets the lock before the code that held it goes on, so the
-line is still there. A timer in C (`faulthandler`) ends the process if the lock is not given back until some time after the limit.
+While C code holds Python's lock this thread does not run either. It logs that afterwards; it gets the lock before the code that held it goes on, so
+the line is still there. A timer in C (`faulthandler`) ends the process if the lock is not given back until some time after the limit.
 """
 
 import asyncio
@@ -31,28 +32,28 @@ from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
 HELD_S = 1.0
-"""A loop that does not come round for so long is held, and what holds it is reported; then every time as long again."""
+"""Time after which a loop that does not come round counts as held and its holder is reported; and time between later reports."""
 
 LOOK_S = 0.5
-"""Between two looks at a loop that comes round."""
+"""Time between two looks at a loop that comes round."""
 
 SAID_AGAIN_S_MAX = 60.0
-"""It is logged after 1 s, 2 s, 4 s …, and then once a minute."""
+"""Largest time between two log lines: after 1 s, 2 s, 4 s …, and then once a minute."""
 
 LOCKED_S = 1.0
-"""This thread was woken so much later than it asked for: nobody else got Python's lock."""
+"""Delay of this thread's wakeup from which on nobody else got Python's lock."""
 
 ANSWER_S = 1.0
-"""For a replica of the coordinator to take a report; then the next one is asked, one second later."""
+"""Time for a coordinator's replica to take a report; then the next one is called, one second later."""
 
 LOCK_SLACK_S = 5.0
-"""The timer in C is set anew this often, so it fires between the limit and twice as long after it."""
+"""Time between two settings of the timer in C, so it fires between the limit and twice as long after it."""
 
 CODE_CHARACTERS_MAX = 100
-"""Of the line of code that is shown."""
+"""Largest number of characters shown of a line of code."""
 
 HELD_EXIT_CODE = 15
-"""Of a process that has ended itself since its event loop was held for longer than `busy_limit_s`."""
+"""Exit code of a process that has ended itself since its event loop was held for longer than `busy_limit_s`."""
 
 log = logging.getLogger("snapline.host")
 
@@ -62,7 +63,7 @@ _EXAMPLES = tuple([str(Path(folder, "examples")) for folder in _OURS])
 
 
 class BusyReports:
-    """Tells the coordinator, from a thread, what holds this host."""
+    """Reports to the coordinator, from a thread, about the code that holds this host."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
         self._turns = ReplicaTurns([each.strip() for each in address.split(",") if each.strip()], security.may_dial)
@@ -73,15 +74,15 @@ class BusyReports:
         self._dialled = ""
 
     def busy(self, busy_s: float, what: str) -> None:
-        """It lives, and is busy. What cannot be told is dropped: the next report comes soon."""
+        """Report that the host lives, and is busy. A report that fails is dropped: the next one comes soon."""
         self._call("ReportHostBusy", busy_ns=round(busy_s * 1e9), what=what)
 
     def ends(self, reason: str) -> None:
-        """It ends itself."""
+        """Report that the host ends itself."""
         self._call("ReportHostExit", reason=reason)
 
     def close(self) -> None:
-        """The loop runs again."""
+        """Close the connection: the loop runs again."""
         if self._channel is not None:
             self._channel.close()
         self._channel, self._dialled = None, ""
@@ -113,9 +114,9 @@ class BusyReports:
 
 
 class LoopWatch:
-    """Watches the loop on whose thread it is made.
+    """Watcher of the loop on whose thread it is made.
 
-    `holder` says what runs there, by the code on the loop's stack, innermost first: such as "agent a1, handler on_go", or "".
+    `holder` names what runs there, by the code on the loop's stack, innermost first: such as "agent a1, handler on_go", or "".
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class LoopWatch:
             self._wait(self._stopped, LOOK_S)
 
     def _wait(self, event: threading.Event, seconds: float) -> None:
-        """Who goes on much later than asked for has not got Python's lock, then or since the wait before."""
+        """Wait, and log a wakeup much later than requested: this thread has not got Python's lock, then or since the wait before."""
         began_s = self._went_on_s
         event.wait(seconds)
         self._went_on_s = time.monotonic()
@@ -186,7 +187,7 @@ class LoopWatch:
             )
 
     def _wait_for(self, came_round: threading.Event, asked_s: float) -> None:
-        """The loop is held. A process that was stopped meanwhile has not held it: each second is counted once."""
+        """Report the holder until the loop comes round. A process that was stopped meanwhile has not held it: each second is counted once."""
         held_s, say_s, what = HELD_S, 0.0, ""
         while not came_round.is_set() and not self._stopped.is_set():
             what = self._describe() or what
@@ -217,7 +218,7 @@ class LoopWatch:
         self._end(HELD_EXIT_CODE)
 
     def _set_timer(self) -> None:
-        """In C: it fires if this thread does not come back to set it anew."""
+        """Set the timer in C anew: it fires if this thread does not come back to do so."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -227,7 +228,7 @@ class LoopWatch:
                 faulthandler.dump_traceback_later(self._limit_s + 2 * LOCK_SLACK_S, exit=True)
 
     def _describe(self) -> str:
-        """Who holds it, and where."""
+        """Name the holder of the loop, and its place in the code."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None:
             return ""
@@ -239,7 +240,7 @@ class LoopWatch:
         return f"{holder or 'something'} ({_place_of(place or frame)})"
 
     def _describe_others(self) -> str:
-        """What users' code runs in other threads: steps, `stop_when`, states that are decoded."""
+        """Name users' code that runs in other threads: steps, `stop_when`, states that are decoded."""
         others = [frame for thread, frame in sys._current_frames().items() if thread != self._loop_thread]
         found = [next((x for x in _outwards(frame) if _is_users(x.f_code.co_filename)), None) for frame in others]
         return "; ".join([_place_of(frame) for frame in found if frame is not None])
@@ -252,12 +253,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_users(file: str) -> bool:
-    """Neither ours, nor a library's. Examples are written as users write."""
+    """Return whether the file is neither ours nor a library's. Examples are written as users write."""
     return file.startswith(_EXAMPLES) or not file.startswith(("<", *_LIBRARY, *_OURS))
 
 
 def _is_waiting(frames: list[FrameType]) -> bool:
-    """Does the loop wait for something to do?"""
+    """Return whether the loop waits for something to do."""
     return frames[0].f_code.co_filename.endswith("selectors.py")
 
 

@@ -1,7 +1,7 @@
-"""The part of a host core where messages arrive, wait, and are consumed: what the next turn of an agent is.
+"""The part of a host core where messages arrive, wait, and are consumed: it chooses the next turn of an agent.
 
-A message has one way in, `arrive`, whether it came in a frame or from an agent of this host; and one way out, `consume`, whether its turn
-has ended or the dead letters took it.
+A message has one way in, `arrive`, whether it came in a frame or from an agent of this host; and one way out, `consume`, whether its turn has ended
+or it was dead-lettered.
 """
 
 from collections.abc import Iterable
@@ -35,47 +35,47 @@ from snapline.storage.packs.checkpoint import StashedMessage
 
 
 class Sending(Protocol):
-    """What mailboxes need of the outlets."""
+    """Interface of the outlets that mailboxes need."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
         """Let parked messages go as far as credit and room allow."""
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """These leave together, or are parked."""
+        """Send these together, or park them."""
 
 
 class Keeping(Protocol):
-    """What mailboxes need of the membership."""
+    """Interface of the membership that mailboxes need."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Is the receiver just being created here? Then this is kept for it."""
+        """Keep the message if the receiver is just being created here; return whether it is."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """The agent has stopped, and its inputs are dead letters: perhaps it may leave."""
+        """Retire the agent if it may leave: it has stopped, and its inputs are dead letters."""
 
 
 class Answering(Protocol):
-    """What mailboxes need of the inputs."""
+    """Interface of the inputs that mailboxes need."""
 
     def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
-        """An input has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
+        """Take up an input that has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
 
     def close(self, agent: LocalAgent, key: str, *, is_buried: bool, reply: bytes) -> None:
-        """The turn of such a one has ended."""
+        """Close such an input, whose turn has ended."""
 
 
 class GoingOn(Protocol):
-    """What mailboxes need of the durable turns."""
+    """Interface of the durable turns that mailboxes need."""
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """What the agent does next, while a turn of its waits or others wait for the end of one; None: nothing yet."""
+        """Return the agent's next entry, while a turn of its waits or others wait for the end of one; None: nothing yet."""
 
     def start(self, agent: LocalAgent) -> None:
         """Run the next segment of its turn."""
 
 
 class Mailboxes:
-    """Of the agents here; each agent has its own."""
+    """Mailboxes of the agents here; each agent has its own."""
 
     _mode: HostMode
     _outlets: Sending
@@ -89,7 +89,7 @@ class Mailboxes:
         self._poison, self._deaths = failures.poison, failures.deaths.known
 
     def wire(self, mode: HostMode, outlets: Sending, membership: Keeping, inputs: Answering, durable: GoingOn) -> None:
-        """The core's word on who is above. What the hot path calls is bound once."""
+        """Connect the parts above this one. Functions that the hot path calls are bound once."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
@@ -98,7 +98,7 @@ class Mailboxes:
     # ---- in -------------------------------------------------------------------------------------------------------
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """A message is here: the protocol sees it, then it waits for its turn."""
+        """Take a message that has arrived: the protocol sees it, then it waits for its turn."""
         inlet.arrived += 1
         owner = inlet.owner
         if owner is None:
@@ -112,17 +112,17 @@ class Mailboxes:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
-        """For an agent that is yet to be created, or in a long turn: what waits for that must not hold the window that others need,
-        and what it waits for itself.
+        """Free a message's window place, for an agent that is yet to be created, or in a long turn: waiting messages must not hold the window that
+        others need, or that the awaited message needs.
 
-        That may come from anywhere, on a link that others have filled. The channel's credit bounds what waits here.
+        The awaited message may come from anywhere, on a link that others have filled. The channel's credit bounds the number that waits here.
         """
         if inlet.arrived >= inlet.first_number:
             _give_back(inlet.peer, payload)
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """The same for what waits already: a long turn has begun."""
+        """Free the window places of messages that wait already: a long turn has begun."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for inlet, _, payload in agent.mailbox:
             if inlet is not None:
@@ -133,7 +133,7 @@ class Mailboxes:
             inlet.first_number = max(inlet.first_number, inlet.arrived + 1)
 
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """For an agent that is not here: kept if it is just being created, else a dead letter."""
+        """Take a message for an agent that is not here: kept if the agent is just being created, else a dead letter."""
         if not self._membership.keep_early(inlet, mark, payload):
             self._desk.counts.dead_letters += 1
             self.consume((inlet, mark, payload))
@@ -174,7 +174,7 @@ class Mailboxes:
             self._before_turn(agent)  # for what was consumed without a turn
 
     def go_on(self, agent: LocalAgent) -> None:
-        """Turns that the agent gave itself need not be held back any more, perhaps."""
+        """Take up turns that the agent gave itself, if they need not be held back any more."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
                 agent.turn.look = Look()  # these come before what it has seen
@@ -183,7 +183,7 @@ class Mailboxes:
             self.next_turn(agent)
 
     def _is_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Is it consumed without a turn: buried, or an operator's word that takes none?"""
+        """Return whether the entry is consumed without a turn: dead-lettered, or an operator command that takes none."""
         if self._is_word_settled(agent, entry):
             return True
         if not self._is_buried(agent, entry):
@@ -196,7 +196,7 @@ class Mailboxes:
         return True
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Is it an operator's word that takes no turn? Then it is done."""
+        """Carry out an operator command that takes no turn; return whether it was one."""
         told = dead_letters.settled(agent, entry) if dead_letters.is_word(entry) else None
         if told is None:
             return False
@@ -207,7 +207,7 @@ class Mailboxes:
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
-        """If it is a call: who waits hears that there will be no answer."""
+        """Tell the caller, if the entry is a call, that there will be no answer."""
         refusal, current = refusal_of(entry[2]), agent.current
         if refusal:
             agent.current = current or entry
@@ -215,7 +215,8 @@ class Mailboxes:
             agent.current = current
 
     def _next_segment(self, agent: LocalAgent) -> bool:
-        """The same in the middle of a durable turn, and for what was put off because of it; returns whether the mailbox is next, after words that took no turn."""
+        """Start the next segment of a durable turn, or a turn deferred because of it; return whether the mailbox is next, after commands that took
+        no turn."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
         while entry is not None and dead_letters.is_word(entry) and self._is_settled(agent, entry):
             if not agent.stash:
@@ -229,7 +230,7 @@ class Mailboxes:
         return False
 
     def _is_buried(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Is there no turn for this entry? Then it is a dead letter now."""
+        """Dead-letter an entry for which there is no turn; return whether there is none."""
         if agent.is_born and is_creation(entry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
             self._failures.bury(agent, entry, reason, attempts=1, time_ns=0)
@@ -259,7 +260,7 @@ class Mailboxes:
         self._desk.out.append(turn)
 
     def or_refusal(self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes) -> ev.StartTurn:
-        """The turn, but refused if too many processes have died in it."""
+        """Return the turn, refused if too many processes have died in it."""
         death = self._failures.deaths.against(agent.id, what, sender, payload)
         if death is None:
             return turn
@@ -268,7 +269,7 @@ class Mailboxes:
         return replace(turn, refusal=death.sentence(), is_made=is_made)
 
     def put_back(self, agent: LocalAgent) -> None:
-        """The current entry is to have another turn: it waits in its place, and nothing overtakes."""
+        """Put the current entry back in its place for another turn; nothing overtakes it."""
         entry, agent.current = agent.current, None
         assert entry is not None
         if isinstance(entry[1], StashedMessage):
@@ -279,7 +280,8 @@ class Mailboxes:
     # ---- out ------------------------------------------------------------------------------------------------------
 
     def _settle_what_waits(self, agent: LocalAgent) -> None:
-        """The agent has stopped: inputs that wait become dead letters, which keep it here, and their clients are told. Nobody waits then for what other agents sent."""
+        """Settle an agent that has stopped: inputs that wait become dead letters, which keep it here, and their clients are informed. Nobody waits
+        then for what other agents sent."""
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
@@ -300,7 +302,7 @@ class Mailboxes:
         self._failures.bury(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
-        """The agent has stopped: what still comes is consumed, without a turn. As long as the agent may send, who has called hears that nobody answers."""
+        """Consume, without a turn, what still comes to an agent that has stopped. As long as the agent may send, callers hear that nobody answers."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self.consuming(agent, entry)
@@ -324,7 +326,7 @@ class Mailboxes:
             self._refuse(agent, entry)
 
     def consume(self, entry: Entry, *, is_buried: bool = False, is_open: bool = False) -> None:
-        """The message counts as received; its place in the windows is free again. An input counts as consumed."""
+        """Count the message as received and free its place in the windows. An input counts as consumed."""
         inlet = entry[0]
         if inlet is None:
             self.consume_own(entry, is_buried=is_buried, is_open=is_open)
@@ -353,9 +355,9 @@ class Mailboxes:
         is_open: bool = False,
         agent: LocalAgent | None = None,
     ) -> None:
-        """What came by no channel: an input counts as consumed, and as answered; a timer is gone.
+        """Consume an entry that came by no channel: an input counts as consumed, and as answered; a timer is gone.
 
-        `agent`: whose it is, where it may come from the stash.
+        `agent`: its agent, where it may come from the stash.
         """
         mark = entry[1]
         if isinstance(mark, LoggedInput):
@@ -388,24 +390,24 @@ class Mailboxes:
 
 
 def about(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
-    """What the entry's turn is about, from whom, and the payload."""
+    """Return the kind of the entry's turn, its sender, and the payload."""
     if dead_letters.is_word(entry):
         return dead_letters.turn_of(agent, entry[2])
     return what_of(entry), sender_of(agent, entry), entry[2]
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:
-    """Its place in the link's window is free."""
+    """Free the message's place in the link's window."""
     size = len(payload)
     peer.consumed_items += 1
     peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """An agent that is not born yet takes no other message first; after a recovery others may come earlier.
+    """Move the creation forward: an agent not born yet takes no other message first; after a recovery others may come earlier.
 
-    What its creator had sent it before stays before the creation, and is buried: a checkpoint knows of a channel how many messages
-    were consumed, not which.
+    Earlier messages of its creator stay before the creation, and are dead-lettered: a checkpoint knows how many messages of a channel were consumed,
+    not which.
     """
     mailbox = agent.mailbox
     creator = next((inlet for inlet, _, payload in mailbox if inlet is not None and payload[:1] == CREATE), None)
@@ -423,7 +425,7 @@ def _bring_creation_forward(agent: LocalAgent) -> None:
 
 
 def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
-    """Is the message that creates the agent behind this one on the same channel?"""
+    """Return whether the message that creates the agent is behind this one on the same channel."""
     inlet = entry[0]
     return (
         entry[0] is not None
@@ -433,7 +435,7 @@ def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
 
 
 def _take_inputs(agent: LocalAgent) -> list[Entry]:
-    """What clients and operators have said, and no turn has taken: in order, out of the stash and both queues."""
+    """Remove and return inputs of clients and operators that no turn has taken: in order, out of the stash and both queues."""
     found: list[Entry] = [(None, stashed, stashed.payload) for stashed in agent.stash if stashed.key]
     agent.stash = [stashed for stashed in agent.stash if not stashed.key]
     for queue in (agent.deferred, agent.mailbox):

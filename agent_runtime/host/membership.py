@@ -21,14 +21,14 @@ from snapline.messages import host_messages as msg
 from snapline.messages.payloads import plain_name
 
 RESUMED: Entry = (None, "resumed", b"")
-"""Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""
+"""Placeholder for the running turn while the sends of an earlier one, held for a reservation, leave."""
 
 
 class Membership:
-    """RecoveryQueries to the coordinator about agents, and what waits for the answers.
+    """Requests to the coordinator about agents, and what waits for the answers.
 
     Attributes:
-        reservations: number → the parent, and the ids and kinds that it wants.
+        reservations: number → the parent, and the ids and kinds that it requests.
     """
 
     _mode: HostMode
@@ -57,19 +57,19 @@ class Membership:
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
-        """What has come for agents that are just being created; None: a channel opened."""
+        """Messages that have come for agents that are just being created; None: a channel opened."""
 
     def wire(self, mode: HostMode) -> None:
-        """The core's word on who is above."""
+        """Connect the mode above this part."""
         self._mode = mode
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear everything: a plan ends the history of every agent here."""
         for pending in (self.reservations, self._retirements, self._early):
             pending.clear()
 
     def welcomed(self) -> None:
-        """Ask again what the coordinator may not have heard."""
+        """Repeat the requests that the coordinator may not have received."""
         desk = self._desk
         for request, (_, wanted) in self.reservations.items():
             desk.out.append(msg.ReserveAgents(request, desk.plan, wanted))
@@ -79,13 +79,13 @@ class Membership:
     # ---- creation -------------------------------------------------------------------------------------------------
 
     def hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
-        """The turn spawned: its sends wait until the coordinator has reserved the ids."""
+        """Hold the sends of a turn that spawned until the coordinator has reserved the ids."""
         agent.held = event.sends
         agent.spawns = event.spawns
         self.reserve(agent)
 
     def reserve(self, agent: LocalAgent) -> None:
-        """Ask for the ids of the agents that this one creates."""
+        """Request the ids of the agents that this one creates."""
         request = self._desk.next_request()
         wanted = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, wanted)
@@ -123,7 +123,7 @@ class Membership:
                 self._mailboxes.consume((inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
-        """A new agent starts with r = the latest epoch begun when its creation was committed (rule 6 of its core).
+        """Create an agent with r = the latest epoch begun when its creation was committed (rule 6 of its core).
 
         After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
         the cut while its creation was not.
@@ -151,7 +151,7 @@ class Membership:
                 self._mailboxes.arrive(inlet, mark, payload)
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Is the receiver just being created here? Then this is kept for it."""
+        """Keep the message if the receiver is just being created here; return whether it is."""
         name = inlet.receiver
         is_awaited = any(name == each.agent for _, wanted in self.reservations.values() for each in wanted)
         if is_awaited:
@@ -161,7 +161,8 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """A leaving agent's outbox drains before its numbers are final, what it said to the outside is released, and no dead letter of a client is left."""
+        """Retire a leaving agent once its outbox has drained and its numbers are final, its outputs are released, and no dead letter of a client
+        is left."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
             return
         if self._outputs.keeps(agent) or self._inputs.keeps(agent):
@@ -179,7 +180,7 @@ class Membership:
             self._remove_if_done(agent)
 
     def excuse_retired(self, ended: int) -> None:
-        """Agents that stayed for this epoch need to no longer."""
+        """Release agents that stayed for this epoch only."""
         for agent in [agent for agent in self._desk.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None
             agent.retired_in.pop(ended, None)

@@ -1,10 +1,9 @@
-"""What a host's process says of itself (`telemetry/metrics.py`): what its core has counted, how its agents stand, and how long its part of
-epochs takes.
+"""Metrics of a host's process (`telemetry/metrics.py`): its core's counts, its agents' states, and how long its part of epochs takes.
 
-The times of epochs are taken where the host's adapter passes anyway, once for each agent and epoch, and only if somebody has asked for
-metrics. Of an epoch they are, in this order:
+The times of epochs are taken where the host's adapter passes anyway, once for each agent and epoch, and only if metrics are on. For an epoch they
+are, in this order:
 
-    heard      the coordinator's word, or the first record here, if a marker or a stamp came before it
+    heard      the coordinator's message, or the first record here, if a marker or a stamp came before it
     recorded   of each agent: the start delay ends, and its capture is the pause that it feels
     closed     nothing of the epoch can arrive here any more: each agent's recording ends, and the wait for markers after the last record
     stored     the host's part is durable, and reported
@@ -80,11 +79,11 @@ FAMILIES = (
 )
 
 EPOCHS_KEPT = 64
-"""Whose times are known: a handful is open at once. What a plan ended is forgotten with the oldest."""
+"""Largest number of epochs whose times are known: a handful is open at once. Those that a plan ended are forgotten with the oldest."""
 
 
 class _EpochTimes:
-    """Of one epoch, monotonic."""
+    """Times of one epoch, monotonic."""
 
     __slots__ = ("closed_ns", "heard_ns", "recorded_ns")
 
@@ -110,18 +109,18 @@ class HostMetrics:
     # ---- what passes the adapter --------------------------------------------------------------------------------------
 
     def directive_received(self, directive: Directive) -> None:
-        """The coordinator has said something."""
+        """Note the time of a directive from the coordinator."""
         if isinstance(directive, BeginEpoch):
             self._times_of(directive.epoch, self._now_ns())
         elif isinstance(directive, EndEpoch):
             self._epochs.pop(directive.epoch, None)
 
     def capturing(self) -> None:
-        """An agent's image is about to be taken."""
+        """Note that an agent's image is about to be taken."""
         self._capturing_ns = self._now_ns()
 
     def captured(self, epochs: tuple[int, ...]) -> None:
-        """It was taken, for these epochs; none: the agent took a checkpoint on its own."""
+        """Note that the image was taken, for these epochs; none: the agent took a checkpoint on its own."""
         self._captures.observe((self._now_ns() - self._capturing_ns) / 1e9)
         for epoch in epochs:
             times = self._times_of(epoch, self._capturing_ns)
@@ -129,7 +128,7 @@ class HostMetrics:
             self._start_delays.observe(max(0, self._capturing_ns - times.heard_ns) / 1e9)
 
     def closed(self, epoch: int) -> None:
-        """Nothing of the epoch can arrive here any more."""
+        """Note that nothing of the epoch can arrive here any more."""
         now_ns = self._now_ns()
         times = self._times_of(epoch, now_ns)
         times.closed_ns = now_ns
@@ -138,7 +137,7 @@ class HostMetrics:
         self._marker_latencies.observe((times.closed_ns - max(times.recorded_ns, default=times.heard_ns)) / 1e9)
 
     def said(self, message: HostMessage) -> None:
-        """The host tells the coordinator something; a report of an epoch is said again on every new stream."""
+        """Note a message from the host to the coordinator; a report of an epoch is repeated on every new stream."""
         if not isinstance(message, EpochReport):
             return
         times = self._epochs.pop(message.epoch, None)
@@ -147,7 +146,7 @@ class HostMetrics:
             self._part_bytes = message.pack.size_bytes
 
     def refused(self) -> None:
-        """The stream of another host was refused."""
+        """Count the refused stream of another host."""
         self._fenced += 1
 
     def _times_of(self, epoch: int, now_ns: int) -> _EpochTimes:
@@ -161,7 +160,7 @@ class HostMetrics:
     # ---- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, now: Heartbeat) -> Readings:
-        """Everything; `now`: what the coordinator would be told now."""
+        """Return all readings; `now`: the heartbeat that the coordinator would be sent now."""
         core, counts = self._core, self._core.desk.counts
         agents = core.agents.values()
         return {

@@ -12,7 +12,7 @@ from snapline.agent_runtime.host.retiring import Retiring
 
 
 class Outlets:
-    """Of the agents here. A message that waits has neither number nor mark as yet: it belongs to its sender's state."""
+    """Outlets of the agents here. A message that waits has neither number nor mark as yet: it belongs to its sender's state."""
 
     _mode: HostMode
     _membership: Retiring
@@ -24,12 +24,12 @@ class Outlets:
         self._arrive = mailboxes.arrive
 
     def wire(self, mode: HostMode, membership: Retiring) -> None:
-        """The core's word on who is above. What the hot path calls is bound once."""
+        """Connect the parts above this one. Functions that the hot path calls are bound once."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """A turn's sends leave together, or are parked where the channel has no credit or the link no room.
+        """Send a turn's messages together, or park them where the channel has no credit or the link no room.
 
         The agent counts as busy: a record in their middle would tear the turn.
         """
@@ -90,12 +90,12 @@ class Outlets:
         self.shrank(owner)
 
     def unpark_all(self, agent: LocalAgent) -> None:
-        """The agent may speak again."""
+        """Let all parked messages of an agent go: it may send again."""
         for outlet in list(agent.outlets.values()):
             self.unpark(outlet)
 
     def shrank(self, owner: LocalAgent) -> None:
-        """The agent's outbox holds less than before: what waited for that goes on."""
+        """Resume what waited for the agent's outbox to hold less than before."""
         if owner.deferred and not owner.is_crowded and not owner.is_full:
             self._mailboxes.go_on(owner)
         elif owner.turn is not None and not owner.is_crowded:

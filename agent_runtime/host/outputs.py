@@ -1,13 +1,13 @@
-"""The part of a host core where agents speak to the outside: outputs are numbered, and kept until an epoch has released them.
+"""The part of a host core where agents send to the outside: outputs are numbered, and kept until an epoch has released them.
 
 An output belongs to the state of its agent (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). It is in each of the
 agent's checkpoints until a complete epoch that holds its turn is *released*: the coordinator has written its outputs to the store,
 read from the checkpoints of that very epoch. Then EndEpoch says up to which number, *in that cut*, and only those are dropped: what
-was emitted since is in a later one. A plan loads pending outputs with the checkpoints, and the coordinator says again what is released.
+was emitted since is in a later one. A plan loads pending outputs with the checkpoints, and the coordinator repeats what is released.
 
 So outputs wait in memory. Above `AGENT_BYTES_MAX`, or all together above `HOST_BYTES_MAX`, an agent is *full*: it takes no inputs from
-outside and none of the turns that it gives itself, and wants an epoch. Messages of other agents still have their turns: in a
-cyclic fleet holding them back would be a deadlock. An agent that has stopped wants one too, and stays until its outputs are released.
+outside and none of the turns that it gives itself, and requests an epoch. Messages of other agents still have their turns: in a
+cyclic fleet holding them back would be a deadlock. An agent that has stopped requests one too, and stays until its outputs are released.
 """
 
 from typing import Protocol
@@ -22,21 +22,21 @@ from snapline.agent_runtime.host.retiring import Retiring
 from snapline.messages import host_messages as msg
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
-"""Of pending outputs of one agent: they are in each of its checkpoints."""
+"""Largest size of the pending outputs of one agent: they are in each of its checkpoints."""
 
 HOST_BYTES_MAX = 256 * 1024 * 1024
-"""The same of all agents here: what a host can spare for a store that is dead."""
+"""Largest size of the pending outputs of all agents here: what a host can spare for a store that is dead."""
 
 
 class Calling(Protocol):
-    """What outputs need of the effects."""
+    """Interface of the effects that outputs need."""
 
     def released(self, agent: LocalAgent) -> None:
-        """Outputs of the agent were released: perhaps the intent at which it stands."""
+        """Note that outputs of the agent were released: perhaps the intent at which it waits."""
 
 
 class Outputs:
-    """Of the agents here. `size_bytes`: of all pending payloads."""
+    """Outputs of the agents here. `size_bytes`: of all pending payloads."""
 
     _membership: Retiring
     _effects: Calling
@@ -50,22 +50,22 @@ class Outputs:
         self._is_watched = False
         """Somebody reads outputs as they come."""
         self._told: dict[str, int] = {}
-        """What was released, as told while the plan's agents were being loaded."""
+        """Numbers of released outputs, received while the plan's agents were being loaded."""
 
     def wire(self, membership: Retiring, effects: Calling) -> None:
-        """The core's word on who is above."""
+        """Connect the parts above this one."""
         self._membership, self._effects = membership, effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear everything: a plan ends the history of every agent here."""
         self.size_bytes = 0
         self._is_full = False
         self._told = {}
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Pending outputs are part of the checkpoints."""
+        """Load pending outputs, which are part of the checkpoints."""
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.outputs.number:
                 outputs = self._desk.agents[loaded.agent].outputs = AgentOutputs(loaded.checkpoint.outputs)
@@ -78,7 +78,7 @@ class Outputs:
     # ---- out ------------------------------------------------------------------------------------------------------
 
     def emit(self, agent: LocalAgent, emissions: list[ev.Emission]) -> None:
-        """A turn that has ended well has said this to the outside."""
+        """Keep outputs of a turn that has ended well."""
         if agent.outputs is None:
             agent.outputs = AgentOutputs()
         before = agent.outputs.size_bytes
@@ -90,23 +90,23 @@ class Outputs:
             self._wish.say(agent)
 
     def await_release(self, agent: LocalAgent) -> None:
-        """It goes on when what it has emitted is released."""
+        """Request an epoch: the agent goes on when its outputs are released."""
         self._wish.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Whether an agent that has stopped must stay for its outputs; then an epoch is wanted."""
+        """Return whether an agent that has stopped must stay for its outputs; if so, request an epoch."""
         if agent.outputs is None or not agent.outputs.pending:
             return False
         self._wish.say(agent)
         return True
 
     def on_outputs_watched(self, event: msg.OutputsWatched) -> None:
-        """Somebody reads outputs as they come, or nobody any more."""
+        """Note whether somebody reads outputs as they come."""
         self._is_watched = event.is_watched
         self._ask_again()
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """It may have released outputs. Of one that is complete that is told later: until then nobody asks for another one."""
+        """Drop the outputs that the epoch has released. The release of a complete epoch is reported later: until then nobody requests another one."""
         if not self._desk.is_loaded:
             self._told.update(zip(event.emitters, event.outputs, strict=True))
             return
@@ -128,7 +128,7 @@ class Outputs:
             self._membership.retire_if_drained(agent)
 
     def _ask_again(self) -> None:
-        """For those whose outputs somebody waits for."""
+        """Request an epoch for agents whose outputs somebody waits for."""
         for agent in self._emitters():
             is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _stands_at_one(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
@@ -137,7 +137,7 @@ class Outputs:
     # ---- limits ---------------------------------------------------------------------------------------------------
 
     def _judge(self, agent: LocalAgent) -> None:
-        """Its pending outputs have become more, or fewer: is it full, and are the others?"""
+        """Update which agents are full, after an agent's pending outputs have become more, or fewer."""
         is_full = self.size_bytes > HOST_BYTES_MAX
         if is_full != self._is_full:
             self._is_full = is_full
@@ -157,7 +157,7 @@ class Outputs:
         return [agent for agent in self._desk.agents.values() if agent.outputs is not None]
 
     def removed(self, agent: LocalAgent) -> None:
-        """It has left."""
+        """Forget the outputs of an agent that has left."""
         if agent.outputs is not None:
             self.size_bytes -= agent.outputs.size_bytes
 
@@ -171,6 +171,6 @@ class Outputs:
 
 
 def _stands_at_one(agent: LocalAgent) -> bool:
-    """Does its turn wait until an intent is released?"""
+    """Return whether its turn waits until an intent is released."""
     opened = agent.effects.open if agent.effects is not None else None
     return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

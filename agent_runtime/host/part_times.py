@@ -1,4 +1,4 @@
-"""What took the time of this host's part of an epoch: the way of the agent that was the last one here to record its state."""
+"""Times of this host's part of an epoch: the path of the agent that was the last one here to record its state."""
 
 import msgspec
 
@@ -7,10 +7,10 @@ from snapline.messages.host_messages import EpochReport
 
 
 def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:
-    """The report with its times; all by this host's monotonic clock.
+    """Return the report with its times; all by this host's monotonic clock.
 
     Args:
-        heard_ns: the host had its first word of the epoch.
+        heard_ns: the host had its first message about the epoch.
         closed_ns: nothing of the epoch could arrive here any more.
         durable_ns: the part was durable.
     """

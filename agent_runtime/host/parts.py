@@ -18,7 +18,7 @@ from snapline.agent_runtime.host.views import Views
 
 
 class HostParts(msgspec.Struct, frozen=True):
-    """All that stands below a mode."""
+    """All parts below a mode."""
 
     desk: HostState
     links: HostLinks

@@ -1,4 +1,4 @@
-"""A signal to stop, at a host: it waits for a snapshot that holds what its agents have done (`coordinator/leader/departures.py`), for so long as it may."""
+"""Planned stop of a host after a signal: it waits for a snapshot of what its agents have done (`coordinator/leader/departures.py`), up to a limit."""
 
 import asyncio
 import logging
@@ -10,13 +10,13 @@ from snapline.messages.host_messages import Directive, EndEpoch
 from snapline.messages.planned_ends import SAME_SIGNAL_S, MayLeave, WantLeave
 
 NO_COORDINATOR_S = 5.0
-"""A host that has no stream to a coordinator after so long waits no longer: an election, or a restart, takes a second or two."""
+"""Time after which a host without a stream to a coordinator waits no longer: an election, or a restart, takes a second or two."""
 
 log = logging.getLogger("snapline.host")
 
 
 class HostStop:
-    """Of one process. `finish` ends it with an exit code; `has_agents` says whether there is anything to lose."""
+    """Planned stop of one process. `finish` ends it with an exit code; `has_agents` says whether there is anything to lose."""
 
     def __init__(
         self, session: Session, limit_s: float, has_agents: Callable[[], bool], finish: Callable[[int], None]
@@ -32,7 +32,7 @@ class HostStop:
         self._is_over = False
 
     def asked(self, number: signal.Signals) -> None:
-        """A signal has come: end after a last snapshot, or after the limit; at a second signal at once."""
+        """Handle a signal: end after a last snapshot, or after the limit; at a second signal at once."""
         loop = asyncio.get_running_loop()
         if self._asked_s is not None and loop.time() < self._asked_s + SAME_SIGNAL_S:
             return
@@ -48,12 +48,12 @@ class HostStop:
         loop.call_later(NO_COORDINATOR_S, self._leave_unheard)
 
     def welcomed(self) -> None:
-        """Say it again on every new stream."""
+        """Repeat the request on every new stream."""
         if self._asked_s is not None:
             self._session.send(WantLeave(self._reason))
 
     def directive_received(self, directive: Directive) -> None:
-        """The coordinator's word may be about it."""
+        """Check whether a directive of the coordinator allows the host to leave."""
         if isinstance(directive, EndEpoch) and directive.is_complete:
             self._newest_complete = max(self._newest_complete, directive.epoch)
         elif isinstance(directive, MayLeave) and self._asked_s is not None:

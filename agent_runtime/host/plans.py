@@ -16,11 +16,11 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
-"""As the coordinator, which reads the line before it commits a plan."""
+"""Tries to load a line, and time between them, as the coordinator's, which reads the line before it commits a plan."""
 
 
 class HostPlans:
-    """A plan's commit ended the history of all agents; links carry its number, so nothing older is heard (G9)."""
+    """A plan's commit ended the history of all agents; links carry its number, so nothing older is accepted (G9)."""
 
     def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
@@ -45,7 +45,7 @@ class HostPlans:
         self._again_ns: int | None = None
 
     def on_welcome(self, event: msg.Welcome) -> None:
-        """Say again what the coordinator may not have heard."""
+        """Repeat what the coordinator may not have received."""
         self._desk.start = event.host_start
         self._desk.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
@@ -62,7 +62,7 @@ class HostPlans:
         self._wish.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Inputs of clients, or effects, are to be held back, or not any more."""
+        """Hold back inputs of clients, or effects, or release them."""
         self._inputs.hold(are_held=event.holds_inputs)
         self._effects.on_quiesce(event)
 
@@ -89,7 +89,7 @@ class HostPlans:
         desk.out.append(self._loading)
 
     def _drop_everything(self) -> None:
-        """The plan's commit ended the history of all agents here; mailboxes and held turns go with it."""
+        """Drop all agents here: the plan's commit ended their history; mailboxes and held turns go with it."""
         desk = self._desk
         self._links.drop()
         self._ends.reset()
@@ -146,7 +146,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """A store that cannot be read is tried for a minute: another plan would ask for the same line."""
+        """Retry a store that cannot be read for a minute, then refuse the plan: another plan would need the same line."""
         if event.plan != self._desk.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:
@@ -160,13 +160,13 @@ class HostPlans:
         )
 
     def clock_passed(self) -> None:
-        """The time has come to load again, perhaps."""
+        """Load again, if the time has come."""
         if self._loading is not None and self._again_ns is not None and self._again_ns <= self._desk.now:
             self._again_ns = None
             self._desk.out.append(self._loading)
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
         return [] if self._again_ns is None else [self._again_ns]
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ class HostPlans:
                 agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
-        """Channels get the line's numbers back, and the line's in-transit messages wait in the mailbox again.
+        """Restore the line's numbers of channels, and put the line's in-transit messages into the mailbox again.
 
-        Those of agents that are gone have none; of such a sender a last message may wait.
+        Channels of agents that are gone have no numbers; a last message of such a sender may wait.
         """
         routes = self._desk.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):

@@ -1,8 +1,7 @@
 """The host process: clocks, threads and sockets around a host's carrier. Decides nothing about protocols.
 
-One event loop does everything but blocking work; the store is written and read in a worker thread. Turns are run in
-batches, so that frames, heartbeats and the coordinator's word are not kept waiting for long. A handler that blocks keeps them waiting all the
-same: `loop_watch.py` says which.
+One event loop does everything but blocking work; the store is written and read in a worker thread. Turns are run in batches, so that frames,
+heartbeats and directives are not kept waiting for long. A handler that blocks still does: `loop_watch.py` says which.
 """
 
 import asyncio
@@ -59,18 +58,18 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.host.host_spans import HostSpans
 
 LONG_TURN_NS = 1_000_000_000
-"""Turns that run longer are named in the heartbeat, so that a waiting epoch can be explained."""
+"""Duration above which a turn is named in the heartbeat, so that a waiting epoch can be explained."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 BOOT = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-"""Of this start of the machine; empty on systems that do not tell."""
+"""Id of this boot of the machine; empty on systems without one."""
 
 log = logging.getLogger("snapline.host")
 
 
 class HostOptions(msgspec.Struct, kw_only=True):
-    """How to run one host."""
+    """Options of one host."""
 
     host: str
     instance: str  # random, one for each run of the process
@@ -91,7 +90,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """One host of a fleet; see `run_host`. The carrier's `HostEnvironment` in production, and the agents that clients speak to."""
+    """One host of a fleet; see `run_host`. The carrier's `HostEnvironment` in production, and the agents that clients call."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -119,7 +118,7 @@ class Host:
         self._take_input: TakeInput = as_it_is
         self._address = ""
         self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
-        """Of tasks in which turns and steps are run."""
+        """Agents of the tasks in which turns and steps are run."""
         self._imaged = ""
         self._people = AskedPeople(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
@@ -169,7 +168,7 @@ class Host:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Take part in the fleet until it ends; returns an exit code."""
+        """Take part in the fleet until it ends; return an exit code."""
         forgotten.watch()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._marks.threads())
@@ -228,13 +227,13 @@ class Host:
         return LoopWatch(loop, reports, holder, limit_s=options.fleet.busy_limit_s).watching()
 
     def finish(self, code: int) -> None:
-        """The run is over."""
+        """End the run with an exit code."""
         if self._finished is not None and not self._finished.done():
             self._finished.set_result(code)
         self._stop()
 
     def fail(self, error: BaseException) -> None:
-        """The run is over because of an error of ours."""
+        """End the run because of an error of ours."""
         if self._finished is not None and not self._finished.done():
             self._finished.set_exception(error)
         self._stop()
@@ -291,7 +290,7 @@ class Host:
         self._carrier.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> "asyncio.Task[None]":
-        """Log lines of its task are about the agent that it is of."""
+        """Start the task of a turn or step; its log lines name the agent."""
         at = self._carrier.at
         if at is None:
             return asyncio.get_running_loop().create_task(coroutine)
@@ -346,7 +345,7 @@ class Host:
         pool.submit(work)
 
     def _check_keys(self) -> None:
-        """A wrong key or option ends the host at once. A store that is not there may come: who needs it says so."""
+        """End the host at once on a wrong key or option. A store that is missing may come: its users report it."""
         try:
             self.open_store()
         except (StoreKeyError, UsageError):
@@ -360,22 +359,22 @@ class Host:
         return self._store
 
     def address_of(self, peer: str) -> str:
-        """Where the host listens, as the coordinator says. Asked by the links."""
+        """Return the host's address, as the coordinator says. Called by the links."""
         entry = self._carrier.core.links.roster.get(peer)
         return "" if entry is None else entry.address
 
     def is_remote(self, peer: str) -> bool:
-        """Is the host elsewhere? Asked by the links."""
+        """Return whether the host is on another machine. Called by the links."""
         address = self.address_of(peer)
         return bool(address) and not is_loopback(address)
 
     def _fleet_ports(self) -> list[int]:
-        """Of the coordinator and the other hosts."""
+        """Return the ports of the coordinator and the other hosts."""
         addresses = [entry.address for entry in self._carrier.core.links.roster.values()]
         return [port_of(address) for address in [*self._options.coordinator.split(","), *addresses]]
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Another host where the agent lives, as far as is known here, and its address. Asked for clients."""
+        """Return the other host where the agent lives, as far as is known here, and its address. Called for clients."""
         host, _ = self._carrier.core.desk.routes.get(agent, ("", 0))
         return ("", "") if host == self._options.host else (host, self.address_of(host))
 
@@ -436,7 +435,7 @@ class Host:
         return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
 
     def _standing(self) -> dict[str, object]:
-        """Read when something is logged."""
+        """Return the fields of a log line; called when something is logged."""
         desk, at = self._carrier.core.desk, self._carrier.at
         about = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
@@ -450,7 +449,7 @@ class Host:
     # ---- metrics --------------------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """May the stream of `peer` stand?"""
+        """Return a refusal if the stream of `peer` must not be accepted, else None."""
         refused = self._carrier.accepted(peer, hello)
         if refused is not None and self._metrics is not None:
             self._metrics.refused()
@@ -467,9 +466,9 @@ class Host:
 
 
 async def run_host(options: HostOptions) -> int:
-    """Run a host until its fleet ends, it is told to stop, or it is turned away; returns the exit code.
+    """Run a host until its fleet ends, it is asked to stop, or it is rejected; return the exit code.
 
     Raises:
-        UsageError: it may not listen where it was told to; or it is to have spans, and OpenTelemetry is not there.
+        UsageError: its listen address is not allowed; or it is to have spans, and OpenTelemetry is missing.
     """
     return await Host(options).run()

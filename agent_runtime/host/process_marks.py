@@ -1,4 +1,4 @@
-"""What a host process leaves marks of (`turn_marks.py`), and what it tells of those that the process before it has left."""
+"""Marks that a host process leaves (`turn_marks.py`), and its report of those that the process before it has left."""
 
 import contextvars
 import functools
@@ -25,16 +25,16 @@ from snapline.messages.host_messages import Join
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
 STOP_DEATHS_BORNE = 2
-"""As messages have by default: with one more, `stop_when` is not asked again, and the fleet ends with that reason."""
+"""Deaths tolerated in `stop_when`, as in messages by default: with one more, it is not called again, and the fleet ends with that reason."""
 
 log = logging.getLogger("snapline.host")
 
 
 class ProcessMarks:
-    """Of one host process, whose agents are those of `carrier`."""
+    """Marks of one host process, whose agents are those of `carrier`."""
 
     def __init__(self, carrier: HostDriver, path: str, *, host: str, instance: str) -> None:
-        """`path`: of the file; "": there is none, and nothing outlives this process."""
+        """`path`: the file's path; "": there is none, and nothing outlives this process."""
         self._carrier = carrier
         self._path = Path(path) if path else None
         self._host = host
@@ -48,11 +48,11 @@ class ProcessMarks:
     # ---- the process before -----------------------------------------------------------------------------------------
 
     def hello(self, join: Join) -> Join:
-        """With what the process before died of, until that is known."""
+        """Return `join` with the turns in which the process before died, until the coordinator knows them."""
         return msgspec.structs.replace(join, died=self._died, died_in=self._died_in)
 
     def begin(self) -> None:
-        """The coordinator knows it. From now on the marks are this process's."""
+        """Switch to this process's own marks: the coordinator knows those of the one before."""
         for death in self._died_in:
             log.warning("the process of host %s before this one died while %s", self._host, death.describe())
         self._died, self._died_in = "", ()
@@ -65,19 +65,19 @@ class ProcessMarks:
     # ---- what runs --------------------------------------------------------------------------------------------------
 
     def threads(self) -> MarkedThreads:
-        """For the event loop's own threads."""
+        """Return the event loop's own threads, marked."""
         return MarkedThreads(thread_name_prefix="asyncio")
 
     def task_of(
         self, at: ev.StartTurn | RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
     ) -> Coroutine[Any, Any, None]:
-        """The coroutine of a turn or a step that runs in this context, marked."""
+        """Return the coroutine of a turn or a step that runs in this context, marked."""
         mark = self._mark(at)
         context.run(self._marks.enter, mark)
         return self._marks.around(mark, coroutine)
 
     def capturing(self, agent: str) -> None:
-        """An image of its state is about to be taken.
+        """Mark that an image of the agent's state is about to be taken.
 
         Raises:
             EncodingError: too many processes have died of that.
@@ -88,7 +88,7 @@ class ProcessMarks:
         self._marks.begin_turn(agent, CAPTURE, agent, b"", limit_of(self._carrier.turns.type_of(agent)))
 
     def evaluating(self, function: Callable[[], object]) -> Callable[[], object]:
-        """What asks the fleet's predicate."""
+        """Return the call of the fleet's predicate, marked."""
         return functools.partial(self._marks.in_thread, mark_of("", STOP_WHEN, "", b"", STOP_DEATHS_BORNE), function)
 
     def _marked(self, run: RunTurn) -> RunTurn:
@@ -107,7 +107,7 @@ class ProcessMarks:
         return marked
 
     def _mark(self, at: ev.StartTurn | RunStep) -> TurnMark:
-        """Of the turn, or of that which the step, or the segment, is of."""
+        """Return the mark of the turn, or of that to which the step, or the segment, belongs."""
         limit = limit_of(self._carrier.turns.type_of(at.agent))
         if isinstance(at, ev.StartTurn) and at.what != "segment":
             return mark_of(at.agent, at.what, at.sender, at.payload, limit)

@@ -1,7 +1,7 @@
-"""What has happened on a host in the last seconds, for who looks: the lines that `--trace` writes, kept in memory.
+"""Events of a host in the last seconds, for viewers: the lines that `--trace` writes, kept in memory.
 
-Nothing is kept, and the core traces nothing, until somebody asks; and again when nobody has asked for `LOOK_S`. Bounds: `LINES_MAX` lines, the
-newest, not older than `KEPT_S` when they are told. A line is kept as a tuple, and written out when it is told.
+Nothing is kept, and the core traces nothing, until a viewer asks; nor once none has for `LOOK_S`. Bounds: `LINES_MAX` lines, the
+newest, not older than `KEPT_S` when they are sent. A line is kept as a tuple, and encoded when it is sent.
 """
 
 from collections import deque
@@ -14,25 +14,25 @@ from snapline.agent_runtime.host.trace import TraceLine, checkpoint_line, marker
 from snapline.messages.views import RecentTrace, TraceWanted
 
 LINES_MAX = 20_000
-"""Some 5 MB. Of a host that makes more between two questions the oldest are lost, and counted."""
+"""Largest number of lines kept, some 5 MB. If a host makes more between two requests, the oldest are lost, and counted."""
 
 KEPT_S = 30.0
-"""Longer ago nobody asks for: who looks asks every second or two."""
+"""Largest age of a line that is sent: a viewer asks every second or two."""
 
 LOOK_S = 5.0
-"""After a question: a viewer that has missed two or three is taken to be gone."""
+"""Time after a request for which lines are kept: a viewer that has missed two or three is taken to be gone."""
 
 DIGITS_MAX = 18
-"""Of a cursor's number: more than any host traces."""
+"""Largest number of digits of a cursor's number: more than any host traces."""
 
 Write = Callable[..., TraceLine]
 
 
 class RecentLines:
-    """While somebody looks; a `TraceSink`. A cursor, `run.number`, is the number of the next line."""
+    """Recent lines, kept while a viewer asks; a `TraceSink`. A cursor, `run.number`, is the number of the next line."""
 
     def __init__(self, host: str, run: str, wall_ns: Callable[[], int], *, plan: int) -> None:
-        """`run`: names these lines among all that the host has kept and keeps; `plan`: the one that agents are under."""
+        """`run`: names these lines among all that the host has kept and keeps; `plan`: the present one."""
         self._host = host
         self._run = run
         self._wall_ns = wall_ns
@@ -54,14 +54,14 @@ class RecentLines:
         self._add(plan_line, (number, line))
 
     def flush(self) -> None:
-        """Nothing of this outlives the process."""
+        """Do nothing: these lines do not outlive the process."""
 
     def _add(self, write: Write, arguments: tuple[object, ...]) -> None:
         self._next += 1
         self._lines.append((self._wall_ns(), self._plan, write, arguments))
 
     def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """What makes the answer, in any thread."""
+        """Return a function that makes the answer, in any thread."""
         now_ns, first = self._wall_ns(), self._next - len(self._lines)
         after = min(_number_in(wanted.after, self._run, first), self._next)
         begin = max(after, first, self._next - wanted.most)
@@ -75,7 +75,7 @@ class RecentLines:
 
 
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
-    """As in a file that begins here: a plan line says first what follows it is under."""
+    """Encode lines as in a file that begins here: a plan line precedes the lines under it."""
     lines: list[msgspec.Raw] = []
     told = None
     for time_ns, plan, write, arguments in taken:
@@ -93,7 +93,7 @@ def _raw(line: TraceLine) -> msgspec.Raw:
 
 
 def _number_in(cursor: str, run: str, first: int) -> int:
-    """Of the next line that its holder has not had; who has had none of this run has missed nothing."""
+    """Return the number of the next line for the cursor's holder; a holder without lines of this run has missed nothing."""
     named, _, number = cursor.partition(".")
     is_ours = named == run and number.isdecimal() and len(number) <= DIGITS_MAX
     return int(number) if is_ours else first

@@ -1,9 +1,9 @@
-"""The part of a host core that knows who waits for the answer to an input, and when it may be told.
+"""The part of a host core that knows the waiters for the answer to an input, and when it may be sent.
 
-An *early* answer is told when its turn has ended: a recovery may undo that turn, and the next one may answer otherwise. Any other is told when
-a complete epoch holds the turn, and is never taken back (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of
-consumed inputs (`agent_inputs.py`), so they belong to the agent's state: who asks again, of whom ever owns the agent then, gets the
-same one. Only that an input is a dead letter is not the last word: once an operator has it tried again, the answer is that of the new turn.
+An *early* answer is sent when its turn has ended: a recovery may undo that turn, and the next one may answer otherwise. Any other is sent when a
+complete epoch holds the turn, and is never taken back (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of consumed inputs
+(`agent_inputs.py`), so they belong to the agent's state: a client that asks again, at the host that owns the agent then, gets the same one. Only a
+dead letter is not final: once an operator has the input retried, the answer is that of the new turn.
 """
 
 from snapline.agent_runtime.host import events as ev
@@ -19,7 +19,7 @@ Place = tuple[str, str]
 
 
 class Asks:
-    """Of the agents here."""
+    """Requests that wait for answers of the agents here."""
 
     _membership: Retiring
 
@@ -30,11 +30,11 @@ class Asks:
         """Requests, and whether they take an early answer."""
 
     def wire(self, membership: Retiring) -> None:
-        """The core's word on who is above."""
+        """Connect the membership above this part."""
         self._membership = membership
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here: who waits asks whoever owns the agent then."""
+        """Answer all requests with a retry: a plan ends the history of every agent here, and clients ask the agent's next owner."""
         waiting, self._waiting = self._waiting, {}
         for requests in waiting.values():
             for request, _ in requests:
@@ -59,7 +59,8 @@ class Asks:
         self.consumed(agent, event.key)
 
     def consumed(self, agent: LocalAgent, key: str) -> None:
-        """The input of this key may have had its turn, or become a dead letter. If it is an operator's word, so may the input of the letter that it is about."""
+        """Answer requests for the input of this key, which may have had its turn, or become a dead letter. After an operator command also those
+        for the input of its dead letter."""
         inputs = agent.inputs
         if inputs is None:
             return
@@ -72,7 +73,7 @@ class Asks:
                     self._wish.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Whether an agent that has stopped must stay for an answer that is not told as final yet; then an epoch is wanted."""
+        """Return whether an agent that has stopped must stay for an answer that is not sent as final yet; if so, request an epoch."""
         inputs = agent.inputs
         if inputs is None or inputs.consumed <= inputs.released:
             return False
@@ -84,7 +85,7 @@ class Asks:
         return is_untold
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """What it holds as consumed is never taken back. Who waits for more waits for the next one."""
+        """Send the answers to inputs that the epoch holds as consumed: they are never taken back. Others wait for the next epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._desk.agents.get(name)
             if agent is not None and agent.inputs is not None:
@@ -97,7 +98,7 @@ class Asks:
                 self.consumed(agent, place[1])
 
     def removed(self, agent: str) -> None:
-        """It has left."""
+        """Answer the requests about an agent that has left."""
         for place in [place for place in self._waiting if place[0] == agent]:
             for request, _ in self._waiting.pop(place):
                 self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
@@ -121,5 +122,5 @@ class Asks:
 
 
 def dropped_reason(key: str, agent: str) -> str:
-    """For whoever says, or asks for, an input that was dropped."""
+    """Return the error for a client that sends, or asks for, an input that was dropped."""
     return f"the fleet went back on purpose, and the input of key {key!r} for {agent} was dropped: give it again with another key"

@@ -1,4 +1,4 @@
-"""From checkpoints to the objects of agents."""
+"""Restoring of agents from checkpoints."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
-    """The agent of a checkpoint; `contents` are the bytes of its state's parts.
+    """Return the agent of a checkpoint; `contents` are the bytes of its state's parts.
 
     Raises:
         EncodingError: its class is gone, its state's type has changed and nothing migrates it, or it does not decode.
@@ -20,7 +20,7 @@ def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffe
 
 
 def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
-    """The agent of a checkpoint, and what its state's parts consist of: nothing, where they were migrated.
+    """Return the agent of a checkpoint, and the chunks of its state's parts: none, where they were migrated.
 
     Raises:
         EncodingError: its state does not decode, or a migration failed.

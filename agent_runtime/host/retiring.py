@@ -1,4 +1,4 @@
-"""What the parts of a host core need of the membership, which stands above them."""
+"""Interface of the membership for the parts of a host core below it."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 
 
 class Retiring(Protocol):
-    """Where agents leave."""
+    """Part of a host core where agents leave."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Less keeps an agent that leaves: its outbox has drained, its outputs are released, or its answers may be told."""
+        """Retire a leaving agent that less keeps here: its outbox has drained, its outputs are released, or its answers may be sent."""

@@ -1,5 +1,5 @@
-"""The part of a host core that keeps who wants the fleet to go back (`ctx.rollback`). Such an agent stands: its turn had no effect, and what that
-was for waits in its place. It checkpoints like any other that stands between two turns. A plan ends that, whatever it is for."""
+"""The part of a host core that keeps rollback requests of agents (`ctx.rollback`). Such an agent is suspended: its turn had no effect, and the
+turn's message waits in its place. It checkpoints like any other between two turns. A plan ends that, whatever it is for."""
 
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import STANDS_NS, LocalAgent
@@ -8,11 +8,11 @@ from snapline.messages import host_messages as msg
 
 
 class HostRollbacks:
-    """Of the agents here.
+    """Rollback requests of the agents here.
 
     Attributes:
-        wanted: agent → what it has asked for, under this plan.
-        refused: agent → why it stands on.
+        wanted: agent → its request, under this plan.
+        refused: agent → why it stays suspended.
     """
 
     def __init__(self, desk: HostState) -> None:
@@ -21,16 +21,16 @@ class HostRollbacks:
         self.refused: dict[str, str] = {}
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear everything: a plan ends the history of every agent here."""
         self.wanted.clear()
         self.refused.clear()
 
     def welcomed(self) -> None:
-        """Say again what the coordinator may not have heard, or another one must know: refused ones too, for `status`."""
+        """Repeat requests that the coordinator may not have received, or a new one must know: refused ones too, for `status`."""
         self._desk.out.extend(self.wanted.values())
 
     def want(self, agent: LocalAgent, wish: RollbackWish) -> None:
-        """Its turn has ended with this; its message is back in its place."""
+        """Suspend an agent whose turn has ended with this request; its message is back in its place."""
         agent.retry_ns = STANDS_NS
         said = msg.WantRollback(agent.id, agent.incarnation, wish.snapshot, wish.reason, wish.place)
         self.wanted[agent.id] = said
@@ -38,7 +38,7 @@ class HostRollbacks:
         self._desk.out.append(said)
 
     def on_refused(self, event: msg.RollbackRefused) -> None:
-        """It stands on. People hear of it once."""
+        """Keep a refused agent suspended. People are informed once."""
         said = self.wanted.get(event.agent)
         if said is not None and said.incarnation == event.incarnation and event.agent not in self.refused:
             self.refused[event.agent] = event.reason

@@ -1,4 +1,4 @@
-"""What a host's event loop runs just now, told by the code on its stack; for people, and read by another thread."""
+"""Name of the code that a host's event loop runs just now, found on its stack; for people, and read by another thread."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -18,7 +18,7 @@ def describe_running(
     in_task: str,
     imaged: str,
 ) -> str:
-    """Name agent and handler, or step; "" if it is nobody's.
+    """Name agent and handler, or step; "" if no agent's code runs.
 
     Args:
         at: what was begun last and has not returned.

@@ -1,7 +1,7 @@
-"""A host's stream to the coordinator: what comes in becomes events, commands for the coordinator go out.
+"""A host's stream to the coordinator: incoming directives become events, commands for the coordinator go out.
 
-The stream is dialled again for as long as the host lives, unless nobody has ever trusted its certificate. Nothing is kept here while it is down: whatever the
-coordinator must still hear, the host core says again at the next Welcome.
+The stream is dialled again for as long as the host lives, unless nobody has ever trusted its certificate. Nothing is kept here while it is down: the
+host core repeats what the coordinator still needs at the next Welcome.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from snapline.security.transport import Security
 from snapline.security.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
-"""Failing calls return within a millisecond; with jitter, hosts do not come back all at once.
+"""Bounds of the time between two dials. Failing calls return within a millisecond; with jitter, hosts do not come back all at once.
 
 A host that was never attended to begins with the least: mostly it was started together with its coordinator, which comes up just now.
 """
 
 OUTGOING_MAX = 10_000
-"""Messages waiting for the stream's writer. Above this they are dropped: the coordinator has not read for long, its keepalive
-or ours ends the stream soon, and the core says what matters again at the next Welcome."""
+"""Largest number of messages waiting for the stream's writer. More are dropped: the coordinator has not read for long, its keepalive or ours ends
+the stream soon, and the core repeats what matters at the next Welcome."""
 
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
-"""What reading and writing raise when the call has failed, and when it had ended before."""
+"""Errors that reading and writing raise when the call has failed, and when it had ended before."""
 
 
 class Session:
@@ -58,7 +58,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a stream."""
+        """Return whether there is a stream."""
         return self._outgoing is not None
 
     def send(self, message: HostMessage) -> None:
@@ -97,7 +97,7 @@ class Session:
             self._retry_most_s = min(2 * self._retry_most_s, RETRY_MOST_S)
 
     def _turn_to_next(self, error: Exception) -> bool:
-        """Try the leader that a replica named, or the next one in turn; returns whether a replica answered."""
+        """Try the leader that a replica named, or the next one in turn; return whether a replica answered."""
         told = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
         if LEADER_KEY in told:
             self._turns.leads_elsewhere(self._turns.current, str(told[LEADER_KEY]))
@@ -107,7 +107,7 @@ class Session:
         return LEADER_KEY in told
 
     async def _why_silent(self, address: str, error: Exception) -> str:
-        """What keeps us from a coordinator, in a sentence; AuthenticationError, UsageError: it will for good."""
+        """Return the reason why no coordinator is reached, in a sentence; AuthenticationError, UsageError: it is permanent."""
         why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=why is not None)
@@ -151,11 +151,11 @@ class Session:
             self._received(directive)
 
     def expect_end(self) -> None:
-        """The host is ending: whatever becomes of the stream now is no news, and no other one is opened."""
+        """Note that the host is ending: the end of the stream is no news, and no other one is opened."""
         self._is_closing = True
 
     async def leave(self, reason: str, wait_s: float = 0.5) -> None:
-        """Say goodbye and give it a moment to go out."""
+        """Send a Leave message and give it a moment to go out."""
         self._is_closing = True
         if self._outgoing is not None:
             self.send(Leave(reason))
@@ -179,7 +179,7 @@ async def _directives(call: _Call) -> AsyncIterator[bytes]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """The certificate was understood, and is not one of a host: no other try will change that."""
+    """Return whether the certificate was understood, and is not one of a host: no other try will change that."""
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED
 
 

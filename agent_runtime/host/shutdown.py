@@ -1,4 +1,4 @@
-"""What the coordinator asks of a host about the store: what its probe holds, and what the fleet's `stop_when` says of a complete cut."""
+"""Checks of the store that the coordinator requests of a host: the content of its probe, and the fleet's `stop_when` for a complete cut."""
 
 import logging
 import traceback
@@ -11,13 +11,13 @@ from snapline.messages.host_messages import ProbeRead, StopEvaluated
 from snapline.storage.store.store import Store
 
 NAMED_MAX = 10
-"""Of open effects, in one line of the log and in the answer."""
+"""Largest number of open effects named in one line of the log and in the answer."""
 
 log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
-    """What the coordinator's probe file holds, as this host sees it; or why it does not, and whether that may pass."""
+    """Return the content of the coordinator's probe file, as this host sees it; or why it cannot be read, and whether that may pass."""
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
@@ -26,8 +26,8 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
-    """Read the cut of `epoch` and ask, or, `is_decided`, only see whether effects are open in it: none is left half done. A cut that cannot be read is no answer;
-    a predicate that raises is one."""
+    """Read the cut of `epoch` and call the predicate, or, `is_decided`, only check for effects open in it: none is left half done. A cut that
+    cannot be read is no answer; a predicate that raises is one."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
@@ -47,7 +47,7 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
 
 
 def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
-    """Whether it holds, and what is wrong with it."""
+    """Return whether the predicate holds, and what is wrong with it."""
     try:
         return bool(stop_when(cut)), ""
     except SnaplineError:

@@ -1,4 +1,4 @@
-"""The carrier of a host with spans: what it runs is run within them. Imported where there are any."""
+"""Driver of a host with spans: turns and steps run within them. Imported where there are any."""
 
 from opentelemetry import context as contexts
 
@@ -17,7 +17,7 @@ class SpanCarrier(HostDriver):
     """See `HostDriver`.
 
     Attributes:
-        spans: of the turns that are followed.
+        spans: spans of the turns that are followed.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SpanCarrier(HostDriver):
         self.spans = TurnSpans(export, self.turns.run, self.turns.type_of, self._place_of)
         self._run_turn = self.spans.run
         self._restored: dict[tuple[str, str], int] = {}
-        """By agent and sender, "" for inputs: the last message that stood in the line, or the logs, of the plan."""
+        """Last message in the line, or the logs, of the plan, by agent and sender, "" for inputs."""
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
         super()._turn_ended(self.spans.ended(event))

@@ -1,4 +1,4 @@
-"""Agents that stand in the middle of a durable turn until people do something: for the host's heartbeats."""
+"""Agents that are blocked in the middle of a durable turn until people act: for the host's heartbeats."""
 
 from collections.abc import Iterable
 
@@ -6,16 +6,16 @@ from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.messages.host_messages import StandingAgent
 
 SHOWN_MAX = 8
-"""Agents of a host that a heartbeat names: after an upgrade thousands may stand for one reason."""
+"""Largest number of agents that a heartbeat names: after an upgrade thousands may be blocked for one reason."""
 
 REASON_CHARACTERS_MAX = 400
 
 CALLED_NS = 10_000_000_000
-"""An effect in doubt is asked after, or called again: after so long people should know that it still is."""
+"""Time after which an effect that is still in doubt is reported: until then it is queried, or called again."""
 
 
 def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
-    """All of them, those that have stood longest first."""
+    """Return all of them, those that have been blocked longest first."""
     turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
     found = [told for agent, turn in turns if (told := _standing(agent, turn, now_ns)) is not None]
     return sorted(found, key=lambda told: (-told.elapsed_ns, told.agent))

@@ -1,12 +1,12 @@
-"""The part of a host core that puts what durable turns have had into the host log, and gives it to those that are repeated.
+"""The part of a host core that puts journal entries of durable turns into the host log, and gives them to turns that are repeated.
 
-A step's entry goes into the log when the step has ended, and with it all entries before it that are not there yet and that nobody but the
-log could give back (`LOGGED_KINDS`): else the step would stand behind something that its repetition does not have. The turn goes on when the
-last of them is durable; so a step that has ended is not run again, whatever checkpoint a recovery goes back to. A plan that comes
-meanwhile finds the entry in the log, or the step runs again.
+A step's entry goes into the log when the step has ended, and with it all entries before it that are not there yet and that only the log could give
+back (`LOGGED_KINDS`): else the step would follow an entry that its repetition does not have. The turn goes on when the last of them is durable; so a
+step that has ended is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in the log, or the step
+runs again.
 
-After a recovery each agent gets what the logs hold of turns that its checkpoint has not seen the end of. Whether a turn is that one, and is
-where it was then, the handler's run finds out (`logged_steps.py`). Agents that are nowhere in the plan get theirs when they are created again.
+After a recovery each agent gets the logged entries of turns whose end its checkpoint has not seen. The handler's run finds out whether a turn is that
+one, and is where it was then (`logged_steps.py`). Agents that are nowhere in the plan get theirs when they are created again.
 """
 
 from typing import Protocol
@@ -25,14 +25,14 @@ from snapline.storage.packs.saved_effects import OpenEffect
 
 
 class Marked(Protocol):
-    """What the log of steps needs of the effects."""
+    """Interface of the effects that the log of steps needs."""
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """The log says that the effect is about to be called."""
+        """Go on: the log holds that the effect is about to be called."""
 
 
 class StepLog:
-    """Of the agents here."""
+    """Log of the steps of the agents here."""
 
     _effects: Marked
 
@@ -41,22 +41,22 @@ class StepLog:
         self._mailboxes = mailboxes
         self._log = log
         self._orphans: dict[str, list[LoggedEntry]] = {}
-        """Of agents that are nowhere in the plan."""
+        """Entries of agents that are nowhere in the plan."""
         self._has_told = False
-        """The host's log says that the store takes no logs."""
+        """The log note that the store takes no logs was written."""
 
     def wire(self, effects: Marked) -> None:
-        """The core's word on who is above."""
+        """Connect the effects above this part."""
         self._effects = effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear everything: a plan ends the history of every agent here."""
         self._orphans.clear()
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Agents go on counting their durable turns, and get what the logs hold of those to come."""
+        """Set the agents' counts of durable turns, and give agents the logged entries of turns to come."""
         agents, routes = self._desk.agents, self._desk.routes
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
@@ -72,26 +72,26 @@ class StepLog:
                 self._orphans.setdefault(logged.agent, []).append(logged)
 
     def created(self, agent: LocalAgent) -> None:
-        """An agent is created here, perhaps again."""
+        """Give logged entries to an agent that is created here, perhaps again."""
         for logged in self._orphans.pop(agent.id, ()):
             _restore(agent, logged)
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def began(self, agent: LocalAgent) -> int:
-        """A durable turn has begun; returns its number."""
+        """Count a durable turn that has begun; return its number."""
         if agent.begun is None:
             agent.begun = TurnsBegun()
         agent.begun.count += 1
         return agent.begun.count
 
     def ended(self, agent: LocalAgent) -> None:
-        """The durable turn that had begun last is over: nobody will ask what the logs hold of it."""
+        """Drop the logged entries of the durable turn that had begun last: it is over."""
         if agent.begun is not None:
             agent.begun.logged.pop(agent.begun.count, None)
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """It runs again: steps behind its journal of which the logs know that they failed are run again."""
+        """Forget logged failures of steps behind the journal of a turn that runs again: these steps run again."""
         if agent.begun is not None and turn.number in agent.begun.logged:
             agent.begun.logged[turn.number] = tuple(
                 each
@@ -100,7 +100,7 @@ class StepLog:
             )
 
     def put(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Its step has ended: the turn goes on when the log holds that, and what was before it."""
+        """Log a turn whose step has ended: it goes on when the log holds that, and all before it."""
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
@@ -127,7 +127,7 @@ class StepLog:
             )
 
     def _places_known(self, agent: LocalAgent, turn: DurableTurn) -> dict[int, None]:
-        """What earlier plans have put there of this very turn, looked for once."""
+        """Return the places of this very turn that earlier plans have logged, looked up once."""
         found: dict[int, None] = {}
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
         by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
@@ -145,7 +145,7 @@ class StepLog:
     def logged_of(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
     ) -> JournalEntry | None:
-        """What the logs hold of the effect at which the turn stands; None: nothing, or of another past, or of another generation."""
+        """Return the logged entry of the effect at which the turn waits; None: there is none, or of another past, or of another generation."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         place = len(turn.journal)
         asked = waits.kind, waits.name, waits.digest, identity
@@ -157,7 +157,8 @@ class StepLog:
         return None
 
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
-        """Return the digest of the journal before a place. Places grow, so each entry is digested once, unless a mark came before what a checkpoint held."""
+        """Return the digest of the journal before a place. Places grow, so each entry is digested once, unless a mark came before what a
+        checkpoint held."""
         if place < turn.rolled:
             turn.prefix, turn.rolled = b"", 0
         turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
@@ -165,14 +166,14 @@ class StepLog:
         return turn.prefix
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """The effect at which it stands may be called when the log says so: `Marked.marked`."""
+        """Log that the effect at which the turn waits is about to be called; when that is durable, `Marked.marked` is called."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
         self._log.append()
 
     def appended(self, pending: PendingEntry) -> None:
-        """The log holds it. Another turn may stand there now, or none."""
+        """Continue a turn whose entry is durable. The agent may have another turn now, or none."""
         agent = self._desk.agents.get(pending.entry.agent)
         if agent is None or agent.turn is not pending.turn:
             return
@@ -184,13 +185,14 @@ class StepLog:
 
 
 def mark_of(opened: OpenEffect) -> JournalEntry:
-    """What the log holds of an effect that is about to be called. The number of what let it be called tells this call from one that people said was not made."""
+    """Return the log entry of an effect that is about to be called. The number of the output that allowed it distinguishes it from a call that
+    people said was not made."""
     number = opened.number.to_bytes(8, "big")
     return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
 
 
 def is_mark(entry: JournalEntry) -> bool:
-    """Is it such a one?"""
+    """Return whether this is such an entry."""
     return (entry.kind, entry.outcome) == (EFFECT, BEGUN)
 
 
@@ -207,7 +209,7 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
 
 
 def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
-    """What was undone in a history that was given up is not done, whatever the log says of its doing."""
+    """Note an effect undone in an abandoned history: it is not done, whatever the log says of its doing."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
@@ -216,14 +218,15 @@ def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
 
 
 def _hear_of_call(agent: LocalAgent, entry: JournalEntry) -> None:
-    """An earlier life was about to call the effect at which the agent stands. Its checkpoints say so from now on: logs do not keep for ever what recoveries undo."""
+    """Note that an earlier life was about to call the agent's open effect. Its checkpoints record that from now on: logs do not keep forever what
+    recoveries undo."""
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):
         effects.begun()
 
 
 def _hear_of_effect(agent: LocalAgent, entry: JournalEntry) -> None:
-    """The fleet was taken back past a call: the agent knows what was done, or may have been."""
+    """Note an effect called before the fleet went back past the call: the agent knows that it was done, or may have been."""
     if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
         if agent.effects is None:
             agent.effects = AgentEffects()

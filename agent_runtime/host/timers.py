@@ -1,4 +1,4 @@
-"""The part of a host core that waits: agents' timers, and messages that are to be tried again."""
+"""The part of a host core for delays: agents' timers, and messages that are to be retried."""
 
 import heapq
 
@@ -8,7 +8,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 
 
 class Timers:
-    """Of the agents here, in two heaps; what an agent holds itself tells which entries of them still count."""
+    """Timers and retries of the agents here, in two heaps; the agents' own fields tell which of their entries still count."""
 
     def __init__(self, desk: HostState, mailboxes: Mailboxes) -> None:
         self._desk = desk
@@ -18,28 +18,28 @@ class Timers:
         self._count = 0
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear everything: a plan ends the history of every agent here."""
         self._timers.clear()
         self._retries.clear()
 
     def set(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
-        """A timer of that name, instead of an older one."""
+        """Set a timer of that name, instead of an older one."""
         self._count += 1
         due_ns = self._desk.now + delay_ns
         agent.timers[name] = (due_ns, self._count, payload)
         heapq.heappush(self._timers, (due_ns, self._count, agent.id, name))
 
     def retry_in(self, agent: LocalAgent, wait_ns: int) -> None:
-        """The first message of the agent's mailbox waits so long."""
+        """Delay the first message of the agent's mailbox by this time."""
         agent.retry_ns = self._desk.now + wait_ns
         heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
 
     def wakeups_ns(self) -> list[int]:
-        """When `fire` and `retry` are wanted."""
+        """Return the times at which `fire` and `retry` must be called."""
         return [heap[0][0] for heap in (self._timers, self._retries) if heap]
 
     def fire(self) -> None:
-        """A timer that is due is a message to its agent."""
+        """Put timers that are due into their agents' mailboxes, as messages."""
         desk = self._desk
         while self._timers and self._timers[0][0] <= desk.now:
             _, count, agent_id, name = heapq.heappop(self._timers)
@@ -52,7 +52,7 @@ class Timers:
             self._mailboxes.next_turn(agent)
 
     def retry(self) -> None:
-        """Messages are tried again."""
+        """Retry the messages that are due."""
         desk = self._desk
         while self._retries and self._retries[0][0] <= desk.now:
             due_ns, agent_id, incarnation = heapq.heappop(self._retries)

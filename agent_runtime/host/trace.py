@@ -1,7 +1,7 @@
 """A host's trace: one JSON object a line, for pictures and analysis.
 
-`recovery/host_trace.py` describes them. Messages are sampled by their number, so that both ends trace the same ones. Written by and by: what
-a SIGKILL leaves is whole lines.
+`recovery/host_trace.py` describes them. Messages are sampled by their number, so that both ends trace the same ones. Written in whole lines, also if
+a SIGKILL ends the host.
 """
 
 import asyncio
@@ -13,36 +13,36 @@ import msgspec
 from snapline.folders import make_private
 
 FLUSH_S = 0.05
-"""A killed host loses at most this much of its trace."""
+"""Largest time of its trace that a killed host loses."""
 
 LINES_MAX = 20_000
-"""Lines kept for one flush; at a sampling that makes more, the surplus is dropped."""
+"""Largest number of lines kept for one flush; at a sampling that makes more, the surplus is dropped."""
 
 
 TraceLine = dict[str, object]
 
 
 def message_line(what: str, agent: str, other: str, number: int, *, time_ns: int) -> TraceLine:
-    """A message left ("send") or was consumed ("receive")."""
+    """Return the line of a message that left ("send") or was consumed ("receive")."""
     sender, receiver = (agent, other) if what == "send" else (other, agent)
     line: TraceLine = {"event": what, "agent": agent, "message": f"{sender}>{receiver}:{number}", "time_ns": time_ns}
     return {**line, "to": other} if what == "send" else line
 
 
 def marker_line(what: str, host: str, other: str, epoch: int, *, time_ns: int) -> TraceLine:
-    """A marker item left ("send_marker") or came ("receive_marker")."""
+    """Return the line of a marker item that left ("send_marker") or came ("receive_marker")."""
     end = "to" if what == "send_marker" else "from"
     return {"event": what, "host": host, end: other, "epoch": epoch, "time_ns": time_ns}
 
 
 def checkpoint_line(agent: str, number: int, kind: str, epochs: tuple[int, ...], *, time_ns: int) -> TraceLine:
-    """A checkpoint was taken."""
+    """Return the line of a checkpoint that was taken."""
     line: TraceLine = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
     return {**line, **({"epochs": list(epochs)} if epochs else {}), "time_ns": time_ns}
 
 
 def plan_line(number: int, line: dict[str, int], *, time_ns: int) -> TraceLine:
-    """The agents here go on from these checkpoints: what this host has traced of them beyond is undone."""
+    """Return the line of a plan: the agents here go on from these checkpoints, and what this host has traced of them beyond is undone."""
     return {"event": "plan", "plan": number, "line": line, "time_ns": time_ns}
 
 
@@ -62,7 +62,7 @@ class TraceWriter:
         self._add(marker_line(what, host, other, epoch, time_ns=time.time_ns()))
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Written through at once: before a checkpoint is durable, so is the trace of what it holds."""
+        """Write through at once: before a checkpoint is durable, so is the trace of what it holds."""
         self._add(checkpoint_line(agent, number, kind, epochs, time_ns=time.time_ns()))
         self.flush()
 
@@ -76,7 +76,7 @@ class TraceWriter:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Hand everything to the kernel: a SIGKILL does not take it any more."""
+        """Hand everything to the kernel, so that a SIGKILL loses none of it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Where a host's trace goes: into its file, if it has one, and into memory while somebody looks."""
+"""Destinations of a host's trace: its file, if it has one, and memory while a viewer asks."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ MARKERS = ("send_marker", "receive_marker")
 
 
 class Tracing:
-    """Of one host. While nobody looks and there is no file, the core traces nothing and `is_on` is False."""
+    """Tracing of one host. Without a viewer and a file, the core traces nothing and `is_on` is False."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Tracing:
         file: TraceSink | None,
         file_every: int,
     ) -> None:
-        """`feed` tells the core; `file_every`: of each channel, the file has every so manieth message."""
+        """`feed` sends events to the core; `file_every`: of each channel, the file has every N-th message."""
         self._around = around
         self._core = core
         self._feed = feed
@@ -36,7 +36,7 @@ class Tracing:
         self.is_on = file is not None
 
     def carry(self, command: ev.Trace) -> None:
-        """What the core has traced."""
+        """Write a line that the core has traced."""
         if command.what == "checkpoint":
             self.checkpoint(command.agent, command.number, command.other)
         elif command.what in MARKERS:
@@ -53,17 +53,17 @@ class Tracing:
             file.message(command.what, command.agent, command.other, number)
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """A checkpoint was taken."""
+        """Write the line of a checkpoint that was taken."""
         for sink in self._sinks():
             sink.checkpoint(agent, number, kind, epochs)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """The agents here go on from these checkpoints."""
+        """Write the line of a plan: the agents here go on from these checkpoints."""
         for sink in self._sinks():
             sink.plan(number, line)
 
     def flush(self) -> None:
-        """What was traced so far outlives this process, as far as there is a file."""
+        """Flush the file, if there is one: what was traced so far outlives this process."""
         if self._file is not None:
             self._file.flush()
 
@@ -73,7 +73,7 @@ class Tracing:
     # ---- who looks --------------------------------------------------------------------------------------------------
 
     def recent(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Somebody looks: what has happened since the cursor. Returns what makes the answer, in any thread."""
+        """Serve a viewer: return a function that makes the answer, in any thread, with the events since the cursor."""
         self._until_ns = self._around.now_ns() + round(LOOK_S * 1e9)
         if self._recent is None:
             self._looks += 1
@@ -94,6 +94,6 @@ class Tracing:
         self._tell()
 
     def _tell(self) -> None:
-        """The core traces what either of the two wants."""
+        """Make the core trace what file or viewer need."""
         self.is_on = self._file is not None or self._recent is not None
         self._feed(TracingWanted(math.gcd(self._file_every, self._recent_every)))

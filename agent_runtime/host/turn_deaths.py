@@ -1,8 +1,8 @@
-"""The part of a host core that knows in which turns processes have died: a message that has killed more than its limit has no turn any more.
+"""The part of a host core that knows in which turns processes have died: a message that has killed more than its limit gets no more turns.
 
-The counts are the coordinator's (`coordinator/state/turn_deaths.py`), and come with each plan. A turn is known by its agent and a digest of its message and
-sender, which is the same after any recovery; not by its number on a channel, since a sender that was rolled back may send in another order. So
-equal messages of one sender are one.
+The counts are the coordinator's (`coordinator/state/turn_deaths.py`), and come with each plan. A turn is identified by its agent and a digest of its
+message and sender, which is the same after any recovery; not by its number on a channel, since a sender that was rolled back may send in another
+order. So equal messages of one sender count as one.
 """
 
 import zlib
@@ -17,14 +17,14 @@ from snapline.storage.store.record import digest_of
 DIGEST_BYTES = 8
 
 HEAD_BYTES, END_BYTES = 1024, 65_536
-"""Of a larger message its head and its last bytes stand for it: to look at all of one of 64 MiB takes 30 ms."""
+"""Sizes of the head and the end that represent a larger message: to look at all of one of 64 MiB takes 30 ms."""
 
 _OF_THEIR_OWN = (CAPTURE, "letter")
-"""An operator's retry of a dead letter is another turn than that of the message: it is tried, whatever the message has done."""
+"""Kinds of turns with digests of their own: an operator's retry of a dead letter is tried, whatever the message has done."""
 
 
 class Sample:
-    """What stands for a message."""
+    """The parts of a message that represent it."""
 
     __slots__ = ("end", "head", "size_bytes")
 
@@ -36,7 +36,7 @@ class Sample:
 
 
 def digest_of_turn(what: str, sender: str, sample: Sample) -> bytes:
-    """The same for the same message of the same sender."""
+    """Return a digest that is the same for the same message of the same sender."""
     own = what if what in _OF_THEIR_OWN else ""
     head = f"{own}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
     return digest_of(head + sample.head)[:DIGEST_BYTES]
@@ -44,7 +44,7 @@ def digest_of_turn(what: str, sender: str, sample: Sample) -> bytes:
 
 class TurnDeaths:
     """Attributes:
-    known: (agent, digest) → what the plan says of it. Empty nearly always: look at that first.
+    known: (agent, digest) → its record in the plan. Empty nearly always: check that first.
     """
 
     def __init__(self, desk: HostState) -> None:
@@ -53,24 +53,24 @@ class TurnDeaths:
         self._survived: list[msg.TurnSurvived] = []
 
     def told(self, deaths: tuple[TurnDeath, ...]) -> None:
-        """A plan has come."""
+        """Take over the deaths of a new plan."""
         self.known.clear()
         self.known.update({(death.agent, death.digest): death for death in deaths})
         self._survived.clear()
 
     def welcomed(self) -> None:
-        """Say again what the coordinator may not have heard."""
+        """Repeat what the coordinator may not have received."""
         self._desk.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
-        """The deaths for which this has no turn; None: it may have one."""
+        """Return the deaths that deny this turn; None: it may run."""
         if not any(name == agent for name, _ in self.known):
             return None
         death = self.known.get((agent, digest_of_turn(what, sender, Sample(payload))))
         return None if death is None or death.times <= death.limit else death
 
     def survived(self, agent: str, what: str, sender: str, payload: bytes) -> None:
-        """This turn has ended well. After a retry the message itself may have turns again."""
+        """Report a turn that has ended well. After a retry the message itself may have turns again."""
         sample = Sample(payload)
         for each in dict.fromkeys((what, "message") if what == "letter" else (what,)):
             key = agent, digest_of_turn(each, sender, sample)

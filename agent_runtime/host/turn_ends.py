@@ -1,4 +1,4 @@
-"""The part of a host core that takes the outcome of a turn: its sends leave, or it is undone, tried again, buried, or takes its agent with it."""
+"""The part of a host core that takes the outcome of a turn: its messages are sent, or it is undone, retried, dead-lettered, or crashes its agent."""
 
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
@@ -22,11 +22,11 @@ from snapline.messages import host_messages as msg
 
 
 class TurnEnds:
-    """Of the agents here.
+    """Outcomes of the turns of the agents here.
 
-    An agent that failed while its turn ran, or just before it (the checkpoint that a protocol had forced, say, could not be
-    taken): what the turn did is lost with the state. Its message counts as not received, and nothing that it sent leaves:
-    else others would build upon a checkpoint that does not exist.
+    If an agent failed while its turn ran, or just before it (the checkpoint that a protocol had forced, say, could not be taken), what the turn did
+    is lost with the state. Its message counts as not received, and nothing that it sent leaves: else others would depend on a checkpoint that does
+    not exist.
     """
 
     _mode: HostMode
@@ -55,17 +55,17 @@ class TurnEnds:
         self._durable = durable
 
     def wire(self, mode: HostMode) -> None:
-        """The core's word on who is above."""
+        """Connect the mode above this part."""
         self._mode = mode
 
     @property
     def rollbacks(self) -> HostRollbacks:
-        """Which agents want the fleet to go back."""
+        """Return the agents that request a rollback of the fleet."""
         return self._failures.rollbacks
 
     @property
     def deaths(self) -> TurnDeaths:
-        """In which turns processes have died."""
+        """Return the turns in which processes have died."""
         return self._failures.deaths
 
     def on_turn_ended(self, event: ev.TurnEnded) -> None:
@@ -124,7 +124,7 @@ class TurnEnds:
         self._mailboxes.next_turn(agent)
 
     def on_messages_told(self, event: MessagesTold) -> None:
-        """Nothing was consumed. A record that is owed follows it, as it follows a turn."""
+        """Send messages that belong to no turn. Nothing was consumed. A record that is owed follows, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
             return
@@ -180,7 +180,7 @@ class TurnEnds:
         self._wait_to_retry(agent, wait_ns)
 
     def _stand(self, agent: LocalAgent, wish: RollbackWish) -> None:
-        """It has asked that the fleet goes back: until a plan comes it has no turn."""
+        """Suspend an agent that has requested a rollback: until a plan comes it has no turn."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)
         self._failures.rollbacks.want(agent, wish)
@@ -190,9 +190,9 @@ class TurnEnds:
         self._failures.rollbacks.on_refused(event)
 
     def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
-        """The message goes back to its place: the agent stands between two turns, may record, and nothing overtakes.
+        """Put the message back in its place: the agent is between two turns, may record, and nothing overtakes.
 
-        What leaves the outbox and what is checkpointed meanwhile comes before it, so its protocol has to see it again.
+        Messages that leave the outbox and checkpoints taken meanwhile come before it, so its protocol has to see it again.
         """
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)

@@ -1,12 +1,14 @@
-"""Marks that a host leaves outside of its memory while user code runs: if its process dies, they say in the middle of which turns that was.
+"""Marks that a host leaves outside of its memory while user code runs: if its process dies, they show in which turns that was.
 
-A mark is written into a small file that is mapped into memory. The kernel keeps what was written when the process dies, however it dies; nothing is synced, so a
-machine that loses power may lose marks, or bring back old ones, and no turn is condemned for one death alone (`DEATHS_BORNE_MIN`). Writing costs less than a
-microsecond a turn.
+A mark is written into a small file that is mapped into memory. The kernel keeps it when the process dies, however it dies; nothing is synced, so a
+machine that loses power may lose marks, or bring back old ones, and no turn is condemned for one death alone (`DEATHS_BORNE_MIN`). Writing costs less
+than a microsecond a turn.
 
-- *On the event loop* one piece of user code runs at a time: a turn, a piece of a handler or step that awaits, or the saving of a state. Slot 0 is its.
+- *On the event loop* one piece of user code runs at a time: a turn, a piece of a handler or step that awaits, or the saving of a state. It has slot
+1.
 - *In threads*, as steps do, many may run: each has a slot of its own. A thread that user code has made itself has none.
-- What awaits runs nothing. Only if nothing at all ran, and a single turn was open, is that turn marked: it may have had work done elsewhere in the process.
+- A turn that awaits runs nothing. Only if nothing at all ran, and a single turn was open, is that turn marked: it may have had work done elsewhere in
+  the process.
 
 Turns in threads in which nearly too many processes have died run one at a time, so that the next death is that of the guilty one.
 """
@@ -35,21 +37,21 @@ from snapline.messages.payloads import CREATE, read_creation, split_message, unw
 from snapline.messages.turn_deaths import TurnDeath
 
 SLOTS = 64
-"""Threads beyond them are not marked; asyncio's own pool has 32 at most."""
+"""Number of slots, with the file's head: threads beyond them are not marked; asyncio's own pool has 32 at most."""
 
 SLOT_BYTES = 2048
-"""Room for the head of a message, and for ids."""
+"""Size of a slot: room for the head of a message, and for ids."""
 
 DEATHS_BORNE_MIN = 1
-"""Whatever an agent's `retries`: an operator may have killed the process, or the machine may have failed."""
+"""Smallest number of deaths tolerated, whatever an agent's `retries`: an operator may have killed the process, or the machine may have failed."""
 
 MAGIC = b"snapturn1"
 
 LOOP_SLOT, ALONE_SLOT = 1, SLOTS - 1
-"""Slot 0 is the file's head."""
+"""Slots of the event loop, and of a turn that was open alone; slot 0 is the file's head."""
 
 TOLD_MAX, TYPE_CHARACTERS_MAX = 16, 200
-"""Of one process: with the ids of agents and senders they fit into an entry of the coordinator's log."""
+"""Largest number of turns reported of one process: with the ids of agents and senders they fit into an entry of the coordinator's log."""
 
 _NOTHING = bytes(2)
 
@@ -61,7 +63,7 @@ _SIZES = [size.to_bytes(2, "big") for size in range(SLOT_BYTES - 1)]
 
 
 class TurnMark(msgspec.Struct, frozen=True, array_like=True):
-    """What a slot holds; `head`, `size_bytes` and `end` stand for the message. `size_bytes` `WHOLE`: `head` is the message."""
+    """Content of a slot; `head`, `size_bytes` and `end` represent the message. `size_bytes` `WHOLE`: `head` is the message."""
 
     agent: str
     what: str
@@ -72,7 +74,7 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
     def death(self, *, is_beside: bool) -> TurnDeath:
-        """As it is told when the process has died."""
+        """Return the mark as it is reported when the process has died."""
         sample = Sample(self.head)
         if self.size_bytes != WHOLE:
             sample.head, sample.size_bytes, sample.end = self.head, self.size_bytes, self.end
@@ -85,18 +87,18 @@ _decoder = msgspec.msgpack.Decoder(TurnMark)
 
 
 def limit_of(known: AgentType | None) -> int:
-    """How many deaths in one turn are borne of an agent of this class; None: it is being created."""
+    """Return the number of deaths in one turn that are tolerated of an agent of this class; None: it is being created."""
     return DEATHS_BORNE_MIN if known is None else max(known.retries, DEATHS_BORNE_MIN)
 
 
 def mark_of(agent: str, what: str, sender: str, payload: bytes, limit: int) -> TurnMark:
-    """The mark of a turn."""
+    """Return the mark of a turn."""
     sample = Sample(payload)
     return TurnMark(agent, what, sender, limit, sample.head, sample.size_bytes, sample.end)
 
 
 def default_marks(coordinator: str, host: str) -> str:
-    """The file of a host for which none was named; "": there is no folder of this user alone."""
+    """Return the file of a host for which none was named; "": there is no folder of this user alone."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"snapline-marks-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -109,7 +111,7 @@ def default_marks(coordinator: str, host: str) -> str:
 
 
 def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
-    """The run that has left marks, and in which turns it died; "" if there is nothing to read, or it has left none."""
+    """Return the run that has left marks, and in which turns it died; "" if there is nothing to read, or it has left none."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -136,7 +138,7 @@ def _mark_in(content: bytes, slot: int) -> TurnMark | None:
 
 
 def _type_in(head: bytes) -> str:
-    """The message's type, or the kind of a creation; "": it has none, as `on_start`."""
+    """Return the message's type, or the kind of a creation; "": it has none, as `on_start`."""
     try:
         found = read_creation(head)[0] if head[:1] == CREATE else split_message(unwrapped(head))[0]
         return found[:TYPE_CHARACTERS_MAX]
@@ -147,7 +149,7 @@ def _type_in(head: bytes) -> str:
 class TurnMarks:
     """The marks of this process.
 
-    `is_suspect`: whether nearly too many processes have died in this turn.
+    `is_suspect` says whether nearly too many processes have died in a turn.
     """
 
     def __init__(self, is_suspect: Callable[[TurnMark], bool] = lambda mark: False) -> None:
@@ -161,7 +163,7 @@ class TurnMarks:
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def open(self, path: Path, instance: str) -> None:
-        """Leave marks in a new file from now on; what it holds of the run before has been told.
+        """Leave marks in a new file from now on; those of the run before have been reported.
 
         Raises:
             OSError: it cannot be made.
@@ -182,24 +184,24 @@ class TurnMarks:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def close(self) -> None:
-        """The process ends in order, and not because of a turn."""
+        """Remove the file: the process ends in order, and not because of a turn."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     def _leave_to_parent(self) -> None:
-        """A forked child shares the file with its parent, and is not to change it."""
+        """Detach a forked child from the file that it shares with its parent."""
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     # ---- on the event loop --------------------------------------------------------------------------------------------
 
     def begin(self, mark: TurnMark) -> None:
-        """User code runs on the event loop from now on."""
+        """Mark that user code runs on the event loop from now on."""
         self._write(LOOP_SLOT, mark)
 
     def begin_turn(self, agent: str, what: str, sender: str, payload: bytes, limit: int) -> None:
-        """The same, as fast as it can be said: each turn pays for it."""
+        """Mark a turn as `begin` does, but as fast as possible: each turn pays for it."""
         if len(payload) > HEAD_BYTES:
             self.begin(mark_of(agent, what, sender, payload, limit))
             return
@@ -210,20 +212,20 @@ class TurnMarks:
             slots[_LOOP_AT : _LOOP_AT + 2] = _SIZES[size]
 
     def end(self) -> None:
-        """It runs no more."""
+        """Erase the event loop's mark: no user code runs there any more."""
         self._slots[_LOOP_AT : _LOOP_AT + 2] = _NOTHING
 
     def around(self, mark: TurnMark, coroutine: "Coroutine[Any, Any, None]") -> "Coroutine[Any, Any, None]":
-        """The same coroutine, marked whenever it runs."""
+        """Return the same coroutine, marked whenever it runs."""
         return _Marked(self, mark, coroutine)
 
     def opened(self, place: int, mark: TurnMark) -> None:
-        """A turn awaits something from time to time."""
+        """Register a turn that awaits something from time to time."""
         self._open[place] = mark
         self._mark_alone()
 
     def closed(self, place: int) -> None:
-        """It is over."""
+        """Unregister a turn that is over."""
         self._open.pop(place, None)
         self._mark_alone()
 
@@ -236,11 +238,11 @@ class TurnMarks:
     # ---- in threads -----------------------------------------------------------------------------------------------------
 
     def enter(self, mark: TurnMark) -> None:
-        """What is run in threads from this context on is this turn's."""
+        """Mark all that runs in threads from this context on as this turn's."""
         IN_THREAD.set(functools.partial(self.in_thread, mark))
 
     def in_thread(self, mark: TurnMark, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """Call it in this thread, marked."""
+        """Call the function in this thread, marked."""
         with self._one_at_a_time if self._is_suspect(mark) else contextlib.nullcontext():
             try:
                 slot = self._free.pop()
@@ -257,7 +259,7 @@ class TurnMarks:
                     self._free.append(slot)
 
     def _write(self, slot: int, mark: TurnMark) -> None:
-        """The size last: a slot is whole or empty, whenever the process dies."""
+        """Write a mark, its size last: a slot is whole or empty, whenever the process dies."""
         data, at = _encode(mark), slot * SLOT_BYTES
         size, slots = len(data), self._slots
         if size < len(_SIZES):
@@ -269,7 +271,7 @@ class TurnMarks:
 
 
 class MarkedThreads(ThreadPoolExecutor):
-    """The threads of `asyncio.to_thread`: they run for the turn that asks."""
+    """The threads of `asyncio.to_thread`: they run for the turn that calls it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         return super().submit(IN_THREAD.get(), fn, *args, **kwargs)

@@ -1,14 +1,14 @@
-"""Turns as OpenTelemetry sees them: a span for each that is followed, and its messages go on in the same trace.
+"""OpenTelemetry spans of turns: one for each that is traced, and its messages continue the same trace.
 
-Theory of operation. Whether a turn is followed stands in what it was begun for (`agent_runtime/traceparents.py`), and its span is below the one that
-sent it. What the turn sends, spawns, emits and sets timers for gets a tail that names this span, when the turn, or a segment of it, has ended: the core
+Theory of operation. The message that begins a turn says whether it is traced (`agent_runtime/traceparents.py`), and its span is below the sender's.
+All that the turn sends, spawns, emits and sets timers for gets a tail that names this span, when the turn, or a segment of it, has ended: the core
 and the handler know nothing of it. While the handler runs the span is OpenTelemetry's current one, so what other libraries do is below it.
 
-*Recoveries.* A message keeps its tail, so a turn that is taken again has the same place in the same trace, with a span of its own and a higher
-incarnation. A durable turn is one span over all incarnations: its id follows from what it was begun for. Only the process that ends it tells of it, so
-one that was killed in its middle leaves no gap: steps and messages of the turn are below the span that its successor tells.
+*Recoveries.* A message keeps its tail, so a repeated turn has the same place in the same trace, with a span of its own and a higher incarnation. A
+durable turn is one span over all incarnations: its id follows from the message that began it. Only the process that ends it exports it, so one that
+was killed in its middle leaves no gap: steps and messages of the turn are below the span that its successor exports.
 
-*What is not followed* costs a look at its first byte, and the process without `--otel` not even that: there is no such object.
+*A turn that is not traced* costs a look at its first byte, and the process without `--otel` not even that: there is no such object.
 """
 
 import random
@@ -33,22 +33,22 @@ from snapline.telemetry.span_export import SpanExport
 from snapline.telemetry.span_ids import SpanIds
 
 ROOTS = ("start", "timer")
-"""What a trace may begin with here: nobody sent it. An input's begins where it comes in."""
+"""Kinds of turns with which a trace may begin here: nobody sent them. An input's begins where it comes in."""
 
 HEAD_BYTES = 320
-"""Of a payload, in which a tail begins if there is one: a call's head, or a creation's with a kind of ordinary length, and a name."""
+"""Size of a payload's head in which a tail begins if there is one: a call's head, or a creation's with a kind of ordinary length, and a name."""
 
 OUTCOME_CHARACTERS_MAX = 300
-"""Of an error, in a span."""
+"""Largest number of characters of an error in a span."""
 
 TOLD_MAX = 4096
-"""Agents whose last durable turn is remembered: an attempt that follows one that failed comes soon after it."""
+"""Largest number of agents whose last durable turn is remembered: an attempt that follows one that failed comes soon after it."""
 
 EFFECT = contexts.create_key("snapline-effect")
 
 
 class TurnPlace(NamedTuple):
-    """Which message of its channel, or which input, a turn takes; 0: neither. `is_again`: it stood in the line that was restored."""
+    """Number of the channel's message, or of the input, that a turn takes; 0: neither. `is_again`: it was in the line that was restored."""
 
     number: int
     is_again: bool
@@ -65,10 +65,10 @@ class FollowedTurn(NamedTuple):
 
 
 class TurnSpans:
-    """The turns of one host that are followed.
+    """The turns of one host that are traced.
 
     Attributes:
-        open: by agent, those that have not ended.
+        open: traced turns that have not ended, by agent.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class TurnSpans:
         self._type_of = type_of
         self._place_of = place_of
         self._told: dict[str, int] = {}
-        """By agent, the last durable turn's span that was told: an attempt after one that failed needs another id."""
+        """Spans exported last of durable turns, by agent: an attempt after one that failed needs another id."""
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def take_input(self, agent: str, payload: bytes) -> bytes:
-        """A message from outside, as it is to be kept: one that brings no trace may begin one."""
+        """Return a message from outside as it is to be kept: one that brings no trace may begin one."""
         if tail_of(payload) or random.random() >= self._export.share:
             return payload
         name, _ = split_message(payload)
@@ -100,7 +100,7 @@ class TurnSpans:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run a turn, or a segment of one, within its span. Most are followed by nobody, and that is seen in a tenth of a microsecond."""
+        """Run a turn, or a segment of one, within its span. Most are not traced, and that check takes a tenth of a microsecond."""
         if turn.what == "message" and turn.payload.find(MARK, 0, HEAD_BYTES) < 0:
             return self._run(turn)
         opened = self.open.get(turn.agent) if turn.what == "segment" and turn.turn is None else self._begin(turn)
@@ -140,7 +140,7 @@ class TurnSpans:
         return opened
 
     def _derived(self, turn: ev.StartTurn, name: str, parent: Traceparent) -> int:
-        """The id of a durable turn's span; 0: it is drawn."""
+        """Return the id of a durable turn's span; 0: it is drawn."""
         known = self._type_of(turn.agent)
         handler = None if known is None else known.handlers.get(name)
         if handler is None or not handler.is_durable:
@@ -150,7 +150,7 @@ class TurnSpans:
         return 0 if self._told.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """A turn, or a segment, has ended: the event with what it sends in its trace."""
+        """Return the event of a turn's, or a segment's, end, with all that it sends in its trace."""
         opened = self.open.get(event.agent)
         if opened is None or opened.incarnation != event.incarnation:
             return event
@@ -172,7 +172,7 @@ class TurnSpans:
         self._tell(opened.span)
 
     def undone(self) -> None:
-        """A plan has ended all turns here. A durable one is told by whoever goes on with it."""
+        """Export the spans of turns that a plan has ended. A durable one is exported by the process that continues it."""
         opened, self.open = list(self.open.values()), {}
         self._told.clear()
         for each in opened:
@@ -194,7 +194,7 @@ def _traceparent(span: QuickSpan, hops: int = HOPS_FIRST) -> Traceparent:
 
 
 def current_trace() -> dict[str, object]:
-    """What a log line says of the trace that it is written in."""
+    """Return the fields that name the present trace in a log line."""
     of = trace.get_current_span().get_span_context()
     return {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"} if of.is_valid else {}
 
@@ -206,7 +206,7 @@ def _message_name(what: str, payload: bytes) -> str:
 
 
 def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
-    """The same event; what leaves with it bears the tail."""
+    """Return the same event; all that leaves with it bears the tail."""
     kind = tail.decode()
     return msgspec.structs.replace(
         event,

@@ -1,8 +1,7 @@
-"""Runs turns: decodes the message, calls the handler, and hands back what it did. Decides nothing.
+"""Runs turns: decodes the message, calls the handler, and returns the outcome. Decides nothing.
 
-A handler whose code cannot suspend is called straight through, without a task. One that can (it awaits `ctx.step`) gets
-a task; other agents run on meanwhile. A durable one is driven by hand from one segment to the next (`durable.py`), and its steps get
-tasks.
+A handler whose code cannot suspend is called straight through, without a task. One that can (it awaits `ctx.step`) gets a task; other agents run on
+meanwhile. A durable one is driven without a task from one segment to the next (`durable.py`), and its steps get tasks.
 """
 
 import asyncio
@@ -51,27 +50,27 @@ from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 _Coroutine = Coroutine[object, None, None]
 
 TRACEBACK_CHARACTERS_MAX = 4000
-"""A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
+"""Largest number of characters kept of a dead letter's traceback, from its end; with 100 letters kept that is at most 400 KB an agent."""
 
 RESERVED_BYTES_MIN = 64 * 2**20
-"""Below this, the first capture in cold memory is some tens of milliseconds longer than later ones, and nobody minds."""
+"""Smallest size of buffers to reserve: below this, the first capture in cold memory is only some tens of milliseconds longer than later ones."""
 
 FORK_TIMEOUT_S = 60.0
-"""As long as an epoch may take by default: an image that comes later is of no use."""
+"""Time limit for a forked capture, as long as an epoch may take by default: a later image is of no use."""
 
 LOOKED_AT_BYTES_MAX = 64 * 2**20
-"""Of arrays of a live state that somebody wants to see: copying them takes some tens of milliseconds."""
+"""Largest size of arrays of a live state that is shown: copying them takes some tens of milliseconds."""
 
 CHECKED_BYTES_MAX = 512
-"""Up to this size an image is decoded after its turn to see that it comes back as declared: 0.4 µs for most, some 10 at most.
-A larger state is checked at its capture only."""
+"""Largest size of an image that is decoded after its turn to see that it comes back as declared: 0.4 µs for most, some 10 at most. A larger state
+is checked at its capture only."""
 
 
 class RunningTurn(Protocol):
     """A handler that was started and may wait."""
 
     def cancel(self) -> object:
-        """Its turn has been undone."""
+        """Cancel the handler: its turn has been undone."""
 
 
 def _as_task(coroutine: "_Coroutine") -> RunningTurn:
@@ -115,17 +114,17 @@ class _Running:
         self.imaged_authors = Authors()  # of that capture
 
     def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
-        """The handler may wait: what it returned runs in a task."""
+        """Note that the handler may wait: the coroutine that it returned runs in a task."""
         self.handling, self.task = handling, task
 
     def cancel(self, task: RunningTurn) -> None:
-        """The turn has been undone. Python would warn of a handler that its task has not got to: it was never awaited."""
+        """Cancel the task of a turn that was undone. Python would warn of a handler that its task has not reached: it was never awaited."""
         task.cancel()
         if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
             self.handling.close()
 
     def take_authors(self) -> Authors:
-        """Those since the last capture that could be used, as far as that is known yet."""
+        """Return the handlers run since the last capture that could be used, as far as that is known yet."""
         earlier = self.imaged_authors.handlers if self.imaged_authors.is_refused else {}
         self.imaged_authors, self.authors = Authors({**earlier, **self.authors}), {}
         return self.imaged_authors
@@ -159,32 +158,32 @@ class Turns:
         self._cluster = ""
         self._takes_effects = True
         self.arena = ArenaPool()
-        """Where images of large arrays are copied to."""
+        """Pool that images of large arrays are copied to."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def welcomed(self, cluster: str) -> None:
-        """The id of the fleet's run is known. Seeds of durable turns follow from it."""
+        """Set the id of the fleet's run. Seeds of durable turns follow from it."""
         self._cluster = cluster
 
     def add(self, agent: str, made: Agent) -> None:
         self._running[agent] = _Running(made)
 
     def use_store(self, *, takes_outputs: bool) -> None:
-        """What the store can: effects need outputs."""
+        """Set whether the store takes outputs: effects need them."""
         self._takes_effects = takes_outputs
 
     def has(self, agent: str) -> bool:
-        """Is its object here?"""
+        """Return whether the agent's object is here."""
         return agent in self._running
 
     def type_of(self, agent: str) -> AgentType | None:
-        """What is known of its class; None if its object is not here."""
+        """Return the description of its class; None if its object is not here."""
         running = self._running.get(agent)
         return None if running is None else running.known
 
     def look_at(self, agent: str) -> bytes:
-        """An agent's state now, as one record without parts. For people: nothing is noted of it. Not within a turn.
+        """Return an agent's state now, as one record without parts. For people: nothing is recorded. Not within a turn.
 
         Raises:
             EncodingError: it cannot be saved; names agent, field and next step.
@@ -206,7 +205,7 @@ class Turns:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def object_of(self, agent: str) -> Agent:
-        """The agent itself. For tests; its state is its own."""
+        """Return the agent itself. For tests; its state is its own."""
         return self._running[agent].agent
 
     def forget(self, agent: str) -> None:
@@ -221,7 +220,7 @@ class Turns:
             self.forget(agent)
 
     def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
-        """The image of an agent's state, its type and its schema version; what `base` has need not be in it.
+        """Return the image of an agent's state, its type and its schema version; the image may omit what `base` has.
 
         Raises:
             EncodingError: the state cannot be saved; names agent, field and next step.
@@ -248,7 +247,8 @@ class Turns:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def _image_before(self, running: _Running, base: ChunkTable | None) -> StateImage:
-        """Of the state with which a turn began that stands. Of a large one the base has most, and knows it by its digests."""
+        """Return the image of the state with which the agent's suspended turn began. The base has most of a large one, and knows it by its
+        digests."""
         if len(running.image) > UNDO_STATE_BYTES_MAX:
             with contextlib.suppress(Exception):  # of one that does not decode as declared those tell who check images
                 state = running.known.state_decoder.decode(running.image)
@@ -260,8 +260,8 @@ class Turns:
         return StateEncoder(arena, allow_pickle=known.agent_class.allow_pickle, declared=known.state_type)
 
     def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
-        """The sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread,
-        as long as the agents do not run yet."""
+        """Return the sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread, as long as the
+        agents do not run yet."""
         sizes: list[int] = []
         if "numpy" in sys.modules or "torch" in sys.modules:
             for made in objects:
@@ -275,7 +275,7 @@ class Turns:
             self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> StateImage | None:
-        """An image that a child process encodes; None if the agent wants none, or there can be none just now.
+        """Return an image that a child process encodes; None if the agent wants none, or there can be none just now.
 
         A child that dies costs its epoch, and the next one is taken anew. A checkpoint that an agent takes on its own could
         not be made again: its logs are gone. So there is no fork for those.
@@ -306,7 +306,7 @@ class Turns:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def check_input(self, agent: str, payload: bytes) -> str:
-        """Why this message from outside is none for the agent, or "". Of one that is not here nothing is known."""
+        """Return why the agent cannot take this message from outside, or "". An agent that is not here is not checked."""
         running = self._running.get(agent)
         if running is None:
             return ""
@@ -322,7 +322,7 @@ class Turns:
         return ""
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run one turn, or a segment of one; returns its end, or None if it goes on in a task and will be reported."""
+        """Run one turn, or a segment of one; return its end, or None if it goes on in a task and will be reported."""
         if turn.refusal:
             return refused(turn, self.type_of, self._world.now_ns(), create=self._create)
         if turn.what == "segment":
@@ -359,7 +359,7 @@ class Turns:
     # ---- durable turns --------------------------------------------------------------------------------------------
 
     def _go_on(self, turn: ev.StartTurn) -> ev.TurnEnded | ev.TurnFailed:
-        """The next segment, or all of them by the journal."""
+        """Run the next segment, or all of them by the journal."""
         running, begun = self._running[turn.agent], turn.turn
         if begun is None:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
@@ -377,7 +377,7 @@ class Turns:
     def _advance(
         self, turn: ev.StartTurn, running: _Running, flight: Flight, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
-        """Let the handler run until it asks for something that takes time."""
+        """Run the handler until it asks for something that takes time."""
         ctx, running.flight = flight.ctx, None
         journal = ctx.journal
         assert journal is not None
@@ -405,7 +405,7 @@ class Turns:
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if stand.is_repeated else ended
 
     def run_step(self, command: RunStep) -> None:
-        """Run the step at which an agent's turn stands; its end is told with `step_ended`."""
+        """Run the step at which an agent's turn waits; its end is reported with `step_ended`."""
         running = self._running.get(command.agent)
         if running is not None and running.flight is not None and running.flight.work is not None:
             coroutine = step_of(command, running.flight.work, self._world, self._step_ended)
@@ -431,7 +431,7 @@ class Turns:
     def _prepare(
         self, turn: ev.StartTurn, ctx: Context, begun: SavedTurn | None = None
     ) -> tuple[Callable[[Agent, Any, Context], "_Coroutine | None"], object, bool]:
-        """Find the handler, decode its message, and see whether it may wait. What fails here fails every time, and has changed nothing."""
+        """Find the handler, decode its message, and see whether it may wait. A failure here happens every time, and has changed nothing."""
         if turn.what == "create":
             self._create(turn)
         running = self._running.get(turn.agent)
@@ -463,7 +463,7 @@ class Turns:
         self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
 
     def _take_image(self, agent: str, running: _Running) -> None:
-        """Image the state, and if it is small see that the image can be put back; otherwise the next capture will tell.
+        """Image the state, and if it is small check that the image can be put back; otherwise the next capture does.
 
         Raises:
             EncodingError: it cannot be saved, or a field holds something else than it declares.
@@ -483,7 +483,7 @@ class Turns:
                 )
 
     def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
-        """The handler has returned. A state that it left unsavable fails this turn, not the epochs after it."""
+        """End the turn of a handler that has returned. A state that it left unsavable fails this turn, not the epochs after it."""
         if not ctx.close():
             return self._failed(turn, ctx, UsageError(CAUGHT))
         if ctx.unawaited or forgotten.freed:

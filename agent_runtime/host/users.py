@@ -1,7 +1,7 @@
-"""People at a host's doors: the host knows no tokens and keeps no book, and asks the coordinator.
+"""User checks at a host: it knows no tokens and keeps no audit log, but asks the coordinator.
 
-What it hears of a token it believes for some seconds, for calls that only read: a person who follows an agent makes many. What changes something is
-written down by the coordinator before it is made, which looks at the token again: nobody acts by one that was revoked.
+It caches the answer about a token for some seconds, for calls that only read: a person who follows an agent makes many. The coordinator records a
+call that changes something before it is made, and checks the token again: nobody acts by one that was revoked.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from snapline.security.rpc_authorization import ERROR_KEY, Caller
 from snapline.security.transport import Identity, Security
 
 BELIEVED_S = 5.0
-"""A token that was revoked reads on for so long."""
+"""Time for which a revoked token may still read."""
 
 KNOWN_MAX = 256
-"""As many as a fleet may have; what is borne and is not good counts too."""
+"""Largest number of tokens cached: as many as a fleet may have; invalid ones count too."""
 
 ASKED_MAX = 4
-"""RecoveryQueries to the coordinator at once: whoever tries many tokens waits in line."""
+"""Largest number of requests to the coordinator at once: a caller that tries many tokens waits in line."""
 
 ASK_S = 5.0
-"""For the coordinator's word: an election takes a second or two."""
+"""Time to wait for the coordinator's answer: an election takes a second or two."""
 
 
 class AskedPeople:
-    """What a host knows of people, by the coordinator's word."""
+    """Users known to a host from the coordinator's answers."""
 
     def __init__(self, address: str, security: Security) -> None:
         self._address = address
@@ -38,7 +38,7 @@ class AskedPeople:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Who bears this token; see `doors.People`."""
+        """Return the bearer of this token; see `rpc_authorization.People`."""
         async with self._asking:
             until_s, found = self._known.get(digest, (0.0, None))
             if time.monotonic() < until_s:
@@ -52,7 +52,7 @@ class AskedPeople:
         return found
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
-        """Have a call written down; see `doors.People`."""
+        """Have a call recorded; see `rpc_authorization.People`."""
         proof = {"digest": caller.digest, "certificate": caller.certificate}
         await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
 
@@ -60,14 +60,14 @@ class AskedPeople:
         return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
 
     async def close(self) -> None:
-        """The host ends."""
+        """Close the clients: the host ends."""
         for task in self._closing:
             task.cancel()
         if self._client is not None:
             await self._client.close()
 
     def _connected(self) -> CoordinatorClient:
-        """With the newest certificate."""
+        """Return a client with the newest certificate."""
         if self._client is not None and self._generation != self._security.generation:
             task = asyncio.create_task(_close_later(self._client))
             self._closing.add(task)
@@ -80,7 +80,7 @@ class AskedPeople:
 
 
 async def _close_later(client: CoordinatorClient) -> None:
-    """When the calls are over that it had under way."""
+    """Close the client when the calls that it had under way are over."""
     try:
         await asyncio.sleep(ASK_S)
     finally:

@@ -1,4 +1,4 @@
-"""What a host core is asked about one agent by people, and what it says."""
+"""Requests of people to a host core about one agent, and its answers."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from snapline.storage.packs.saved_effects import OpenEffect
 
 
 class ViewWanted(Event, frozen=True, gc=False):
-    """Somebody wants to see an agent. Comes back as one AnswerView of this number; `is_settled`: not before it is between two turns."""
+    """A request to see an agent. The answer is one AnswerView of this number; `is_settled`: not before it is between two turns."""
 
     request: int
     agent: str
@@ -17,40 +17,40 @@ class ViewWanted(Event, frozen=True, gc=False):
 
 
 class EffectsWanted(Event, frozen=True, gc=False):
-    """Somebody wants to see at which effects the agents here stand. Comes back as one AnswerEffects of this number."""
+    """A request for the effects at which the agents here wait. The answer is one AnswerEffects of this number."""
 
     request: int
 
 
 class AnswerEffects(Command, frozen=True, gc=False):
-    """Tell who asked."""
+    """An answer to EffectsWanted."""
 
     request: int
     effects: tuple[StandingEffect, ...]
 
 
 class WaitingWanted(Event, frozen=True, gc=False):
-    """Somebody wants to see with which agents here something waits. Comes back as one AnswerWaiting of this number."""
+    """A request for the agents here with which something waits. The answer is one AnswerWaiting of this number."""
 
     request: int
 
 
 class TracingWanted(Event, frozen=True, gc=False):
-    """Somebody looks at what happens here, or nobody does any more: of each channel, every so manieth message is traced from now on; 0 = none."""
+    """A change of tracing for viewers: of each channel, every N-th message is traced from now on; 0 = none."""
 
     every: int
 
 
 class TurnView(msgspec.Struct, frozen=True, gc=False):
-    """How a durable turn stands that has not ended.
+    """State of a durable turn that has not ended.
 
     Attributes:
-        what, sender, payload: of what it was begun for.
+        what, sender, payload: of the message that began it.
         entries: how many its journal has; `newest`: the last ones.
-        waits: what it waits for, since `waits_ns`; None: that has come.
-        put_off: messages that it has passed by.
-        problem: why it cannot be gone on with, or "".
-        effect: at which it stands; `effect_stands`: how that stands, for people.
+        waits: entry that it waits for, since `waits_ns`; None: that has come.
+        put_off: number of messages that it has deferred.
+        problem: why it cannot continue, or "".
+        effect: the one at which it waits; `effect_stands`: its state, for people.
     """
 
     what: str
@@ -67,16 +67,16 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentView(msgspec.Struct, frozen=True, gc=False):
-    """How an agent stands.
+    """State of an agent.
 
     Attributes:
         life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": a recovery is to bring it back; "stopping".
         turn: what its turn is about: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
         sender: of that turn.
-        attempts: failed ones of the turn that runs, or is to be tried again in `retry_ns`.
+        attempts: failed ones of the turn that runs, or is to be retried in `retry_ns`.
         messages, inputs: that wait for their turns; inputs are from outside.
         outbox: messages that have not left yet.
-        spawns: agents that it asked for and that were not granted yet.
+        spawns: agents that it requested and that were not granted yet.
         timers: name and nanoseconds until it fires.
         inputs_consumed: number of the last one.
         keys: of inputs, that it remembers.
@@ -108,7 +108,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """Tell who asked; None: the agent is not here just now, and why. If it was to be settled its state must be looked at at once."""
+    """An answer to ViewWanted; None: the agent is not here just now, and why. If it was to be settled its state must be read at once."""
 
     request: int
     view: AgentView | None
@@ -116,7 +116,7 @@ class AnswerView(Command, frozen=True, gc=False):
 
 
 class AnswerWaiting(Command, frozen=True, gc=False):
-    """Tell who asked. `more`: agents that are left out."""
+    """An answer to WaitingWanted. `more`: agents that are left out."""
 
     request: int
     agents: tuple[AgentView, ...]

@@ -1,10 +1,10 @@
 """Serves `Agents` on a host's port: people and their programs look at agents here.
 
-The state of the newest snapshot is read from the store, which every host can; so it is told while its agent's host is lost, too. How an agent
-stands now only its owner knows: its core says when it is between two turns, and its state is imaged at that moment.
+The state of the newest snapshot is read from the store, which every host can; so it is shown while its agent's host is lost, too. Only its owner
+knows an agent's present state: its core says when it is between two turns, and its state is imaged at that moment.
 
-Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The core is asked once for each agent, however many wait, so a client that has
-gone leaves nothing behind that the next one would not use.
+Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The core is asked once for each agent, however many wait, so a client that is
+gone leaves nothing that the next one would not use.
 """
 
 import asyncio
@@ -43,35 +43,35 @@ from snapline.storage.capture.saved_values import read_record
 from snapline.storage.store.store import Store
 
 SHOWS_MAX = 8
-"""At once: each may hold a state of some 64 MiB, and its JSON."""
+"""Largest number of calls at once: each may hold a state of some 64 MiB, and its JSON."""
 
 ANSWER_S_MAX = 60.0
-"""For the end of a turn: whoever still waits then asks again."""
+"""Time to wait for the end of a turn: clients that still wait then ask again."""
 
 
 class Shown(Protocol):
-    """What the service needs of its host."""
+    """Interface of the host that the service needs."""
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Ask the core how an agent stands; `then` gets it while nothing has happened to the agent since, if it ever does."""
+        """Ask the core for an agent's state; `then` gets it while nothing has happened to the agent since, if it ever does."""
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Ask the core at which effects agents stand; `then` gets that."""
+        """Ask the core for the effects at which agents wait; `then` gets them."""
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        """Ask the core with which agents something waits; `then` gets that."""
+        """Ask the core for the agents with which something waits; `then` gets them."""
 
     def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Trace for some seconds more; returns what tells of the last ones, in any thread."""
+        """Trace for some seconds more; return a function that makes the answer with the last ones, in any thread."""
 
     def look_at(self, agent: str) -> bytes:
-        """The record of its state now."""
+        """Return the record of its state now."""
 
     def type_of(self, agent: str) -> AgentType | None:
-        """What is known of its class; None if it is not here."""
+        """Return the description of its class; None if it is not here."""
 
     def open_store(self) -> Store:
-        """For reading in a thread. Raises SnaplineError or OSError."""
+        """Open the store for reading in a thread. Raises SnaplineError or OSError."""
 
 
 class _Live(msgspec.Struct, frozen=True):
@@ -83,17 +83,17 @@ class _Live(msgspec.Struct, frozen=True):
 
 
 class ViewService:
-    """Of one host. All calls come on its event loop."""
+    """View service of one host. All calls come on its event loop."""
 
     def __init__(self, agents: Shown, *, host: str) -> None:
         self._agents = agents
         self._host = host
         self._calls = 0
         self._open: dict[str, asyncio.Future[_Live]] = {}
-        """Agents whose state is looked at as soon as it may be."""
+        """Agents whose state is read as soon as it may be."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """What serves its calls."""
+        """Return the handlers of its calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self._show, bytes)
         return {SHOW: handler}
 
@@ -177,7 +177,7 @@ class ViewService:
         return waiting
 
     def _settled(self, answer: AnswerView) -> _Live:
-        """Its state is imaged here and now."""
+        """Image the agent's state here and now."""
         view = answer.view
         if view is None:
             raise NotHereError(answer.reason)
@@ -187,7 +187,7 @@ class ViewService:
         return _Live(view, known.kind, self._agents.look_at(view.agent))
 
     def _live_document(self, live: _Live, field: str) -> bytes:
-        """In a thread."""
+        """Make the document of a live agent. Runs in a thread."""
         record = live.record
         tree = None if record is None else read_record(record)
         about = AgentState(
@@ -206,7 +206,7 @@ class ViewService:
 
 
 async def _tell(error: Exception, context: Context) -> None:
-    """As what it is: the client raises the same one."""
+    """Abort the call with the error's own type: the client raises the same one."""
     match error:
         case NotFoundError():
             code = grpc.StatusCode.NOT_FOUND

@@ -1,7 +1,7 @@
-"""The part of a host core that shows people how an agent stands: now, or as soon as it is between two turns.
+"""The part of a host core that shows people an agent's state: now, or as soon as it is between two turns.
 
-Nothing changes by that: what is shown stands in no checkpoint, and a recovery may undo it. A plan ends the wait of all who ask; they ask
-whoever owns the agent then.
+Nothing changes by that: the view is in no checkpoint, and a recovery may undo it. A plan ends all waiting requests; clients ask the agent's next
+owner.
 """
 
 import msgspec
@@ -32,24 +32,24 @@ from snapline.messages.effect_records import (
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry
 
 ENTRIES_SHOWN = 20
-"""Of a durable turn's journal: the newest ones."""
+"""Largest number of entries shown of a durable turn's journal: the newest ones."""
 
 
 IN_LOG = JournalEntry("host log", "")
-"""What a turn waits for whose step has ended."""
+"""Entry that a turn waits for whose step has ended."""
 
 EFFECTS_SHOWN = 4000
-"""Of one host: with 2 KB of texts each they fit into a document."""
+"""Largest number of effects shown of one host: with 2 KB of texts each they fit into a document."""
 
 WAITING_SHOWN = 500
-"""Agents of one host: more nobody reads, and each takes a look at all that it has."""
+"""Largest number of agents shown of one host: more nobody reads, and each takes a look at all that it has."""
 
 
 class Views:
-    """Of the agents here.
+    """Views of the agents here.
 
     Attributes:
-        waiting: agent → requests that wait for the end of its turn. Looked at after each turn.
+        waiting: agent → requests that wait for the end of its turn. Checked after each turn.
     """
 
     def __init__(self, desk: HostState) -> None:
@@ -76,7 +76,7 @@ class Views:
         self._desk.out.append(AnswerEffects(event.request, tuple(found[:EFFECTS_SHOWN])))
 
     def on_waiting_wanted(self, event: WaitingWanted) -> None:
-        """Those with a durable turn first, that which has waited longest before the others; then those with most inputs."""
+        """Answer with the waiting agents: those with a durable turn first, the longest waiting before the others; then those with most inputs."""
         now_ns = self._desk.now
         found = [agent for agent in self._desk.agents.values() if _has_waiting(agent)]
         found.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
@@ -87,17 +87,17 @@ class Views:
         self._desk.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """It is between two turns; the next one may start now."""
+        """Answer requests for an agent that is between two turns; the next one may start now."""
         for request in self.waiting.pop(agent.id, ()):
             self._desk.out.append(AnswerView(request, _view_of(agent, self._desk.now)))
 
     def removed(self, agent: str) -> None:
-        """It has left."""
+        """Refuse requests for an agent that has left."""
         for request in self.waiting.pop(agent, ()):
             self._refuse(request, f"agent {agent} has stopped")
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Refuse all requests: a plan ends the history of every agent here."""
         for agent in list(self.waiting):
             for request in self.waiting.pop(agent):
                 self._refuse(request, "the fleet recovers")
@@ -179,7 +179,7 @@ def _effect_stands(turn: DurableTurn, effects: AgentEffects) -> str:
 
 
 def standing_of(agent: LocalAgent) -> StandingEffect:
-    """The effect at which its turn stands."""
+    """Return the effect at which its turn waits."""
     effects = agent.effects
     assert effects is not None and effects.open is not None
     opened, intent, asked_ns = effects.open, None, 0
@@ -194,7 +194,7 @@ def standing_of(agent: LocalAgent) -> StandingEffect:
 
 
 def _in_short(intent: EffectRecord | None) -> EffectRecord | None:
-    """Not what people have said, which is about an older one; and what undoes it, without its arguments."""
+    """Return an intent without its undo arguments; None for a record of an operator command, which is about an older one."""
     if intent is None or intent.stage != INTENT:
         return None
     return msgspec.structs.replace(intent, undo_arguments=[])

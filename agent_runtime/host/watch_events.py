@@ -1,10 +1,10 @@
-"""What a host core says of messages where a judge watches (`is_watched`); see `events.py` for the rest."""
+"""Commands of a host core about messages, for an observer that watches (`is_watched`); see `events.py` for the rest."""
 
 from snapline.agent_runtime.host.events import Command
 
 
 class MessageLeft(Command, frozen=True, gc=False):
-    """The next message of a logged channel has left its sender's outbox; said where a judge watches.
+    """The next message of a logged channel left its sender's outbox; emitted for an observer that watches.
 
     `is_in_turn`: its sender's rule has seen a message already whose turn has not ended.
     """
@@ -15,7 +15,7 @@ class MessageLeft(Command, frozen=True, gc=False):
 
 
 class WordTaken(Command, frozen=True, gc=False):
-    """An operator's word was consumed without a turn: this is `told`."""
+    """An operator command consumed without a turn; `told`: its reply."""
 
     agent: str
     payload: bytes
@@ -23,14 +23,14 @@ class WordTaken(Command, frozen=True, gc=False):
 
 
 class EffectTold(Command, frozen=True, gc=False):
-    """The core itself has emitted a word of the ledger for an agent: nothing of that is in what a turn says of its end."""
+    """A ledger record that the core itself emitted for an agent: it is not among the outputs of a turn's end."""
 
     agent: str
     payload: bytes
 
 
 class MessageTaken(Command, frozen=True, gc=False):
-    """A message or an input was consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
+    """A message or an input consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
 
     agent: str
     what: str

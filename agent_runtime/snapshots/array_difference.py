@@ -1,7 +1,7 @@
-"""What changed in an array, a tensor or a blob: how much, where, and by how much; reading only what may have changed.
+"""Changes of an array, a tensor or a blob: how much, where, and by how much; reads only chunks that may have changed.
 
 Two arrays that are cut into chunks of one size are compared digest by digest, and only chunks that differ are read, some MiB
-at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN is itself. Without NumPy everything is told but the largest change.
+at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN is itself. Without NumPy everything is reported but the largest change.
 """
 
 import importlib.util
@@ -14,17 +14,17 @@ from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.packs.checkpoint import ChunkReference
 
 BATCH_BYTES = 8 * 2**20
-"""Read and compared at once, of each side: so memory does not grow with the array."""
+"""Size read and compared at once, of each side: so memory does not grow with the array."""
 
 
 class ArrayDifference(msgspec.Struct):
-    """What changed between two arrays of one type and shape.
+    """Changes between two arrays of one type and shape.
 
     Attributes:
         elements: how many there are.
         changed: how many differ.
-        first, last: index of the first and last that does, counted in C order.
-        largest: largest absolute change; None if nobody can tell: no numbers, no NumPy, or NaN.
+        first, last: index of the first and last that differs, counted in C order.
+        largest: largest absolute change; None if unknown: no numbers, no NumPy, or NaN.
     """
 
     elements: int
@@ -35,7 +35,7 @@ class ArrayDifference(msgspec.Struct):
 
 
 class BytesDifference(msgspec.Struct, frozen=True):
-    """From `offset` on `removed` bytes were replaced by `added` ones; before and behind them all is the same."""
+    """A replacement, from `offset` on, of `removed` bytes by `added` ones; all before and behind them is the same."""
 
     offset: int
     removed: int
@@ -61,7 +61,7 @@ def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
 
 
 def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
-    """Compare two blobs; None: they are the same. Of the chunks at both ends that differ one is read on each side.
+    """Compare two blobs; None: they are the same. One of the chunks that differ is read at each end, on each side.
 
     Raises:
         DamagedDataError: a chunk is not what was written.
@@ -82,7 +82,7 @@ def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
 def _narrowed(
     before: Content, after: Content, old: list[ChunkReference], new: list[ChunkReference], offset: int
 ) -> BytesDifference | None:
-    """The same to the byte, from the chunks at both ends of what differs."""
+    """Narrow the difference to the byte, from the chunks at both ends of it."""
     sizes = [sum([chunk.size_bytes for chunk in side]) for side in (old, new)]
     if not old or not new:
         return BytesDifference(offset, *sizes)
@@ -105,7 +105,7 @@ def _compare_bytes(old: memoryview, new: memoryview) -> BytesDifference | None:
 
 
 def _common(first: Any, second: Any) -> int:
-    """Length of the common beginning of two sequences; halves instead of steps, since slices compare fast."""
+    """Return the length of the common beginning of two sequences; halves instead of steps, since slices compare fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -137,7 +137,7 @@ def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[i
 
 
 def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of pairs that differ, of at most so many."""
+    """Yield runs of pairs that differ, of at most `most` pairs."""
     first = 0
     while first < len(pairs):
         if pairs[first][0].digest == pairs[first][1].digest:
@@ -151,7 +151,7 @@ def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> I
 
 
 def _compare(found: ArrayDifference, dtype: str, item_bytes: int, start: int, old: memoryview, new: memoryview) -> None:
-    """Add what differs between two runs of elements, the first of which has index `start`."""
+    """Add the differences between two runs of elements, the first of which has index `start`."""
     if importlib.util.find_spec("numpy") is None:
         changed = [
             place
@@ -199,7 +199,7 @@ def _largest(dtype: str, old: Any, new: Any) -> int | float | None:
 
 
 def _numbers(dtype: str, rows: Any) -> Any:
-    """The numbers in rows of bytes; None if they are none."""
+    """Return the numbers in rows of bytes; None if they are none."""
     import numpy
 
     data = rows.tobytes()

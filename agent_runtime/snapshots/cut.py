@@ -38,18 +38,18 @@ class Cut:
 
     Attributes:
         epoch: its number.
-        states: agent → its state, decoded when asked for; agents that were not created yet are missing.
+        states: agent → its state, decoded when accessed; agents that were not created yet are missing.
         in_transit: messages in channels and in outboxes; channel by channel in order.
         dead_letters: messages that could not be handled: of each agent the newest ones, oldest first.
-        dead_letter_count: how many there ever were, over all agents, less those that were retried and handled.
-        timers: how many timers were set, over all agents.
-        pending_timers: which ones.
+        dead_letter_count: number of all that there ever were, over all agents, less those that were retried and handled.
+        timers: number of timers set, over all agents.
+        pending_timers: these timers.
         pending_turns: durable turns that had not ended; the states of their agents are those from before them.
-        open_effects: what was to be done outside, or undone, and had not ended: as `agent: effect`. A fleet does not end by `stop_when` in
+        open_effects: effects to do, or undo, that had not ended: as `agent: effect`. A fleet does not end by `stop_when` in
             such a cut.
         turns_with_effects: durable turns that had not ended, and had done something outside: as `agent: a turn that has done effect, effect`. A fleet
             that ends by `stop_when` gives these some seconds to end.
-        pending_spawns: agents that were asked for and not granted yet; one that is granted has its message in transit.
+        pending_spawns: agents that were requested and not granted yet; one that is granted has its message in transit.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class Cut:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is in transit, no timer is set, no durable turn waits, no agent is about to start: nothing will ever happen again."""
+        """Return whether nothing will ever happen again: nothing is in transit, no timer is set, no durable turn waits, no agent is about to
+        start."""
         return all(
             not checkpoint.in_transit
             and not checkpoint.outbox
@@ -146,7 +147,7 @@ class Cut:
 
 
 def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
-    """A message as the class of its receiver declares it; plainly, if no handler takes it: it will be a dead letter."""
+    """Decode a message as the class of its receiver declares it; plainly, if no handler takes it: it will be a dead letter."""
     with contextlib.suppress(Exception):
         name, body = split_message(unwrapped(payload))
         found = agent_type(agent_class).handlers.get(name)
@@ -162,7 +163,7 @@ def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
 
 
 class _States(Mapping[str, object]):
-    """`read_parts` reads what does not stand in the checkpoint itself: only of agents that are asked for."""
+    """States by agent. `read_parts` reads the parts that are not in the checkpoint itself: only of agents that are accessed."""
 
     def __init__(
         self,
@@ -202,8 +203,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 
 def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """The state for people to read, without the classes that wrote it. Without `read_parts` what does not stand in its record
-    is described, not looked into.
+    """Return the state for people to read, without the classes that wrote it. Without `read_parts` parts outside its record are described, not read.
 
     Raises:
         DamagedDataError: a part is not what was written.

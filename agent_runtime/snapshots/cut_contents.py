@@ -1,7 +1,7 @@
-"""What a checkpoint holds beside its state, as people read it: messages in transit, timers, spawns, dead letters.
+"""Contents of a checkpoint besides its state, as people read them: messages in transit, timers, spawns, dead letters.
 
-A `Cut` and a reader of snapshots show the same things; they differ in how they decode a message. So both hand in a function that
-does: (the agent that takes it, payload) → (name of the message's type, message).
+A `Cut` and a reader of snapshots show the same things; they differ in how they decode a message. So both pass a function that does: (the agent that
+takes it, payload) → (name of the message's type, message).
 """
 
 from collections.abc import Callable, Iterator
@@ -40,12 +40,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A message that its agent could not handle.
 
     Attributes:
-        agent: whose dead letter it is.
+        agent: the one that has the dead letter.
         sender: of the message; the agent itself, if it was a timer's, or a message of its own that can never arrive.
         message, type: as of a `TransitMessage`; None and "" if it is `on_start` that failed.
-        error: what the last attempt raised.
-        attempts: how often it was tried.
-        time_s: of the last attempt, in seconds since 1970; 0 if nobody knows.
+        error: the last attempt's error.
+        attempts: number of attempts.
+        time_s: of the last attempt, in seconds since 1970; 0 if unknown.
         number: among the dead letters of its agent, over all its lives.
     """
 
@@ -70,7 +70,7 @@ class PendingTimer(msgspec.Struct, frozen=True):
 
 
 class PendingTurn(msgspec.Struct, frozen=True):
-    """A durable turn in its middle: for whose message, how many `entries` its journal has, and what it `waits` for; "" if that has come."""
+    """A durable turn in its middle: its message and sender, the number of `entries` of its journal, and what it `waits` for; "" if that has come."""
 
     agent: str
     sender: str
@@ -81,7 +81,7 @@ class PendingTurn(msgspec.Struct, frozen=True):
 
 
 class PendingSpawn(msgspec.Struct, frozen=True):
-    """An agent that `parent` asked for and that had not been granted yet. Its class is `kind`, "module:Class"."""
+    """An agent that `parent` requested and that had not been granted yet. Its class is `kind`, "module:Class"."""
 
     parent: str
     agent: str
@@ -89,7 +89,7 @@ class PendingSpawn(msgspec.Struct, frozen=True):
 
 
 def messages_to(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """The messages in the channels into an agent, channel by channel in order."""
+    """Yield the messages in the channels into an agent, channel by channel in order."""
     for sender, messages in checkpoint.in_transit.items():
         for message in messages:
             kind, decoded = decode(checkpoint.agent, message.payload)
@@ -97,14 +97,14 @@ def messages_to(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Transit
 
 
 def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """The messages in an agent's outbox, in order."""
+    """Yield the messages in an agent's outbox, in order."""
     for parked in checkpoint.outbox:
         kind, decoded = decode(parked.receiver, parked.payload)
         yield TransitMessage(checkpoint.agent, parked.receiver, None, decoded, kind)
 
 
 def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
-    """The newest dead letters of an agent, oldest first."""
+    """Yield the newest dead letters of an agent, oldest first."""
     for number, letter in zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True):
         kind, decoded = decode(checkpoint.agent, letter.payload)
         time_s = letter.time_ns / NS
@@ -112,14 +112,14 @@ def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLe
 
 
 def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
-    """The timers of an agent that had not fired."""
+    """Yield the timers of an agent that had not fired."""
     for timer in checkpoint.own_timers:
         kind, decoded = decode(checkpoint.agent, timer.payload)
         yield PendingTimer(checkpoint.agent, timer.name, timer.remaining_ns / NS, decoded, kind)
 
 
 def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTurn]:
-    """The durable turn of an agent that had not ended."""
+    """Yield the durable turn of an agent that had not ended."""
     turn = checkpoint.turn
     if turn is not None:
         kind, decoded = decode(checkpoint.agent, turn.payload)
@@ -128,7 +128,7 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
 
 
 def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """What an agent was to do outside, or to undo, and had not."""
+    """Yield the effects that an agent was to do, or to undo, and had not."""
     effects = checkpoint.effects
     if effects is not None and effects.open is not None:
         yield f"{checkpoint.agent}: {effects.open.name}"
@@ -138,27 +138,27 @@ def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
 
 
 def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """The durable turn in whose middle an agent stands, if that has done something outside."""
+    """Yield the unfinished durable turn of an agent, if it has done something outside."""
     effects = checkpoint.effects
     if checkpoint.turn is not None and effects is not None and effects.made:
         yield f"{checkpoint.agent}: a turn that has done {', '.join(made.name for made in effects.made)}"
 
 
 def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """What a durable turn has passed by: received, and not handled."""
+    """Yield the messages that a durable turn has deferred: received, and not handled."""
     for stashed in checkpoint.stash:
         kind, decoded = decode(checkpoint.agent, stashed.payload)
         yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
 
 
 def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
-    """The agents that an agent has asked for."""
+    """Yield the agents that an agent has requested."""
     for spawn in checkpoint.spawns:
         yield PendingSpawn(checkpoint.agent, spawn.agent, plain_name(spawn.kind))
 
 
 def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
-    """A message without its class: a dict of its fields; as far as it can be read, since it may be a dead letter."""
+    """Decode a message without its class: a dict of its fields; as far as it can be read, since it may be a dead letter."""
     if payload[:1] in (CREATE, b""):
         return "", None
     name, body = "", memoryview(payload)

@@ -1,10 +1,10 @@
-"""What changed between two snapshots of a store: agents, their states, channels, timers, dead letters, and what is told about both.
+"""Changes between two snapshots of a store: agents, their states, channels, timers, dead letters, and the metadata of both.
 
 No class of the fleet is needed. Checkpoints are read one pair at a time, parts of states only as far as their chunks differ
 (`array_difference.py`). Agents whose checkpoints have one digest are not read at all; since a checkpoint names its epoch,
 that happens only where both snapshots are of one number.
 
-Not compared: what no two snapshots share (numbers of epochs and checkpoints, times, turns), and the images of protocols.
+Not compared: values that no two snapshots share (numbers of epochs and checkpoints, times, turns), and the images of protocols.
 Every byte that is used was compared with its digest (G11); nothing is written. All lists end, and say how much more there is.
 """
 
@@ -21,13 +21,13 @@ from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
 AGENTS_MAX = 1000
-"""Changed agents, and agents that came or went, that are listed: the others are counted."""
+"""Largest number of changed agents listed, and of agents that came or went: the others are counted."""
 
 CHANNELS_MAX = 1000
-"""Changed channels that are listed."""
+"""Largest number of changed channels listed."""
 
 MESSAGES_SHOWN = 5
-"""Of those that came into a channel, and of those that left it."""
+"""Largest number of messages shown of those that came into a channel, and of those that left it."""
 
 _NOT_COMPARED = ("epoch", "raft_index")
 _HEAD = ("epoch", "created", "trigger", "fleet", "protocol", "plan")
@@ -63,7 +63,7 @@ class _Side:
 
 
 def snapshot_difference(store: Store, before: str, after: str, *, agent: str | None = None) -> dict[str, object]:
-    """Return what changed from snapshot `before` to snapshot `after`, as plain values for a document.
+    """Return the changes from snapshot `before` to snapshot `after`, as plain values for a document.
 
     Args:
         store: may be in use.
@@ -91,7 +91,7 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
 
 
 class _Comparison:
-    """One run over all agents. `_channels`: (sender, receiver) -> what is known of the channel."""
+    """One run over all agents. `_channels`: (sender, receiver) -> the channel in both snapshots."""
 
     def __init__(self, store: Store, old: _Side, new: _Side) -> None:
         self._store = store
@@ -171,7 +171,7 @@ class _Comparison:
 
 
 class _Channel:
-    """A channel in both snapshots: before, after. 0: nothing was sent or consumed, or the agent that knows is not compared."""
+    """A channel in both snapshots: before, after. 0: nothing was sent or consumed, or the agent that knows the number is not compared."""
 
     def __init__(self, sender: str, receiver: str) -> None:
         self.sender = sender
@@ -181,7 +181,7 @@ class _Channel:
         self.in_transit: list[list[InTransitMessage]] = [[], []]
 
     def row(self) -> dict[str, object] | None:
-        """Return what changed; None if nothing did."""
+        """Return the changes; None if there are none."""
         old, new = ({(x.number, x.payload): x for x in messages} for messages in self.in_transit)
         added = [x for key, x in new.items() if key not in old]
         removed = [x for key, x in old.items() if key not in new]
@@ -211,7 +211,7 @@ def _named(agents: list[str], lines: Mapping[str, AgentLine]) -> list[dict[str, 
 
 
 def _described(checkpoint: AgentCheckpoint, name: str) -> object:
-    """What is compared of one of the lists of a checkpoint."""
+    """Return the values to compare of one of the lists of a checkpoint."""
     match name:
         case "timers":
             return _timers(checkpoint.own_timers)
@@ -237,7 +237,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
 
 
 def _timers(timers: list[SavedTimer]) -> dict[str, object]:
-    """By name; where several have one, they are told apart by a number."""
+    """Return timers by name; those of one name get different numbers."""
     found: dict[str, object] = {}
     for timer in timers:
         name, number = timer.name, 1

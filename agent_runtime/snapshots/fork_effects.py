@@ -1,9 +1,9 @@
-"""What a fork does with the effects that its snapshot holds as open: nothing. They are its parent's.
+"""Effects that are open in a fork's snapshot: the fork does nothing with them. They are its parent's.
 
-The parent stands at them too, calls them, and undoes them if its turn fails; a fork that did so would do it a second time, under other
-outside keys. So in the fork's checkpoints the entry at which a turn stands is refused, what its turn has made is not to be undone, and turns
-that undo are gone, and the dead letters of those that could not. What had ended stays known by its key: it is part of the history that both have.
-What a failed turn has left behind is no orphan here: a later turn that asks for it gets the result, and does not undo it. Nor can people undo it here.
+The parent waits at them too, calls them, and undoes them if its turn fails; a fork that did so would do it a second time, under other outside keys.
+So in the fork's checkpoints the entry at which a turn waits is refused, effects of its turn are not to be undone, and turns that undo are gone, and
+the dead letters of those that could not. Effects that had ended stay known by their keys: they are part of the history that both have. An effect left
+by a failed turn is no orphan here: a later turn that requests it gets the result, and does not undo it. Nor can people undo it here.
 """
 
 import msgspec
@@ -23,7 +23,8 @@ def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
-    """Whether the agent stands at an effect. Its intent may be in a later checkpoint only: that is made after the segment that asks for it."""
+    """Return whether the agent waits at an effect. The intent may be in a later checkpoint only: that is made after the segment that requests the
+    effect."""
     turn = checkpoint.turn
     return turn is not None and turn.waits is not None and turn.waits.kind == EFFECT
 
@@ -38,7 +39,7 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Effects without keys are forgotten with their turn: what undoes them may be all that a checkpoint has of effects."""
+    """Remove turns that undo. Effects without keys are forgotten with their turn: such turns may be all that a checkpoint has of effects."""
     stash = [each for each in checkpoint.stash if not each.payload.startswith(UNDO)]
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
 

@@ -1,6 +1,6 @@
-"""Forking a snapshot: what is asked for is judged as a whole, then a new store is written (`storage/transfer/forking.py`).
+"""Forking a snapshot: the request is checked as a whole, then a new store is written (`storage/transfer/forking.py`).
 
-All that can be wrong with a fork's code and settings is found before a byte is written: a class that is gone, a state that nothing
+All errors in a fork's code and settings are found before a byte is written: a class that is gone, a state that nothing
 migrates, a durable turn in its middle whose handler is gone, a field that is not there or of another type. The snapshot is pinned
 meanwhile, and not touched otherwise: its fleet may run on.
 """
@@ -40,13 +40,13 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: its own.
-        store: where its store lies; `cluster`: that store's id.
+        store: location of its store; `cluster`: that store's id.
         parent, parent_name: the same of the fleet that it was made of.
         epoch: of the snapshot, in both.
         root: of the fork's first snapshot.
-        agents, messages: how many agents it has, and how many messages are in transit between them.
+        agents, messages: number of its agents, and of messages in transit between them.
         inputs_copied, inputs_dropped: inputs from outside that the parent had acknowledged, and that its agents had not consumed.
-        effects_refused: effects at which agents stand in the snapshot: they are the parent's, and the fork's handlers hear that they are refused.
+        effects_refused: number of effects at which agents wait in the snapshot: they are the parent's, and the fork's handlers get a refusal.
         changed: the fields that were set.
         not_begun: agents of the definition that are not in the snapshot: they have left, or are new, and do not begin.
         is_live: whether it may do effects.
@@ -70,13 +70,13 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fork shall be.
+    """A request for a fork.
 
     Attributes:
         name: its own.
-        settings: place of a field, `AGENT.FIELD`, → what it shall hold, as JSON.
+        settings: place of a field, `AGENT.FIELD`, → its new value, as JSON.
         fleet: the definition that it is run with; None: that of its parent.
-        inputs: whether those that are not consumed in the snapshot are taken along.
+        inputs: whether those that are not consumed in the snapshot are copied.
         is_live: whether it may do effects.
     """
 
@@ -94,11 +94,11 @@ def fork_snapshot(
 
     Args:
         keys: of the new store; None: those of the environment.
-        begin_again: what an unfinished fork has left there goes first. Nobody else may make one there just now.
+        begin_again: first remove the remains of an unfinished fork there. Nobody else may make one there just now.
 
     Raises:
-        UsageError: the wish does not fit the snapshot, or `to` holds something; nothing was written.
-        EncodingError: a class is gone, or a state does not come to what it is now; nothing was written.
+        UsageError: the request does not fit the snapshot, or `to` holds something; nothing was written.
+        EncodingError: a class is gone, or a state cannot be migrated to it; nothing was written.
         NotFoundError: there is no such snapshot.
         DamagedDataError: something of it is not what was written.
         StoreError: a disk failed.
@@ -113,7 +113,7 @@ def fork_snapshot(
 
 
 class _Judged:
-    """A wish that fits its snapshot: all checkpoints have been read, and none that would be refused is left."""
+    """A request that fits its snapshot: all checkpoints have been read, and none that would be refused is left."""
 
     def __init__(self, source: Store, epoch: int, wish: ForkWish) -> None:
         self._source = source
@@ -125,7 +125,7 @@ class _Judged:
         self._parent_name = record.name if record is not None else self._manifest.metadata.fleet
         self._consumed: dict[str, int] = {}
         self._settled: dict[str, AgentCheckpoint] = {}
-        """Of agents in the middle of effects, which are their parents'."""
+        """Checkpoints of agents in the middle of effects, which are their parents'."""
         self._effects_refused = 0
         self._settings = self._settings_by_agent()
         self._changed = self._judge()
@@ -185,7 +185,7 @@ class _Judged:
             yield begins
 
     def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
-        """A durable turn in its middle goes on by the handler that began it."""
+        """Check that a durable turn in its middle finds the handler that began it."""
         for checkpoint in read:
             agent_class = class_of(fleet, checkpoint.kind)  # one that is gone is named with all others
             if checkpoint.turn is not None and agent_class is not None:
@@ -202,7 +202,7 @@ class _Judged:
     # ---- what is to be made -----------------------------------------------------------------------------------------
 
     def order(self, *, created: str) -> ForkOrder:
-        """What storage is to write. UsageError: inputs that shall be taken along are not kept any more."""
+        """Return the order for storage. UsageError: inputs to copy are not kept any more."""
         about, fleet = self._manifest.metadata, self._wish.fleet
         is_copied = self._wish.inputs == "copy"
         return ForkOrder(
@@ -227,7 +227,7 @@ class _Judged:
         return inputs
 
     def report(self, made: Store, order: ForkOrder) -> Fork:
-        """What has been made."""
+        """Return the fork that has been made."""
         manifest, fleet = self._manifest, self._wish.fleet
         agents = {line.agent: None for line in manifest.agents}
         copied = len(order.inputs)

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from snapline.storage.retention.catalog import SnapshotSummary
 
 ROWS_MAX = 50
-"""Of one table: more than a screen shows."""
+"""Largest number of rows of one table: more than a screen shows."""
 
 TEXT_MAX = 200
-"""Characters in a cell."""
+"""Largest number of characters in a cell."""
 
 
 class ShownAgent(Protocol):
-    """What is shown of a `SavedAgent`."""
+    """The part of a `SavedAgent` that is shown."""
 
     agent: str
     kind: str
@@ -40,7 +40,7 @@ class ShownAgent(Protocol):
 
 
 class ShownCut(Protocol):
-    """What is shown of a `Cut`."""
+    """The part of a `Cut` that is shown."""
 
     epoch: int
     states: Mapping[str, object]
@@ -55,7 +55,7 @@ class ShownCut(Protocol):
 
 
 class ShownSnapshot(Protocol):
-    """What is shown of a `Snapshot`."""
+    """The part of a `Snapshot` that is shown."""
 
     epoch: int
     fleet: str
@@ -68,7 +68,7 @@ class ShownSnapshot(Protocol):
 
 
 def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
-    """The newest snapshots of a store, oldest first."""
+    """Show the newest snapshots of a store, oldest first."""
     newest = summaries[-ROWS_MAX:]
     rows = [
         (x.epoch, x.root[:12], x.created, x.trigger, x.agent_count, x.channel_state_messages, x.damage) for x in newest
@@ -80,7 +80,7 @@ def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
 
 
 def of_snapshot(snapshot: ShownSnapshot) -> str:
-    """Its agents and what is in transit. The first agents are read, large arrays are not."""
+    """Show a snapshot's agents and messages in transit. The first agents are read, large arrays are not."""
     names = list(snapshot.agents)[:ROWS_MAX]
     shown = [snapshot.agents[name] for name in names]
     agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
@@ -100,7 +100,7 @@ def of_snapshot(snapshot: ShownSnapshot) -> str:
 
 
 def of_cut(cut: ShownCut) -> str:
-    """Its agents and what is in transit. The states of the first agents are decoded."""
+    """Show a cut's agents and messages in transit. The states of the first agents are decoded."""
     names = list(cut.states)
     states = [(name, _text(cut.describe(name))) for name in names[:ROWS_MAX]]
     parts = [
@@ -118,7 +118,7 @@ def of_cut(cut: ShownCut) -> str:
 
 
 def of_agent(agent: ShownAgent) -> str:
-    """Its state field by field, with the first values of arrays; its messages, timers and dead letters."""
+    """Show an agent's state field by field, with the first values of arrays; its messages, timers and dead letters."""
     state = agent.describe()
     fields = state.items() if isinstance(state, Mapping) else [("", state)]
     parts = [
@@ -159,7 +159,7 @@ def _message(found: object) -> str:
 
 
 def _last_line(error: str) -> str:
-    """Of a traceback the line that says what was raised."""
+    """Return the line of a traceback that names the error."""
     return _text(error.rstrip().rpartition("\n")[2])
 
 
@@ -169,19 +169,19 @@ def _text(value: object) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    """JSON has no others."""
+    """Make all keys text: JSON has no others."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
     return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def heading(words: str) -> str:
-    """Of what is shown, in a notebook's size."""
+    """Return a heading in a notebook's size."""
     return f"<h4>{escape(words)}</h4>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
-    """The first rows of a table of `count` ones; all cells are escaped."""
+    """Return the first rows of a table of `count` ones; all cells are escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
     hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)

@@ -1,10 +1,10 @@
 """Reading snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
 
-A store is read at rest: no coordinator is asked, and a fleet may run meanwhile. Nothing is imported because a store names it: without
-a fleet states and messages come as plain values (`storage/capture/plain_values.py`), with one as its own classes. What is read is
-compared with its digests first (G11).
+A store is read directly: no coordinator is called, and a fleet may run meanwhile. Nothing is imported because a store names it: without a fleet
+states and messages come as plain values (`storage/capture/plain_values.py`), with one as its own classes. All data is compared with its digests first
+(G11).
 
-An agent's checkpoint is read when it is asked for, its state when that is asked for: a fleet of ten thousand agents opens as
+An agent's checkpoint is read when it is accessed, its state when that is accessed: a fleet of ten thousand agents opens as
 quickly as one of two. A `SavedAgent` keeps what it has read, a `Snapshot` does not keep its agents.
 """
 
@@ -58,7 +58,7 @@ def open_store(
     store_keys: _Path | Sequence[_Path] = (),
     verify_keys: _Path | Sequence[_Path] = (),
 ) -> "SnapshotStore":
-    """Open a store for reading, also while its fleet runs. A key that may only read will do for a bucket.
+    """Open a store for reading, also while its fleet runs. A key that may only read is enough for a bucket.
 
     Args:
         location: a directory, or a URL such as `s3://bucket/prefix`, whose keys come from the environment.
@@ -79,7 +79,7 @@ def open_store(
 
 
 def _paths(given: _Path | Sequence[_Path]) -> list[Path]:
-    """One path, or several."""
+    """Return one path, or several, as a list."""
     return [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
 
 
@@ -87,7 +87,7 @@ class SnapshotStore:
     """A store, for reading; `open_store` makes it. Iterating gives its snapshots, oldest first.
 
     Attributes:
-        location: where it lies.
+        location: path or URL of the store.
     """
 
     def __init__(self, store: Store, fleet: Fleet | None = None) -> None:
@@ -97,11 +97,11 @@ class SnapshotStore:
 
     @property
     def epochs(self) -> list[int]:
-        """The numbers of its snapshots, ascending."""
+        """Return the numbers of its snapshots, ascending."""
         return self._store.epochs()
 
     def snapshot(self, name: str | int = "latest") -> "Snapshot":
-        """Return one: by its epoch's number, a tag, the first digits (four or more) of its root, or the latest.
+        """Return a snapshot: by its epoch's number, a tag, the first digits (four or more) of its root, or the latest.
 
         Raises:
             NotFoundError: there is none of this name, or several.
@@ -112,16 +112,16 @@ class SnapshotStore:
     def outputs(
         self, topic: str = "", *, after: str = "", message_type: Any = None
     ) -> "Iterator[Output | OutputsReverted]":
-        """Yield what the fleet's agents have given to the outside, in order, as far as it is released now.
+        """Yield the fleet's outputs, in order, as far as they are released now.
 
         Args:
             topic: only these; empty: all that agents have named themselves. `@effects` is the ledger of effects.
-            after: the cursor of an output: those that come after it; empty: from the oldest that are kept.
+            after: the cursor of an output: outputs after it; empty: from the oldest that are kept.
             message_type: class of the messages; without it they are plain values.
 
         Raises:
             UsageError: it is no cursor of this store.
-            NotFoundError: what comes after it was deleted meanwhile.
+            NotFoundError: outputs after it were deleted meanwhile.
             EncodingError: a message is not of this type.
             DamagedDataError: a file is not what was written.
         """
@@ -130,7 +130,7 @@ class SnapshotStore:
             yield from read_batch(batch, topic, reader)
 
     def effects(self) -> list[Effect]:
-        """What the fleet's agents have done outside, and what became of it, as far as snapshots hold it and outputs are kept.
+        """Return the effects of the fleet's agents, and their fates, as far as snapshots hold them and outputs are kept.
 
         Raises:
             DamagedDataError: a file is not what was written.
@@ -153,7 +153,7 @@ class SnapshotStore:
 
 
 class Snapshot:
-    """One complete epoch, as it lies in a store.
+    """One complete epoch, as it is in a store.
 
     Attributes:
         epoch: its number.
@@ -163,7 +163,7 @@ class Snapshot:
         fleet, protocol: names.
         plan: number of the start or recovery of the fleet that it was made under.
         hosts: names of the hosts that the fleet ran on.
-        agents: agent → `SavedAgent`, read when asked for.
+        agents: agent → `SavedAgent`, read when accessed.
     """
 
     def __init__(self, store: Store, epoch: int, fleet: Fleet | None = None) -> None:
@@ -194,15 +194,15 @@ class Snapshot:
         Args:
             to: where its store goes, as path or URL; nothing may be there.
             name: of the fork.
-            set: fields of states, `"agent.field.inner"`, → what they shall hold, as JSON knows it. Takes a store that was opened with the fleet:
+            set: fields of states, `"agent.field.inner"`, → their new values, as JSON knows them. Takes a store that was opened with the fleet:
                 values must be of the declared types.
-            inputs: what becomes of inputs from outside that the agents have not consumed: "copy" takes them along.
+            inputs: treatment of inputs from outside that the agents have not consumed: "copy" copies them.
             live: whether it may do effects.
-            again: first remove what an unfinished fork has left there. Nobody else may make one there just now.
+            again: first remove the remains of an unfinished fork there. Nobody else may make one there just now.
 
         Raises:
             UsageError: a field is not there or of another type, something is at `to`, or the fleet is of another protocol.
-            EncodingError: a class of the fleet that the store was opened with is gone, or a state does not come to what it is now.
+            EncodingError: a class of the fleet that the store was opened with is gone, or a state cannot be migrated to it.
             DamagedDataError: something in the snapshot is not what was written.
             StoreError: a disk failed.
         """
@@ -220,7 +220,7 @@ class Snapshot:
 
     @functools.cached_property
     def in_transit(self) -> tuple[TransitMessage, ...]:
-        """All messages that are sent and not consumed: of the channels, and in outboxes."""
+        """All messages that are sent and not consumed: in channels, and in outboxes."""
         parked = [message for agent in self.agents.values() for message in agent.outbox]
         return (*(message for messages in self.channels.values() for message in messages), *parked)
 
@@ -236,7 +236,7 @@ class Snapshot:
 
     @functools.cached_property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
-        """Agents that were asked for and not granted yet."""
+        """Agents that were requested and not granted yet."""
         return tuple(spawn for agent in self.agents.values() for spawn in agent.pending_spawns)
 
     def __repr__(self) -> str:
@@ -286,7 +286,7 @@ class SavedAgent:
 
     @functools.cached_property
     def state(self) -> Any:
-        """Its state: as the fleet's class declares it, migrated if need be; plain values where no fleet or no such class is given.
+        """State of the agent: as the fleet's class declares it, migrated if need be; plain values where no fleet or no such class is given.
 
         None if the agent is unborn.
 
@@ -302,7 +302,7 @@ class SavedAgent:
         return restored(self._fleet, self._checkpoint, self._contents()).state
 
     def state_as(self, declared: type[_State], *, allow_pickle: bool = False) -> _State:
-        """Return its state as an object of `declared`, a struct or dataclass. `allow_pickle`: run what its pickles say.
+        """Return its state as an object of `declared`, a struct or dataclass. `allow_pickle`: load its pickles, which runs their code.
 
         Raises:
             EncodingError: it does not decode as that; otherwise as `state`.
@@ -312,10 +312,10 @@ class SavedAgent:
         return made
 
     def field(self, path: str) -> Any:
-        """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays beside it are not read.
+        """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays next to it are not read.
 
         Raises:
-            NotFoundError: there is no such field; says which there are.
+            NotFoundError: there is no such field; names those that there are.
             DamagedDataError, UsageError: as `state`.
         """
         return plain_value(find_field(self._tree, path))
@@ -330,7 +330,7 @@ class SavedAgent:
 
     @functools.cached_property
     def outbox(self) -> tuple[TransitMessage, ...]:
-        """What it has sent and what has no number yet."""
+        """Messages in its outbox, which have no number yet."""
         return tuple(messages_parked(self._checkpoint, self._decode))
 
     @functools.cached_property
@@ -340,18 +340,18 @@ class SavedAgent:
 
     @functools.cached_property
     def pending_timers(self) -> tuple[PendingTimer, ...]:
-        """Its timers that had not fired."""
+        """Timers of the agent that had not fired."""
         return tuple(pending_timers(self._checkpoint, self._decode))
 
     @functools.cached_property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
-        """Agents that it asked for and that had not been granted."""
+        """Agents that it requested and that had not been granted."""
         return tuple(pending_spawns(self._checkpoint))
 
     def describe(self, *, reads_parts: bool = True) -> object:
         """Return its state for people: of arrays the first values, of histories the first and last records.
 
-        `reads_parts=False`: what is large and lies beside the state's record is named by its size alone.
+        `reads_parts=False`: large parts next to the state's record are named by their size alone.
         """
         return describe_state(self._checkpoint, self._read_parts if reads_parts else None)
 
@@ -371,7 +371,7 @@ class SavedAgent:
 
 
 class _Agents(Mapping[str, SavedAgent]):
-    """Reads an agent's checkpoint each time it is asked for."""
+    """Agents of a snapshot; reads an agent's checkpoint each time it is accessed."""
 
     def __init__(self, store: Store, manifest: Manifest, fleet: Fleet | None) -> None:
         self._store, self._manifest, self._fleet = store, manifest, fleet
@@ -379,7 +379,7 @@ class _Agents(Mapping[str, SavedAgent]):
         self._read_parts = store.part_reader(manifest).read
 
     def __getitem__(self, agent: str) -> SavedAgent:
-        """NotFoundError: the snapshot has no such agent; DamagedDataError: its checkpoint is not what was written."""
+        """Return an agent. NotFoundError: the snapshot has no such agent; DamagedDataError: its checkpoint is not what was written."""
         line = self._lines.get(agent)
         if line is None:
             raise NotFoundError(

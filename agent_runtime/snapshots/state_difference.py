@@ -1,12 +1,11 @@
-"""What changed between two states, field by field, as a list that ends.
+"""Changes between two states, field by field, as a bounded list.
 
-Both are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). They are walked together: dicts by key,
-lists and histories record by record. So that one record dropped from the front does not make all others "edited", records are
-first paired with their equals: of those that are equal the first with the first, the second with the second and so on, and of
-these pairs the longest chain that keeps the order (as patience diff does: O(n log n)). What lies between two pairs was edited,
-inserted or dropped; behind the last one, appended.
+Both are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). They are walked together: dicts by key, lists and
+histories record by record. So that one record dropped from the front does not make all others "edited", records are first paired with their equals:
+among equal ones the first with the first, the second with the second and so on, and of these pairs the longest chain that keeps the order (as
+patience diff does: O(n log n)). Records between two pairs were edited, inserted or dropped; behind the last one, appended.
 
-Bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; what is shown of a value has an end, too.
+Bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; a value is cut, too.
 """
 
 import bisect
@@ -19,30 +18,30 @@ from snapline.agent_runtime.snapshots.array_difference import compare_arrays, co
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 
 DIFFERENCES_MAX = 50
-"""Shown for one agent: more than a person reads. The others are counted."""
+"""Largest number of changes shown for one agent: more than a person reads. The others are counted."""
 
 RECORDS_SHOWN = 3
-"""Of each kind of change in a list or history."""
+"""Largest number of records shown of each kind of change in a list or history."""
 
 TEXT_MAX = 300
-"""Characters of a text shown."""
+"""Largest number of characters shown of a text."""
 
 ITEMS_MAX = 20
-"""Of a dict or list shown inside another value."""
+"""Largest number of items shown of a dict or list inside another value."""
 
 DEPTH_SHOWN = 4
-"""Levels of a value shown."""
+"""Largest number of levels shown of a value."""
 
 DEPTH_MAX = 100
-"""Levels walked; what lies deeper is compared as a whole. Python's own stack ends at 1,000 frames."""
+"""Largest number of levels walked; deeper values are compared as a whole. Python's own stack ends at 1,000 frames."""
 
 
 class StateChanges:
-    """Collects changes up to a limit; each is a dict with `path` and `change`, and what belongs to it.
+    """Collects changes up to a limit; each is a dict with `path` and `change`, and its details.
 
     Attributes:
         shown: the first ones.
-        more: how many others there are.
+        more: number of the others.
     """
 
     def __init__(self, most: int = DIFFERENCES_MAX) -> None:
@@ -54,7 +53,7 @@ class StateChanges:
         return bool(self.shown)
 
     def add(self, path: str, change: str, **fields: object) -> None:
-        """Note one change."""
+        """Add one change."""
         if len(self.shown) < self._most:
             self.shown.append({"path": path, "change": change, **fields})
         else:
@@ -62,7 +61,7 @@ class StateChanges:
 
 
 def compare(before: object, after: object, changes: StateChanges, path: str = "", depth: int = 0) -> None:
-    """Walk two values, and note what differs.
+    """Walk two values, and add their differences.
 
     Raises:
         DamagedDataError: a chunk is not what was written, or a history cannot be replayed.
@@ -128,7 +127,7 @@ def _join(path: str, key: object) -> str:
 
 
 class _Alignment:
-    """How one list became another: indexes.
+    """Steps from one list to another: indexes.
 
     Attributes:
         edited: (before, after).
@@ -190,7 +189,7 @@ def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _compare_lists(
     before: Sequence[object], after: Sequence[object], changes: StateChanges, path: str, depth: int
 ) -> None:
-    """Edited items are walked; those that came or went are shown."""
+    """Compare two lists: edited items are walked; those that came or went are shown."""
     found = _Alignment(before, after)
     if not found.keeps_length:
         changes.add(path, "list", **_counts(found, before, after, with_edited=False))

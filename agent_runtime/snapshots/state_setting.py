@@ -1,7 +1,7 @@
-"""Changing fields of a saved state, of which the declared types are known.
+"""Changing fields of a saved state whose declared types are known.
 
-The state's record is plain MessagePack beside what is large (`storage/capture/encoder.py`): it is taken apart without types, one value
-in it is replaced, and it is put together again. So arrays and histories beside the field are not read, and stay the bytes that they are.
+The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`): it is taken apart without types, one value
+in it is replaced, and it is put together again. So arrays and histories next to the field are not read, and their bytes stay the same.
 The declared type is followed along the path; the new value is decoded from JSON as the type that is declared where it is put,
 and at last the whole record is decoded as it is declared, as a host will do.
 """
@@ -26,7 +26,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 class FieldSetting(msgspec.Struct, frozen=True):
-    """One field of one agent, and what it shall hold, as JSON."""
+    """One field of one agent, and its new value, as JSON."""
 
     agent: str
     path: str
@@ -34,7 +34,7 @@ class FieldSetting(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """As it is written."""
+        """Return the field's place as it is written."""
         return f"{self.agent}{'' if self.path.startswith('[') else '.'}{self.path}"
 
 
@@ -43,7 +43,7 @@ class SettingError(UsageError):
 
 
 def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
-    """Return agent and path of `AGENT.PATH`. Ids may hold dots: the longest one that is there counts.
+    """Return agent and path of `AGENT.PATH`. Ids may hold dots: the longest known one counts.
 
     Raises:
         SettingError: it names no agent of these, or no field.
@@ -62,7 +62,7 @@ def with_settings(
 ) -> AgentCheckpoint:
     """Return the checkpoint with these fields set, in their order; its state is one of the class as it is now.
 
-    `plan`: how it comes to that; None: the agent is not made yet.
+    `plan`: its migration; None: the agent is not made yet.
 
     Raises:
         SettingError: there is no such field, the value is not of its type, or this state cannot be changed.
@@ -160,7 +160,7 @@ def _name(declared: Any) -> str:
 def _step(
     inner: object, declared: Any, key: object, where: str, setting: FieldSetting, *, is_last: bool
 ) -> tuple[object, Any]:
-    """Return where in `inner` the step leads (a key or an index), and what is declared there."""
+    """Return the step's target in `inner` (a key or an index), and the type declared there."""
     declared = _bare(declared)
     origin = typing.get_origin(declared) or declared
     if isinstance(inner, dict) and origin in (dict, Mapping):
@@ -174,7 +174,7 @@ def _step(
 
 
 def _bare(declared: Any) -> Any:
-    """Without annotations, and without None where one other type is left."""
+    """Strip annotations from a type, and None where one other type is left."""
     if typing.get_origin(declared) is typing.Annotated:
         return _bare(typing.get_args(declared)[0])
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
@@ -208,7 +208,7 @@ def _step_in_record(inner: Any, declared: Any, key: object, setting: FieldSettin
 
 
 def _fields(declared: Any) -> dict[Any, tuple[str, Any]]:
-    """Name of a field → what it is called in a record, and its type."""
+    """Return field name → its name in a record, and its type."""
     origin = typing.get_origin(declared) or declared
     if issubclass(origin, msgspec.Struct):
         return {x.name: (x.encode_name, x.type) for x in msgspec.structs.fields(declared)}

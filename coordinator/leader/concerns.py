@@ -1,4 +1,4 @@
-"""The one place where a fleet's concerns come together: each part says what it waits for, and here is noted since when, and what helps."""
+"""Collection of a fleet's concerns: each part reports what it waits for, and this adds since when, and the remedy."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,18 +11,18 @@ from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.messages.concerns import KINDS, Concern, remedy_of
 
 LOOK_NS = SECOND_NS // 2
-"""Between two looks at all parts: heartbeats come as often, and this core handles thousands of events."""
+"""Time between two checks of all parts: heartbeats come as often, and this core handles thousands of events."""
 
 
 ABORTED_MIN = 3
-"""One or two epochs are aborted by a recovery, or by a turn that lasts."""
+"""Smallest number of aborted epochs in a row for a concern: a recovery, or a long turn, aborts one or two."""
 
 Source = Callable[[], Sequence[Concern]]
-"""Concerns of now; `since_ns` is 0 where it does not keep since when."""
+"""Returns the present concerns; `since_ns` is 0 where the part does not keep since when."""
 
 
 class Concerns:
-    """Volatile: a new leader sees them anew."""
+    """The fleet's concerns. Volatile: a new leader sees them anew."""
 
     def __init__(self, desk: Desk, sources: Sequence[Source]) -> None:
         self._desk = desk
@@ -31,13 +31,13 @@ class Concerns:
         self._look_ns = 0
 
     def evaluate(self) -> None:
-        """See which have come and which are over."""
+        """Note which concerns are new and which are over."""
         if self._desk.now >= self._look_ns:
             self._look_ns = self._desk.now + LOOK_NS
             self.current()
 
     def current(self) -> tuple[Concern, ...]:
-        """All of now; a fleet that has ended has none."""
+        """Return the present concerns; a fleet that has ended has none."""
         now, known = self._desk.now, self._since_ns
         told = () if self._desk.state.image.outcome else [x for source in self._sources for x in source()]
         found = []
@@ -50,7 +50,7 @@ class Concerns:
 
 
 def standing_agents(desk: Desk, attendance: HostSessions) -> list[Concern]:
-    """Agents that stand in the middle of a durable turn, as heartbeats say: those that are named, and for each host how many more there are."""
+    """Return agents that wait in the middle of a durable turn, from heartbeats: the named ones, and the number of others by host."""
     found: list[Concern] = []
     for host in attendance.attached():
         session = attendance.attached_session(host)
@@ -72,7 +72,7 @@ def standing_agents(desk: Desk, attendance: HostSessions) -> list[Concern]:
 
 
 def aborted_epochs(desk: Desk, store: StoreWatch) -> list[Concern]:
-    """That epochs are aborted one after the other, though the store is well: the fleet works, and nothing of it is saved."""
+    """Return the concern that epochs are aborted in a row, though the store is healthy: the fleet works, and nothing is saved."""
     state = desk.state
     if state.phase != RUNNING or store.is_degraded:
         return []

@@ -1,26 +1,26 @@
-"""The leader core: everything the coordinator decides, and nothing that must survive it.
+"""The leader core: all decisions of the coordinator, and no state that must survive it.
 
-Theory of operation. The replicated state (`fleet_state.py`) holds what is agreed; this core holds what is going on: streams,
-reports, timers, proposals on their way. After every event it compares the two and proposes what follows. Nothing volatile is
+Theory of operation. The replicated state (`fleet_state.py`) holds agreed facts; this core holds work in progress: streams,
+reports, timers, pending proposals. After every event it compares the two and proposes the next operations. Nothing volatile is
 needed for safety: a leader may die at any instruction, and the next one starts from the state alone, since
 
-- hosts repeat on every new stream what has not been answered (reports, applied plans, requests, refusals);
+- hosts repeat on every new stream all messages without an answer (reports, applied plans, requests, refusals);
 - directives are idempotent, and repeated on every new stream;
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
 The parts share a desk (`leader_state.py`) and are put together in `parts.py`. After every event each looks at the state, in this order:
 
-    hosts/     who is there, who may come in, who is lost or put out
+    hosts/     hosts that are attached, admitted, lost or evicted
     modes/     how epochs are made: the mode is chosen by the fleet's protocol; it goes by `lines/`, where agents checkpoint by
-               themselves: what lies in the store, and the recovery line
+               themselves: checkpoints in the store, and the recovery line
     plans/     starting and recovering
-    epochs/    open epochs, how they end, when the next one begins, what is kept
-    here       the fleet's definition, what hosts and tools ask for, whether the fleet may stop, the end
+    epochs/    open epochs, their end, triggers, retention
+    here       the fleet's definition, requests of hosts and tools, the stop condition, the end
 
-What a host sees on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
+A host receives on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
 (unless a new one is needed), EndEpoch for epochs that ended under this plan, and again for the newest release, OutputsWatched if
 outputs are, BeginEpoch for open epochs (in logged protocols the questions of a round), FreezeAgents or ThawAgents if agents checkpoint
-on their own, Quiesce if inputs or effects are held, EvaluateStop if it was asked that, and Finish if the fleet has ended.
+on their own, Quiesce if inputs or effects are held, EvaluateStop if it is asked that, and Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
@@ -93,19 +93,19 @@ from snapline.messages.host_messages import (
 from snapline.messages.planned_ends import Quiesced, WantLeave
 
 TICK_NS = SECOND_NS // 10
-"""How late a time-out may be noticed."""
+"""Longest delay in noticing a time-out."""
 
 LATE_NS = SECOND_NS // 5
-"""A timer later than this means that this process did not run: nobody is suspected for what was not heard meanwhile."""
+"""Lateness of a timer that means that this process did not run: no host is suspected for its silence meanwhile."""
 
 
 OF_AGENTS = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
-"""What hosts say all the time says nothing of who is there: the part that looks at all hosts waits for the next tick then, and after a
-heartbeat all parts do. Nor does a confirmation of a plan, as long as others are to come. With some hundred hosts that would be most of the work
-(`benchmarks/scale.py --simulated`)."""
+"""Frequent messages that do not change which hosts are attached: the parts that check all hosts wait for the next tick then, and after a
+heartbeat all parts do. So after a confirmation of a plan, while others are to come. With some hundred hosts that would be most of
+the work (`benchmarks/scale.py --simulated`)."""
 
 ASKED_BY_HOSTS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
-"""The host hears why these are refused, or of the plan that has overtaken them."""
+"""Operations whose host is sent the refusal, or the plan that has overtaken them."""
 
 
 class LeaderCore:
@@ -114,7 +114,7 @@ class LeaderCore:
     Attributes:
         state: read only; changed by the log.
         parts: for reading.
-        wakeup_ns: when TimerFired is wanted.
+        wakeup_ns: time of the next TimerFired.
     """
 
     def __init__(self, state: FleetView, options: LeaderOptions) -> None:
@@ -125,7 +125,7 @@ class LeaderCore:
         self._concerns = Concerns(self.parts.desk, sources_of(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event; `now_ns` is monotonic. The commands are to be carried out in order."""
+        """Take one event and return the commands, to be carried out in order; `now_ns` is monotonic."""
         parts, desk = self.parts, self.parts.desk
         late_ns = now_ns - self.wakeup_ns
         desk.now, desk.out = now_ns, []
@@ -239,7 +239,7 @@ class LeaderCore:
         self._concerns.evaluate()
 
     def standing(self) -> LeaderStanding:
-        """What there is to say about the fleet now, beside what the state says."""
+        """Return the status of the fleet now, next to that in the state."""
         parts = self.parts
         return LeaderStanding(
             parts.triggers.skipped,
@@ -312,7 +312,7 @@ class LeaderCore:
                 parts.suspicion.on_leave(session, message)
 
     def _greet(self) -> None:
-        """Tell streams that have just come what the others know already."""
+        """Send to new streams the directives that the others have already."""
         parts = self.parts
         for session in parts.attendance.take_newly_attached():
             here = (session.id,)

@@ -1,6 +1,6 @@
-"""Getting the fleet's definition from a host into the log: DefineFleet, then its agents in batches below 64 KiB.
+"""Transfer of the fleet's definition from a host into the log: DefineFleet, then its agents in batches below 64 KiB.
 
-Every host that joins before the fleet is defined is asked for the definition; the first one that arrives is taken. Others
+Hosts that join before the fleet is defined are asked for its definition; the first one that arrives is taken. Others
 must have the same digest. A leader that dies half way leaves a prefix; the next one gets the definition again and goes on
 from there.
 """
@@ -14,20 +14,20 @@ from snapline.ids import check_id
 from snapline.messages.host_messages import FleetDefinition, Join
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Of names and kinds in one operation, so that it stays below 64 KiB with all lengths."""
+"""Largest size of names and kinds in one operation, so that it stays below 64 KiB with all lengths."""
 
 KIND_CHARACTERS_MAX = 1024
-"""Of one agent's kind: a module path and a class."""
+"""Largest length of one agent's kind: a module path and a class."""
 
 RULES_MAX, RULE_HOSTS_MAX = 64, 256
-"""Of places: with their hosts they fit into the entry that defines the fleet."""
+"""Largest number of place rules, and of their hosts: they fit into the entry that defines the fleet."""
 
 PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
-"""Of what hosts that are turned away are told: a definition has nine parts."""
+"""Limits of the definition that rejected hosts are shown: it has nine parts."""
 
 
 class Definition:
-    """The definition on its way into the log."""
+    """The definition, until it is in the log."""
 
     def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
@@ -36,7 +36,7 @@ class Definition:
         self._join: Join | None = None
 
     def on_received(self, session: HostSession, message: FleetDefinition) -> None:
-        """A host says what the fleet is."""
+        """Take the fleet's definition from a host."""
         if self._desk.state.is_defined or self._received is not None:
             return
         problem = _problem_of(message)
@@ -46,7 +46,7 @@ class Definition:
         self._received, self._join = message, session.join
 
     def evaluate(self) -> None:
-        """Propose what is missing."""
+        """Propose the missing part of the definition."""
         state, definition = self._desk.state, self._received
         if definition is None or self._join is None:
             return

@@ -1,9 +1,10 @@
-"""Planned ends: a host that is told to stop, or this coordinator, waits for a snapshot that holds what was done until then.
+"""Planned ends: a host that must stop, or this coordinator, waits for a snapshot of the work done until then.
 
-First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch begins for it: of all agents, also where they checkpoint by themselves. When it is
-complete the hosts hear that they may leave. What agents do after it is lost with their host, but nothing of that was told as final, and no effect was called.
+First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch begins for it: of all agents, also where they
+checkpoint by themselves. When it is complete the hosts receive MayLeave. Work done after it is lost with its host, but no answer of it
+was sent as final, and no effect was called.
 
-A fleet that does not run just now does nothing that could be lost: hosts may leave at once. Who waits bounds the wait itself: an epoch that comes to nothing is tried again.
+A fleet that does not run has no work to lose: hosts may leave at once. The waiting process bounds its own wait: a failed epoch is tried again.
 """
 
 import msgspec
@@ -19,14 +20,14 @@ REASON = "leave"
 
 
 class _LastEpoch(msgspec.Struct, frozen=True):
-    """Epochs begun after `begun`, under this plan, hold what was done until effects were held."""
+    """Mark of the last epoch: epochs begun after `begun`, under this plan, hold all work done until effects were held."""
 
     plan: int
     begun: int
 
 
 class Departures:
-    """Who waits. Volatile: hosts say it again on every new stream."""
+    """Processes that wait to leave. Volatile: hosts repeat it on every new stream."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
@@ -34,40 +35,40 @@ class Departures:
         self._refs = refs
         self._quiescence = quiescence
         self._waiting: dict[int, None] = {}
-        """Sessions of hosts that are to be told."""
+        """Sessions of hosts that wait for MayLeave."""
         self._told: dict[int, None] = {}
-        """Sessions of those that were: until they have gone no effect is called."""
+        """Sessions that were sent MayLeave: until they have gone no effect is called."""
         self._is_ending = False
-        """This coordinator is to stop."""
+        """True if this coordinator is to stop."""
         self._last: _LastEpoch | None = None
         self._present = 0
-        """An epoch that holds the fleet as it stands: there is nothing new."""
+        """An epoch that holds the fleet's present state: there is nothing new."""
         self.is_saved = False
         """The last epoch that this coordinator waited for is complete, or there is nothing to wait for."""
 
     def on_wanted(self, session: HostSession, message: WantLeave) -> None:
-        """A host is told to stop."""
+        """Take the request of a host that must stop."""
         self._desk.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
         self._waiting[session.id] = None
 
     def on_end_wanted(self) -> None:
-        """This coordinator is."""
+        """Note that this coordinator is to stop."""
         self._is_ending = True
 
     def on_present(self, epoch: int) -> None:
-        """The mode says that this epoch holds everything."""
+        """Note that, as the mode says, this epoch holds everything."""
         self._present = epoch
 
     @property
     def wants_epoch(self) -> bool:
-        """Whether an epoch of all agents is to begin now."""
+        """Return whether an epoch of all agents is to begin now."""
         state, last = self._desk.state, self._last
         if last is None or last.plan != state.plan_number or self._desk.is_on_its_way("begin"):
             return False
         return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
 
     def evaluate(self) -> None:
-        """Move on what is waited for."""
+        """Advance the wait: hold effects, want an epoch, send MayLeave."""
         state = self._desk.state
         for sessions in (self._waiting, self._told):
             for number in [number for number in sessions if self._attendance.session(number) is None]:

@@ -1,4 +1,4 @@
-"""What the leader core is told, and what it wants done. Commands are carried out in order."""
+"""Events that the leader core takes, and commands that it gives. Commands are carried out in order."""
 
 import msgspec
 
@@ -10,11 +10,11 @@ from snapline.messages.turn_deaths import TurnDeath
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base of what the leader core is told."""
+    """Base of the leader core's events."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base of what the leader core wants done."""
+    """Base of the leader core's commands."""
 
 
 class LeaderStarted(Event, frozen=True, gc=False):
@@ -33,14 +33,14 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class ProposalEnded(Event, frozen=True, gc=False):
-    """What became of a `Propose`. If it is committed, the state has changed already."""
+    """Outcome of a `Propose`. If it is committed, the state has changed already."""
 
     token: int
     outcome: ProposalOutcome
 
 
 class ProbeWritten(Event, frozen=True, gc=False):
-    """`error` not empty: it could not be written."""
+    """End of a `WriteProbe`. `error` not empty: the probe could not be written."""
 
     session: int
     path: str
@@ -49,7 +49,7 @@ class ProbeWritten(Event, frozen=True, gc=False):
 
 
 class ManifestWritten(Event, frozen=True, gc=False):
-    """Every pack was read back and compared, and the manifest is durable. `error` not empty: that failed; `damaged_base`,
+    """A durable manifest, with every pack read back and compared. `error` not empty: that failed; `damaged_base`,
     `damaged_path`: for the manifest of an epoch that this one refers to is damaged."""
 
     epoch: int
@@ -60,8 +60,8 @@ class ManifestWritten(Event, frozen=True, gc=False):
 
 
 class EpochPublished(Event, frozen=True, gc=False):
-    """The ref is durable. `error` not empty: it is not; `damaged_path`: a ref is there and is damaged; `is_final`: the
-    store belongs to somebody else. `inputs`, `outputs`: of the epoch; None: its manifest was written by another coordinator."""
+    """A durable ref. `error` not empty: it is not durable; `damaged_path`: a ref is there and is damaged; `is_final`: the
+    store has another owner. `inputs`, `outputs`: of the epoch; None: its manifest was written by another coordinator."""
 
     epoch: int
     error: str = ""
@@ -72,7 +72,7 @@ class EpochPublished(Event, frozen=True, gc=False):
 
 
 class EpochReleased(Event, frozen=True, gc=False):
-    """The epoch's outputs are durable. `error` not empty: they may not be; `damaged_epoch`, `damaged_path`: for bytes of it, or of an epoch
+    """Durable outputs of an epoch. `error` not empty: they may not be durable; `damaged_epoch`, `damaged_path`: for bytes of it, or of an epoch
     before it, are damaged. `inputs`, `outputs`: agent → the last one that it has consumed, or emitted, in the epoch."""
 
     epoch: int
@@ -84,7 +84,7 @@ class EpochReleased(Event, frozen=True, gc=False):
 
 
 class LineChecked(Event, frozen=True, gc=False):
-    """What CheckLine asks for was read. `damaged_path` not empty: the epoch cannot be used;
+    """Result of a CheckLine. `damaged_path` not empty: the epoch cannot be used;
     otherwise `error` not empty: the store could not be read just now."""
 
     epoch: int
@@ -93,7 +93,7 @@ class LineChecked(Event, frozen=True, gc=False):
 
 
 class LineMaterialised(Event, frozen=True, gc=False):
-    """The line is an epoch now: its pack and manifest are durable. `error` not empty: it is not.
+    """A line made an epoch: its pack and manifest are durable. `error` not empty: it is not one.
 
     Attributes:
         unborn: agents of the line that are not made yet.
@@ -117,7 +117,7 @@ class LineMaterialised(Event, frozen=True, gc=False):
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """One checkpoint that lies in the store.
+    """One checkpoint in the store.
 
     Attributes:
         number: of the agent's checkpoints, over all incarnations.
@@ -143,7 +143,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckpointsScanned(Event, frozen=True, gc=False):
-    """What lies in the store. `error` not empty: it could not be read; `damaged_path`: the base epoch is damaged.
+    """Checkpoints in the store. `error` not empty: it could not be read; `damaged_path`: the base epoch is damaged.
 
     Attributes:
         base: one of each agent of the base epoch, sorted by agent.
@@ -160,13 +160,13 @@ class CheckpointsScanned(Event, frozen=True, gc=False):
 
 
 class SnapshotRequested(Event, frozen=True, gc=False):
-    """A tool wants a snapshot; answered by `AnswerSnapshot` with the same number."""
+    """A tool's request for a snapshot; answered by `AnswerSnapshot` with the same number."""
 
     request: int
 
 
 class RestoreRequested(Event, frozen=True, gc=False):
-    """The fleet is to go back to an epoch. `token`: of whoever asks, the same if it asks again. Comes back as AnswerRestore."""
+    """A request to restore an epoch. `token`: of the client, the same if it asks again. Comes back as AnswerRestore."""
 
     request: int
     token: str
@@ -176,7 +176,7 @@ class RestoreRequested(Event, frozen=True, gc=False):
 
 
 class SnapshotResolved(Event, frozen=True, gc=False):
-    """The epoch that ResolveSnapshot asks for, or why there is none."""
+    """Result of a ResolveSnapshot: the epoch, or why there is none."""
 
     snapshot: str
     epoch: int
@@ -184,7 +184,7 @@ class SnapshotResolved(Event, frozen=True, gc=False):
 
 
 class HostExitReported(Event, frozen=True, gc=False):
-    """A launcher says that this run of a host is over; `died_in`: turns in whose middle its process died."""
+    """A launcher's report that this run of a host is over; `died_in`: turns in whose middle its process died."""
 
     host: str
     instance: str
@@ -193,7 +193,7 @@ class HostExitReported(Event, frozen=True, gc=False):
 
 
 class HostBusyReported(Event, frozen=True, gc=False):
-    """A thread of this run of a host says that its process lives, and that its event loop has been held for so long, and by what."""
+    """Report of a thread of this run of a host: its process lives, and how long its event loop has been held, and by what."""
 
     host: str
     instance: str
@@ -202,7 +202,7 @@ class HostBusyReported(Event, frozen=True, gc=False):
 
 
 class ReplicaLooked(Event, frozen=True, gc=False):
-    """The replica that leads has looked at itself and at the others, as it does twice a second.
+    """The leading replica's check of itself and the others, twice a second.
 
     Attributes:
         replica: its own id.
@@ -218,13 +218,13 @@ class ReplicaLooked(Event, frozen=True, gc=False):
 
 
 class OutputReadersChanged(Event, frozen=True, gc=False):
-    """Somebody reads outputs as they come, or nobody any more."""
+    """Outputs have got a reader that follows them, or lost the last one."""
 
     is_watched: bool
 
 
 class LineRequested(Event, frozen=True, gc=False):
-    """A tool asks where an autonomous fleet would go back to; answered by `AnswerLine` with the same number.
+    """A tool's query for the recovery line of an autonomous fleet; answered by `AnswerLine` with the same number.
 
     Attributes:
         failures: one line for each: the agents that fail together.
@@ -235,7 +235,7 @@ class LineRequested(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The clock has passed `wakeup_ns`."""
+    """Wakeup: the clock has passed `wakeup_ns`."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
@@ -251,14 +251,14 @@ class Propose(Command, frozen=True, gc=False):
 
 
 class SendDirective(Command, frozen=True, gc=False):
-    """Tell hosts; a session that is closed by now is skipped."""
+    """Send to hosts; a session that is closed by now is skipped."""
 
     sessions: tuple[int, ...]
     directive: Directive
 
 
 class CloseStream(Command, frozen=True, gc=False):
-    """End the stream once what was sent to it has left."""
+    """End the stream once all messages to it have left."""
 
     session: int
 
@@ -308,19 +308,19 @@ class WriteManifest(Command, frozen=True, gc=False):
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
-    """Write the ref; comes back as `EpochPublished`. May be asked for again."""
+    """Write the ref; comes back as `EpochPublished`. May be repeated."""
 
     epoch: int
     root: str
 
 
 class ReleaseEpoch(Command, frozen=True, gc=False):
-    """Write what agents have emitted in this epoch beyond the one before it; comes back as `EpochReleased`. May be asked for again.
+    """Write the outputs of agents in this epoch beyond the one before it; comes back as `EpochReleased`. May be repeated.
 
     Attributes:
         ancestors: the epochs before it, newest first, down to one that is not condemned. Empty: the initial states.
-        is_fall_back: the fleet has given up complete epochs between the first of these and this one. Who had their outputs
-            must be told, so something is written in any case.
+        is_fall_back: the fleet has given up complete epochs between the first of these and this one. Consumers of their
+            outputs must be notified, so something is written in any case.
     """
 
     epoch: int
@@ -330,7 +330,7 @@ class ReleaseEpoch(Command, frozen=True, gc=False):
 
 
 class ResolveSnapshot(Command, frozen=True, gc=False):
-    """Which epoch has this tag, or number? Comes back as `SnapshotResolved`."""
+    """Find the epoch with this tag, or number; comes back as `SnapshotResolved`."""
 
     snapshot: str
 
@@ -350,7 +350,7 @@ class DeleteEpochs(Command, frozen=True, gc=False):
 
 
 class SweepStore(Command, frozen=True, gc=False):
-    """Delete in the background what nothing refers to: packs of aborted epochs, epochs forgotten before a crash.
+    """Delete unreferenced data in the background: packs of aborted epochs, epochs forgotten before a crash.
 
     Attributes:
         kept: complete and condemned epochs.
@@ -370,7 +370,7 @@ class SweepLogs(Command, frozen=True, gc=False):
         plan: the present one.
         epochs: all that a recovery may go back to, with their roots.
         left: agents that have left → the lowest epoch that they had left before.
-        settled_epoch: from this one on nobody repeats a turn that the plan has undone.
+        settled_epoch: from this one on no turn that the plan has undone is repeated.
     """
 
     plan: int
@@ -402,7 +402,7 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 class MaterialiseLine(Command, frozen=True, gc=False):
     """Make a recovery line an epoch: read its checkpoints and the sender logs between, write one pack and a manifest.
 
-    Comes back as `LineMaterialised`. May be asked for again: then another pack and manifest are written.
+    Comes back as `LineMaterialised`. May be repeated: then another pack and manifest are written.
 
     Attributes:
         base_epoch: the newest epoch that can be used; 0: there is none.
@@ -423,7 +423,7 @@ class MaterialiseLine(Command, frozen=True, gc=False):
 
 
 class ScanCheckpoints(Command, frozen=True, gc=False):
-    """Read what checkpoints the base epoch and the packs of a plan hold; comes back as `CheckpointsScanned`."""
+    """List the checkpoints in the base epoch and the packs of a plan; comes back as `CheckpointsScanned`."""
 
     plan: int
     base_epoch: int
@@ -447,7 +447,7 @@ class SweepCheckpoints(Command, frozen=True, gc=False):
 
 
 class AnswerTool(Command, frozen=True, gc=False):
-    """Base of the answers to what a tool has asked under this number. There is one to each question."""
+    """Base of the answers to a tool's request with this number. There is one to each request."""
 
     request: int
 
@@ -460,14 +460,14 @@ class AnswerSnapshot(AnswerTool, frozen=True, gc=False):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """What a line costs an agent: durable checkpoints passed over, and turns undone as far as they are known."""
+    """Cost of a line for an agent: durable checkpoints passed over, and turns undone as far as they are known."""
 
     checkpoints: int
     turns: int
 
 
 class FoundLine(msgspec.Struct, frozen=True, gc=False):
-    """Where the fleet goes back to.
+    """Recovery line of a failure.
 
     Attributes:
         failed: the agents that fail.
@@ -491,7 +491,7 @@ class AnswerLine(AnswerTool, frozen=True, gc=False):
 
 
 class AnswerRestore(AnswerTool, frozen=True, gc=False):
-    """The plan that takes the fleet back; `refused` not empty: there is none, and why. `may_pass`: another time there may be."""
+    """The plan of a restore; `refused` not empty: there is none, and why. `may_pass`: a retry may succeed."""
 
     request: int
     plan: int = 0
@@ -500,14 +500,14 @@ class AnswerRestore(AnswerTool, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Something worth logging. `level`: "info", "warning" or "error"."""
+    """Log `text`. `level`: "info", "warning" or "error"."""
 
     level: str
     text: str
 
 
 class EndRun(Command, frozen=True, gc=False):
-    """The fleet has ended and the hosts know: the coordinator's run is over."""
+    """End the coordinator's run: the fleet has ended and the hosts know."""
 
     exit_code: int
     reason: str

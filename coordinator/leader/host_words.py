@@ -1,23 +1,23 @@
-"""What operators say of hosts, and what the leader answers them."""
+"""Operators' requests about hosts, and the leader's answers."""
 
 from snapline.coordinator.leader.events import AnswerTool, Event
 
 
 class ForgetHostRequested(Event, frozen=True, gc=False):
-    """An operator says that this host does not come back; answered by `AnswerForgetting` with the same number."""
+    """An operator's request to forget a host; answered by `AnswerForgetting` with the same number."""
 
     request: int
     host: str
 
 
 class EndHostRequested(Event, frozen=True, gc=False):
-    """An operator wants the present run of a host to end."""
+    """An operator's request to end the present run of a host."""
 
     host: str
 
 
 class MovesRequested(Event, frozen=True, gc=False):
-    """An operator wants agents elsewhere; answered by `AnswerMoves` with the same number when the hosts are marked.
+    """An operator's request to move agents; answered by `AnswerMoves` with the same number when the hosts are marked.
 
     Attributes:
         drained, resumed: hosts that agents are to leave, or may come to again.
@@ -31,13 +31,13 @@ class MovesRequested(Event, frozen=True, gc=False):
 
 
 class AnswerForgetting(AnswerTool, frozen=True, gc=False):
-    """The host's record is gone, or the host is back. `refused`: why it is still there."""
+    """Answer: the host's record is gone, or the host is back. `refused`: why it is still there."""
 
     refused: str = ""
 
 
 class AnswerMoves(AnswerTool, frozen=True, gc=False):
-    """The marks are in the log. `refused`: why not; `plan`: the present one; `is_moving`: by the next one agents move."""
+    """Answer: the marks are in the log. `refused`: why not; `plan`: the present one; `is_moving`: by the next one agents move."""
 
     refused: str = ""
     plan: int = 0
@@ -45,4 +45,4 @@ class AnswerMoves(AnswerTool, frozen=True, gc=False):
 
 
 class EndWanted(Event, frozen=True, gc=False):
-    """This coordinator is to stop: a last epoch is wanted (`departures.py`)."""
+    """Request to stop this coordinator after a last epoch (`departures.py`)."""

@@ -1,6 +1,6 @@
-"""What the parts of the leader share: the state they read, the commands they give, and the proposals on their way.
+"""State shared by the parts of the leader: the state they read, the commands they give, and the pending proposals.
 
-Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is on its way. The parts are level-
+Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. The parts are level-
 triggered: after every event they compare the state with what they know and propose what is missing. So a proposal that was
 rejected, or refused because the state had moved on, needs no care: the next look decides anew.
 """
@@ -19,22 +19,22 @@ from snapline.storage.log.names import LogName
 SECOND_NS = 1_000_000_000
 
 RETRY_NS = 100_000_000
-"""Before a key is used again after its proposal was rejected or refused: a bug must not become a busy loop."""
+"""Delay before a key is used again after its proposal was rejected or refused: a bug must not become a busy loop."""
 
 PROPOSALS_MAX = 4096
-"""On their way at once, requests of hosts included; who asks beyond that has its stream closed and asks again."""
+"""Largest number of pending proposals, requests of hosts included; a host that asks beyond that has its stream closed and asks again."""
 
 
 class LeaderOptions(msgspec.Struct, frozen=True):
-    """What a leader is told by its user.
+    """Options of a leader.
 
     Attributes:
         client: names this leader's run in request ids; random.
         cluster: random id of the fleet's run, until the state knows one.
-        hosts_expected: the fleet starts when so many hosts are attached.
+        hosts_expected: the fleet starts when this many hosts are attached.
         rejoin_grace_ns: how long agents wait for their lost host before they move.
         keep_epochs: complete epochs that are kept, at least 2.
-        heartbeat_ns: hosts are asked to be heard of this often.
+        heartbeat_ns: time between heartbeats that hosts are asked for.
         exit_when_finished: end the run when the fleet has ended.
         may_begin_anew: a fleet all of whose snapshots are damaged begins from its initial states.
         certify: signs a host's public key for a log (`Store.certify_log`), always the same way; None: batches are not signed.
@@ -52,7 +52,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """One on its way."""
+    """A pending proposal."""
 
     key: str
     client: str
@@ -67,7 +67,7 @@ class Desk:
         state: read only.
         now: time of the event being handled.
         out: commands given so far in this event.
-        ending: (epoch, outcome, reason) once somebody has found that the fleet must end; proposed until it has.
+        ending: (epoch, outcome, reason) once a part has found that the fleet must end; proposed until it has.
         damaged: epoch → (path, reason), found damaged; condemning them is proposed until the state agrees.
     """
 
@@ -85,7 +85,7 @@ class Desk:
         self._again: list[tuple[int, int]] = []
 
     def propose(self, key: str, kind: Kind, *, client: str = "", sequence: int = 0) -> bool:
-        """Propose `kind` unless one with this key is on its way, or has just come back; return whether it left."""
+        """Propose `kind` unless one with this key is pending, or has just failed; return whether it was proposed."""
         if key in self._keys or len(self._pending) >= PROPOSALS_MAX:
             return False
         if key in self._blocked:
@@ -100,12 +100,12 @@ class Desk:
         return True
 
     def is_on_its_way(self, key: str) -> bool:
-        """Whether a proposal with this key is on its way."""
+        """Return whether a proposal with this key is pending."""
         return key in self._keys
 
     @property
     def is_full(self) -> bool:
-        """Whether no more proposals are taken."""
+        """Return whether no more proposals are taken."""
         return len(self._pending) >= PROPOSALS_MAX
 
     def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
@@ -129,7 +129,7 @@ class Desk:
         return proposal, outcome.result if isinstance(outcome, Committed) else None
 
     def propose_again(self) -> None:
-        """Propose what has waited long enough after an unknown outcome."""
+        """Propose again after an unknown outcome, once RETRY_NS has passed."""
         due = [token for at, token in self._again if at <= self.now]
         self._again = [(at, token) for at, token in self._again if at > self.now]
         for token in due:
@@ -139,21 +139,21 @@ class Desk:
             self._blocked = {key: until for key, until in self._blocked.items() if until > self.now}
 
     def send(self, sessions: tuple[int, ...], directive: Directive) -> None:
-        """Tell these sessions."""
+        """Send `directive` to these sessions."""
         if sessions:
             self.out.append(SendDirective(sessions, directive))
 
     def note(self, level: str, text: str) -> None:
-        """Have something logged."""
+        """Log `text`."""
         self.out.append(Note(level, text))
 
     def condemn(self, epoch: int, path: str, reason: str) -> None:
-        """The bytes of an epoch are damaged: no plan may use it."""
+        """Condemn an epoch whose bytes are damaged: no plan may use it."""
         if epoch not in self.damaged:
             self.note("warning", f"epoch {epoch} is damaged and will not be used: {path}: {reason}")
             self.damaged[epoch] = (path, reason)
 
     def end(self, epoch: int, outcome: str, reason: str) -> None:
-        """The fleet must end; the first reason found wins."""
+        """Request the end of the fleet; the first reason found wins."""
         if self.ending is None:
             self.ending = (epoch, outcome, reason)

@@ -1,17 +1,17 @@
-"""Whether the fleet keeps what its definition promises: how much work a failure may undo (RPO), how long a recovery may take (RTO).
+"""Recovery objectives of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take (RTO).
 
-Nothing is decided from it; people are told, once when something is missed and once when it is kept again.
+Nothing is decided from them; the log has one entry when an objective is missed and one when it is met again.
 
-*Time.* What counts are times of the replicated state, which are wall clock, and this core knows a monotonic clock alone. Each operation
+*Time.* Times of the replicated state count, which are wall clock, and this core knows a monotonic clock alone. Each operation
 that is applied bears the time of its proposal, so the wall clock is known to a round of the log whenever one is, and goes on
 from there as the monotonic clock does. A new leader whose log has been silent is behind until the first operation comes.
 
-*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) is more than allowed. It rises between two epochs and falls with each, so it is kept again
-only when an epoch has come in time: else a fleet whose interval is a little too long would be warned of at each. While the fleet
-does not run nothing more is at risk than before.
+*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) is more than allowed. It rises between two epochs and falls with
+each, so RPO is met again only when an epoch has come in time: else a fleet whose interval is a little too long would cause a
+warning at each. While the fleet does not run no more work is at risk than before.
 
-*RTO* is missed when a failure has kept the fleet from running for longer than allowed, and from then on until a later recovery is in time. Plans that people or
-moves have asked for do not count.
+*RTO* is missed when a failure has kept the fleet from running for longer than allowed, and from then on until a later recovery
+is in time. Plans for restores or moves do not count.
 """
 
 from collections.abc import Iterable
@@ -25,31 +25,31 @@ RPO, RTO = "rpo", "rto"
 
 
 def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
-    """Which of the two the concerns name."""
+    """Return which of the two the concerns name."""
     kinds = [concern.kind for concern in concerns]
     return tuple([kind for kind in (RPO, RTO) if kind in kinds])
 
 
 class Objectives:
-    """Looks, and tells."""
+    """Watch on the recovery objectives."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._offset_ns: int | None = None
-        """From the monotonic clock to that of the state; the largest seen, since operations are applied some time after they were proposed."""
+        """Offset from the monotonic clock to the state's; the largest seen, since operations are applied some time after their proposal."""
         self._line: tuple[int, int] | None = None
-        """Plan and newest complete epoch, which work was at risk since; None: the fleet has not run under this leader."""
+        """Plan and newest complete epoch, since which work is at risk; None: the fleet has not run under this leader."""
         self._line_ns = 0
-        """Since when, by the state's clock."""
+        """Time since which work is at risk, by the state's clock."""
         self._peak_ns = 0
-        """The most that was at risk before the newest epoch completed; of the last time it was too much."""
+        """Largest work at risk before an epoch completed, as of the last time it was too much."""
         self._since: dict[str, int] = {}
-        """What is missed → since when."""
+        """Missed objective → since when."""
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """See what has changed, and have it logged."""
+        """Check both objectives, and log changes."""
         image = self._desk.state.image
         if not (image.rpo_ns or image.rto_ns) or not image.plans or image.outcome:
             return
@@ -105,7 +105,7 @@ class Objectives:
         return plan.done_ns - self._desk.state.recovery_began_ns(plan)
 
     def _recovering_ns(self) -> int | None:
-        """For how long a failure has kept the fleet from running; None: none does."""
+        """Return how long a failure has kept the fleet from running; None: none does."""
         state, plan = self._desk.state, self._desk.state.plan
         began_ns = None
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:
@@ -127,7 +127,7 @@ class Objectives:
             self._desk.note("info", text)
 
     def concerns(self) -> list[Concern]:
-        """What is missed."""
+        """Return the missed objectives."""
         texts = {RPO: self._work_said(self._peak_ns), RTO: self._recovery_said()}
         return [
             Concern(kind, (), self._desk.now - self._since[kind], texts[kind]) for kind in texts if kind in self._since

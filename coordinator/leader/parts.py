@@ -1,4 +1,4 @@
-"""The parts of one leader, and who of them knows whom: each is given those that it asks or tells, and none knows who asks it."""
+"""The parts of one leader, wired together: each is given the parts that it calls, and none knows its callers."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 
 @dataclass(frozen=True)
 class Parts:
-    """For the core, which hands each what concerns it; and for tests to look into."""
+    """All parts of one leader, for the core, which dispatches to them, and for tests."""
 
     desk: Desk
     # who is there
@@ -101,7 +101,7 @@ class Parts:
 
 
 def sources_of(parts: Parts) -> tuple[Source, ...]:
-    """What tells of concerns, in the order in which these are shown."""
+    """Return the sources of concerns, in the order of display."""
     return (
         parts.missing_hosts.concerns,
         parts.processes.concerns,
@@ -124,7 +124,7 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
 
 
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
-    """The parts of a leader that has just begun."""
+    """Return the parts of a new leader."""
     desk = Desk(state, options)
     attendance, spares, period, snapshots = HostSessions(desk), StandbyHosts(desk), Period(desk), Snapshots(desk)
     lines = Lines(desk, attendance)

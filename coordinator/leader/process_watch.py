@@ -1,4 +1,4 @@
-"""What processes say of their surroundings: replicas of the coordinator that are not connected, certificates, logs that cannot be written.
+"""Reports of processes on their environment: coordinator replicas that are not connected, certificates, logs that cannot be written.
 
 Nothing is decided from it.
 """
@@ -10,13 +10,13 @@ from snapline.coordinator.state.operations import clip
 from snapline.messages.concerns import Concern
 
 SHOWN_NS = 3 * SECOND_NS
-"""A replica that is started again is connected by then."""
+"""Time until a missing replica is shown: a restarted one is connected by then."""
 
 DAY_NS = 86_400 * SECOND_NS
 
 
 class ProcessWatch:
-    """Keeps what was said last. Volatile: it is said again."""
+    """The latest reports. Volatile: they are repeated."""
 
     def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
@@ -26,12 +26,12 @@ class ProcessWatch:
         """Replica that is not connected → since when."""
 
     def on_replica_looked(self, event: ReplicaLooked) -> None:
-        """This replica has looked at itself and at the others."""
+        """Take this replica's check of itself and the others."""
         self._looked = event
         self._since_ns = {each: self._since_ns.get(each, self._desk.now) for each in event.missing}
 
     def concerns(self) -> list[Concern]:
-        """Of the replicas and of each host."""
+        """Return the concerns of the replicas and of each host."""
         found = self._of_replicas()
         own_ns = self._looked.certificate_left_ns
         if own_ns is not None:

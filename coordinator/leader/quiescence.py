@@ -1,8 +1,8 @@
-"""Holding the fleet's edges: hosts take no inputs of clients, or begin no effects, while the fleet, a host or agents are about to end or to move.
+"""Holds on inputs and effects: hosts take no inputs of clients, or begin no effects, before the fleet or a host ends, or agents move.
 
-Several parts want that, each for its own reason. What they want together is sent whenever it changes, and to every new stream. A new plan ends all holds at the hosts, so
-they are sent again under it if still wanted. A host answers when no effect is being called there. An effect may take long, with its retries: after QUIESCE_NS nobody waits
-for it any more, and `status` names the hosts.
+Several parts request holds, each for its own reason. The union is sent whenever it changes, and to every new stream. A new plan ends
+all holds at the hosts, so they are sent again under it if still wanted. A host answers when no effect is being called there. An effect
+may take long, with its retries: after QUIESCE_NS it is not waited for any more, and `status` names the hosts.
 """
 
 import msgspec
@@ -13,11 +13,12 @@ from snapline.messages.concerns import Concern
 from snapline.messages.planned_ends import Quiesce, Quiesced
 
 QUIESCE_NS = 30 * SECOND_NS
-"""How long effects that are being called are waited for: as long as a call may take that sets no `timeout_s`. Those that take longer are in doubt after the plan."""
+"""Longest wait for effects that are being called: as long as a call without `timeout_s` may take. Longer ones are in doubt after
+the plan."""
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """What is held, and under which plan."""
+    """A hold on inputs and effects, under a plan."""
 
     plan: int
     inputs: bool = False
@@ -25,13 +26,13 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Quiescence:
-    """Who wants what held, and which hosts have answered. Volatile: a new leader's streams end all holds."""
+    """Requested holds, and the hosts that have answered. Volatile: a new leader's streams end all holds."""
 
     def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._wishes: dict[str, tuple[bool, bool]] = {}
-        """By reason: inputs, effects."""
+        """Reason → whether inputs, and effects, are to be held."""
         self._held = Hold(0)
         self._number = 0
         self._since_ns = 0
@@ -44,13 +45,13 @@ class Quiescence:
         self._tell()
 
     def drop(self, reason: str) -> None:
-        """Nothing need be held for that any more."""
+        """Drop the holds for `reason`."""
         if self._wishes.pop(reason, None) is not None:
             self._tell()
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no effect is being called in the fleet, as its hosts say, or they have had their time."""
+        """Return whether no effect is being called in the fleet, as its hosts report, or their time is over."""
         if not self._held.effects or self._held.plan != self._desk.state.plan_number:
             return False
         return self._desk.now >= self._since_ns + QUIESCE_NS or not self._busy()
@@ -61,20 +62,20 @@ class Quiescence:
         return [host for host, session in sessions if session is not None and session.id not in self._quiet]
 
     def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
-        """A host calls no effect any more."""
+        """Note that a host calls no effect any more."""
         if message.number == self._number:
             self._quiet[session.id] = None
 
     def shift(self, late_ns: int) -> None:
-        """This process was late by so much: nobody has had that time."""
+        """Extend the wait by `late_ns`, by which this process was late."""
         self._since_ns = min(self._since_ns + late_ns, self._desk.now)
 
     def evaluate(self) -> None:
-        """Under a new plan hosts hold nothing."""
+        """Send the holds again under a new plan, which has ended them."""
         self._tell()
 
     def directives_for(self) -> list[Quiesce]:
-        """What a host that has just come back must hear."""
+        """Return the holds for a host that has just come back."""
         return [self._directive()] if self._held.inputs or self._held.effects else []
 
     def _tell(self) -> None:
@@ -98,7 +99,7 @@ class Quiescence:
         return Quiesce(self._number, self._held.inputs, self._held.effects)
 
     def concerns(self) -> list[Concern]:
-        """Whose effects are waited for, or were waited for in vain."""
+        """Return the hosts whose effects are waited for, or did not end in time."""
         lasts_ns = self._desk.now - self._since_ns
         busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
         if not busy:

@@ -1,7 +1,7 @@
-"""RecoveryQueries of tools: where would the fleet go back to if these agents failed?
+"""Recovery queries of tools: where would the fleet go back to if these agents failed?
 
-Survivors keep their live states, so the hosts of an autonomous fleet are asked where their agents stand (ReportNumbers),
-without disturbing them. After a second the answer is computed with what has come. A live state that is not known, or has
+Survivors keep their live states, so the hosts of an autonomous fleet are asked for their agents' positions (ReportNumbers),
+without disturbing them. After a second the answer is computed from the replies so far. A live state that is not known, or has
 moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery freezes the fleet first and is exact. While the
 store is being read there is no answer, and after some seconds the question is refused.
 """
@@ -16,17 +16,17 @@ from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.messages.host_messages import NumbersReported, ReportNumbers
 
 WAIT_NS = 1 * SECOND_NS
-"""For hosts to say where their agents stand."""
+"""Time for hosts to report their agents' positions."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""A tool waits no longer than this for the store to be read: it can ask again."""
+"""Longest wait of a tool for the store to be read: it can ask again."""
 
 QUESTIONS_MAX = 64
-"""Asked at once; the oldest is refused."""
+"""Largest number of open queries; beyond it the oldest is refused."""
 
 
 class LineQuestion(msgspec.Struct):
-    """One on its way; `waiting` are the hosts that have not said where their agents stand."""
+    """An open query; `waiting` are the hosts that have not reported their agents' positions."""
 
     failures: tuple[tuple[str, ...], ...]
     asked_ns: int
@@ -34,7 +34,7 @@ class LineQuestion(msgspec.Struct):
 
 
 class RecoveryQueries:
-    """RecoveryQueries on their way."""
+    """Open recovery queries."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
@@ -43,7 +43,7 @@ class RecoveryQueries:
         self._questions: dict[int, LineQuestion] = {}
 
     def on_requested(self, event: LineRequested) -> None:
-        """A tool asks."""
+        """Take a tool's query."""
         plan = self._desk.state.plan
         hosts = [] if plan is None else [x for x in plan.hosts if self._attendance.attached_session(x)]
         self._questions[event.request] = LineQuestion(event.failures, self._desk.now, dict.fromkeys(hosts))
@@ -53,7 +53,7 @@ class RecoveryQueries:
             self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
     def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
-        """Where the agents of a host stand."""
+        """Take the positions of a host's agents."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
         if question is None or message.plan != self._desk.state.plan_number or session.host not in question.waiting:
             return
@@ -77,7 +77,7 @@ class RecoveryQueries:
                 ledger.report_live(names[agent], received[index], message.turns[index])
 
     def evaluate(self) -> None:
-        """Answer what can be answered."""
+        """Answer the queries that can be answered, and refuse those that are too old."""
         ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._desk.now
         for request, question in list(self._questions.items()):
             if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
@@ -98,7 +98,7 @@ class RecoveryQueries:
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[FoundLine]:
-    """The recovery line of each failure. Agents that are not in the ledger any more do not fail."""
+    """Return the recovery line of each failure. Agents that are not in the ledger any more do not fail."""
     known = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
     history = ledger.history
     single = len(known) == 1

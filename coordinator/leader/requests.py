@@ -1,6 +1,6 @@
-"""What hosts ask for between epochs: creating agents, retiring them, finding them, and a log for inputs.
+"""Requests of hosts between epochs: creating agents, retiring them, finding them, and a log for inputs.
 
-When an agent that has stopped may leave is the mode's affair.
+The mode decides when an agent that has stopped may leave.
 
 The host numbers its requests, so they are done once whatever is repeated: (run of the host, what, number) is the request id
 in the log. Whereabouts are read from the state without a proposal: a stale answer is mended by the next, since a message to
@@ -27,11 +27,11 @@ from snapline.messages.host_messages import (
 from snapline.storage.log.names import LogName
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Of names and kinds in one creation, so that the operation stays below 64 KiB."""
+"""Largest size of names and kinds in one creation, so that the operation stays below 64 KiB."""
 
 
 class Requests:
-    """Requests of hosts on their way."""
+    """Pending requests of hosts."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, modes: ModeChoice) -> None:
         self._desk = desk
@@ -39,7 +39,7 @@ class Requests:
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
-        """A host asks, perhaps again."""
+        """Take a host's request, perhaps a repeated one."""
         if isinstance(message, LocateAgents):
             self._desk.send((session.id,), self._locate(message))
             return
@@ -66,12 +66,12 @@ class Requests:
         self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """A host is about to log inputs, or has logged some; or it asks again."""
+        """Take the request of a host that is about to log inputs, or has logged some; perhaps a repeated one."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._desk.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """It may, unless the plan is over: then the host hears of the next one."""
+        """Allow the log, unless it was refused, as when the plan is over: then the host receives the next one."""
         session = self._attendance.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
             certify, log = self._desk.options.certify, LogName(kind.plan, kind.host, kind.host_start)
@@ -79,10 +79,10 @@ class Requests:
             self._desk.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """The creation or removal is committed, or refused. What no host has numbered is told when it is seen (`modes/leaving.py`).
+        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/leaving.py`.
 
-        A host that was lost, and is back before the next plan, hears nothing of what it wanted while it was over. It may be a
-        survivor, whose agents go on from where they stand: a creation refused for that reason would be lost to them for good.
+        A host that was lost, and is back before the next plan, gets no answer to requests refused because it was over. It may be a
+        survivor, whose agents keep their live states: a creation refused for that reason would be lost to them permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)

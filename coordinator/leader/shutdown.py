@@ -1,4 +1,4 @@
-"""The end of the fleet: it is proposed until the log has it, the hosts are told, and the run is over once they have left.
+"""The end of the fleet: it is proposed until the log has it, hosts receive Finish, and the run is over once they have left.
 
 A fleet that stops in an epoch ends when the outputs of that epoch are released.
 """
@@ -14,11 +14,11 @@ from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.messages.host_messages import Finish
 
 FAREWELL_NS = 5 * SECOND_NS
-"""How long hosts have to hear that the fleet has ended, and to leave."""
+"""Time for hosts to receive Finish, and to leave."""
 
 
 class Farewell:
-    """Who has been told."""
+    """Shutdown of the fleet and of this run."""
 
     def __init__(
         self, desk: Desk, attendance: HostSessions, refs: Refs, releases: Releases, snapshots: Snapshots
@@ -29,20 +29,20 @@ class Farewell:
         self._releases = releases
         self._snapshots = snapshots
         self._told_ns: int | None = None
-        """When the hosts were told; None: the fleet has not ended."""
+        """Time when Finish was sent; None: the fleet has not ended."""
         self._is_over = False
 
     def on_end_ended(self, result: OperationResult) -> None:
-        """EndFleet came back: what the end was based on is not so any more."""
+        """Drop the end if EndFleet was refused: its reason does not hold any more."""
         if result.is_refused:
             self._desk.ending = None
 
     def directives_for(self) -> list[Finish]:
-        """What a host that has just come back must hear."""
+        """Return Finish, once sent, for a host that has just come back."""
         return [] if self._told_ns is None else [self._finish()]
 
     def evaluate(self) -> None:
-        """Propose the end that somebody has found; after it, say goodbye."""
+        """Propose the end that a part has requested; after it, send Finish and end the run."""
         desk, image = self._desk, self._desk.state.image
         if not image.outcome:
             if desk.ending is not None and not self._is_awaited(*desk.ending):
@@ -60,7 +60,7 @@ class Farewell:
             desk.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
-        """A fleet that stops has said all that it had said in its last epoch."""
+        """Return whether the end waits for outputs: a fleet that stops first releases all of its last epoch."""
         return outcome == "stopped" and self._releases.is_owed_up_to(epoch)
 
     def _finish(self) -> Finish:

@@ -1,4 +1,4 @@
-"""What a leader tells of itself, for `snapline status`: nothing is decided from it."""
+"""Status of a leader, for `snapline status`: nothing is decided from it."""
 
 import msgspec
 
@@ -8,13 +8,13 @@ from snapline.messages.host_messages import Heartbeat
 
 
 class LeaderStanding(msgspec.Struct, frozen=True):
-    """How the fleet stands, as far as the log does not say it.
+    """Status of the fleet, as far as the log does not hold it.
 
     Attributes:
         triggers_skipped: since this leader's start.
         stored_log_bytes: of sender logs in the store, above the newest epoch.
         stored_packs: of checkpoints that agents have taken on their own, and that a line might need.
-        concerns: what the fleet waits for, or goes without: who does not reach or answer whom, since when.
+        concerns: what the fleet waits for, or lacks: which process does not reach or answer which, since when.
         heartbeats: host → its last one, for hosts that have a stream.
         is_released: the outputs of all complete epochs are.
     """

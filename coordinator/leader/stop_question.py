@@ -1,14 +1,16 @@
-"""May the fleet stop? Hosts are asked of the newest complete epoch, one at a time.
+"""Stop condition: hosts evaluate `stop_when` on the newest complete epoch, one at a time.
 
 `stop_when` is a user's code, and may hang. A host that has not answered for ANSWER_NS is not waited for any longer: the next one
-is asked, of the epoch that is newest by then. Its own answer still counts when it comes, for a predicate that is slow must
-be able to end the fleet too; until then it is asked nothing more. If nobody is left to ask, the fleet goes on, and `status`
-says who owes an answer. If too many processes have died while it was asked, the fleet fails.
+is asked, about the epoch that is newest by then. Its own answer still counts when it comes, for a slow predicate must
+be able to end the fleet too; until then it gets no other question. If no host is left to ask, the fleet goes on, and `status`
+names the hosts that owe an answer. If too many processes have died while it was asked, the fleet fails.
 
-*The last epoch.* An answer is about an epoch that may be old by then: since it began answers were told as final, outputs released, effects called. A fleet ends in the
-newest complete epoch, and in none with open effects. It gives turns that have done something outside TURNS_NS to end: their agents' states say of it only then. If the answer was about another one, it is *decided* that the fleet ends: hosts take no more inputs, epochs
-begin, and of each of them only its open effects are asked, until one has none. No epoch completes between the answer and the end: none begins while that is asked, and the
-log refuses an end in an older epoch than the newest. A plan starts from an older state: the decision falls with it.
+*The last epoch.* An answer is about an epoch that may be old by then: since it began answers were sent as final, outputs released,
+effects called. A fleet ends in the newest complete epoch, and in none with open effects. Turns with an external effect get TURNS_NS to
+end: their agents' states hold it only then. If the answer was about another epoch, it is *decided* that the fleet ends: hosts take no
+more inputs, epochs begin, and of each of them only its open effects are checked, until one has none. No epoch completes between the
+answer and the end: none begins during the check, and the log refuses an end in an older epoch than the newest. A plan starts from an
+older state, and cancels the decision.
 """
 
 import msgspec
@@ -23,21 +25,21 @@ from snapline.messages.host_messages import EvaluateStop, StopEvaluated
 from snapline.messages.turn_deaths import STOP_WHEN
 
 ANSWER_NS = 5 * SECOND_NS
-"""Most predicates take milliseconds; a slow one costs a second host the same work."""
+"""Time for an answer: most predicates take milliseconds; a slow one costs a second host the same work."""
 
 
 REASON = "end"
 
 
 TURNS_NS = 5 * SECOND_NS
-"""A turn goes on within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
+"""Time for turns to end: a turn goes on within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
 
 AGAIN_NS = SECOND_NS
-"""Between two epochs that begin before their time to see whether effects have ended: effects may take long."""
+"""Time between two early epochs that check whether effects have ended: effects may take long."""
 
 
 class Asked(msgspec.Struct):
-    """One host's question."""
+    """A question to one host."""
 
     host: str
     epoch: int
@@ -45,7 +47,7 @@ class Asked(msgspec.Struct):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """The fleet is to end: an answer about this epoch says so."""
+    """Decision that the fleet ends, by an answer about this epoch."""
 
     plan: int
     epoch: int
@@ -55,7 +57,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class StopQuestion:
-    """Who is asked. Volatile: a new leader asks again."""
+    """Open questions and the decision. Volatile: a new leader asks again."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
@@ -64,28 +66,28 @@ class StopQuestion:
         self._quiescence = quiescence
         self._decided: Decided | None = None
         self._open_effects: tuple[str, ...] = ()
-        """In the newest epoch that was asked about since."""
+        """Effects open in the newest epoch that was checked since."""
         self._turns_ns = 0
-        """When an answer came last that named more, or less, than turns which go on after an effect."""
+        """Time of the last answer that named more, or less, than turns which go on after an effect."""
         self._again_ns = 0
-        """No epoch begins before its time for the end until then."""
+        """Earliest time of the next early epoch for the end."""
         self._asked: dict[int, Asked] = {}
-        """By session."""
+        """Questions by session."""
         self._evaluated = 0
-        """The newest epoch that was answered."""
+        """Newest epoch with an answer."""
 
     def shift(self, late_ns: int) -> None:
-        """This process was late by so much: no answer is overdue for that."""
+        """Move all questions by `late_ns`, by which this process was late."""
         for asked in self._asked.values():
             asked.since_ns = min(asked.since_ns + late_ns, self._desk.now)
 
     @property
     def epochs_read(self) -> tuple[int, ...]:
-        """Epochs that a host reads just now: they must not be forgotten."""
+        """Epochs that hosts are reading: they must not be forgotten."""
         return tuple([asked.epoch for asked in self._asked.values()])
 
     def on_reached(self, session: HostSession, message: StopEvaluated) -> None:
-        """A host has answered."""
+        """Take a host's answer."""
         asked = self._asked.get(session.id)
         if asked is None or asked.epoch != message.epoch:
             return
@@ -110,7 +112,7 @@ class StopQuestion:
             self._desk.end(epoch, decided.outcome, told if decided.outcome == "stopped" else decided.reason)
 
     def _decide(self, message: StopEvaluated) -> None:
-        """The first answer that says so."""
+        """Decide the end by the first answer that says so."""
         desk, epoch = self._desk, message.epoch
         if self._decided is not None or not (message.reached or message.error or message.open_effects):
             return
@@ -122,7 +124,7 @@ class StopQuestion:
 
     @property
     def wants_epoch(self) -> bool:
-        """Whether the fleet is to end, and its newest epoch was looked at and is not its last one."""
+        """Return whether the fleet is to end, and its newest epoch was checked and is not its last one."""
         state = self._desk.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
         is_due = self._decided is not None and self._desk.now >= self._again_ns
@@ -130,11 +132,11 @@ class StopQuestion:
 
     @property
     def is_judging(self) -> bool:
-        """Whether an epoch is looked at that may be the last one: no other one begins."""
+        """Return whether an epoch is being checked that may be the last one: no other one begins."""
         return self._decided is not None and any(not self._is_overdue(asked) for asked in self._asked.values())
 
     def evaluate(self) -> None:
-        """Ask, unless somebody is asked and has time yet."""
+        """Ask a host, unless another one still has time to answer."""
         image = self._desk.state.image
         if image.never_stops:
             return
@@ -161,7 +163,7 @@ class StopQuestion:
             self._quiescence.want(REASON, inputs=True)
 
     def _ask(self, epoch: int) -> None:
-        """The first host alive that owes no answer."""
+        """Ask the first living host that owes no answer."""
         for host in self._attendance.attached():
             session = self._attendance.attached_session(host)
             if session is not None and session.id not in self._asked:
@@ -174,7 +176,7 @@ class StopQuestion:
         return self._desk.now - asked.since_ns >= ANSWER_NS
 
     def concerns(self) -> list[Concern]:
-        """Who owes an answer."""
+        """Return the hosts that owe an answer, and the open effects that the end waits for."""
         found = []
         for asked in self._asked.values():
             if self._is_overdue(asked):

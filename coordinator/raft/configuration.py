@@ -7,10 +7,10 @@ The timings were measured with three replicas on one busy machine (fsync 4 ms me
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 
 ENTRY_BYTES_MAX = 65_536
-"""Of one proposed entry. A quarter of a batch, so the library never splits and pickles one."""
+"""Largest size of one proposed entry. A quarter of a batch, so the library never splits and pickles one."""
 
 BATCH_BYTES = 4 * ENTRY_BYTES_MAX
-"""Of one AppendEntries, and of one piece of a dump; well below the 2 MiB that a server takes at once."""
+"""Largest size of one AppendEntries, and of one piece of a dump; well below the 2 MiB that a server takes at once."""
 
 QUEUE_COMMANDS_MAX = 4096
 """Proposals and forwarded commands that wait for a tick; above what the driver lets be in flight."""
@@ -29,13 +29,13 @@ ELECTION_S_MIN, ELECTION_S_MAX = 1.0, 2.0
 """Above the worst fsync and the longest pause for a dump: 0.35 to 0.7 s had eleven elections within seconds."""
 
 HEARTBEAT_S = 0.1
-"""Must be under a third of ELECTION_S_MIN."""
+"""Time between heartbeats; must be under a third of ELECTION_S_MIN."""
 
 FALLBACK_S = 1.5
 """A leader that hears no majority for this long steps down."""
 
 TICK_S = 0.02
-"""How long a tick waits for something to happen."""
+"""Longest wait of a tick for something to happen."""
 
 
 def raft_configuration(

@@ -1,4 +1,4 @@
-"""What a replica counts: proposals, reads, ticks and how long commits take."""
+"""Counters of a replica: proposals, reads, ticks and how long commits take."""
 
 from snapline.coordinator.raft.outcomes import Committed, Outcome, Rejected, Unknown
 from snapline.telemetry.metrics import Distribution
@@ -8,7 +8,7 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 class Counters:
-    """What happened so far. `commits_s`: how long commits took."""
+    """Counts so far. `commits_s`: how long commits took."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0

@@ -9,7 +9,7 @@ from snapline.coordinator.raft.peers import RaftNode
 from snapline.security.transport import LINK_AGE_S_MAX, Security
 
 ROLE = "coordinator"
-"""Of replicas, in the eyes of replicas."""
+"""Role of replicas, in the eyes of replicas."""
 
 
 class DialledChannel:
@@ -24,7 +24,7 @@ class DialledChannel:
 
     @property
     def is_old(self) -> bool:
-        """Whether a new one should be made, so that a certificate that expired or was withdrawn ends."""
+        """Return whether a new one should be made, so that a certificate that expired or was withdrawn ends."""
         age_s = asyncio.get_running_loop().time() - self._made_s
         return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
 

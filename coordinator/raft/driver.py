@@ -8,9 +8,9 @@ queue, which the loop is told to empty once, however many wait in it.
 
 *Proposals.* A callback may never fire: the frame that was to carry the proposal, or its answer, may be lost. So each has a
 deadline, and running into it is an outcome: unknown. At most `IN_FLIGHT_MAX` are under way; the next is rejected at
-once, so memory stays bounded however many callers there are. Whoever heard *unknown* proposes the same request again.
+once, so memory stays bounded however many callers there are. A caller that got *unknown* proposes the same request again.
 
-*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off answers for a while beside its
+*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off answers for a while next to its
 successor. A read therefore waits until an empty entry, proposed after the read began, is applied here: then this replica
 holds whatever was acknowledged before. The reply is built there and then, on the tick thread. Readers share barriers: who
 comes while one is under way takes the next, since that one may have been proposed too early for him.
@@ -47,14 +47,14 @@ IN_FLIGHT_MAX = 1024
 """Proposals under way. A quarter of what the library's queue takes: others forward theirs to us."""
 
 PROPOSE_S = 5.0
-"""Longer than an election and a half: most proposals that meet one are answered."""
+"""Time limit of a proposal, longer than an election and a half: most proposals that meet one are answered."""
 
 READ_S = 5.0
 BARRIER_S = 1.0
 """A barrier not answered for so long is given up and another tried: its frame may be lost."""
 
 RETRY_S = 0.05
-"""Between barriers that fail: without a leader they fail at once."""
+"""Time between barriers that fail: without a leader they fail at once."""
 
 TRANSFER_S = 5.0
 STATUS_S = 5.0
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class RaftDriver:
-    """One replica for asyncio. Make it, `start` it, and use it from one event loop.
+    """Driver of one replica for asyncio. Make it, `start` it, and use it from one event loop.
 
     Attributes:
         standing: who leads, as far as this replica knows; an immutable value, replaced when it changes.
@@ -82,7 +82,7 @@ class RaftDriver:
         *,
         on_standing: Callable[[Standing], None] | None = None,
     ) -> None:
-        """Nothing runs before `start`.
+        """Create the driver; nothing runs before `start`.
 
         Args:
             make_node: called on the tick thread; the node's transport must drain `inbox`.
@@ -196,11 +196,11 @@ class RaftDriver:
     # ---- for operators ----------------------------------------------------------------------------------------------
 
     async def status(self, *, timeout_s: float = STATUS_S) -> ReplicaStatus:
-        """How this replica stands. Raises CoordinatorUnavailableError if its thread does not answer in time."""
+        """Return this replica's status. Raises CoordinatorUnavailableError if its thread does not answer in time."""
         return await self._on_tick_thread(self._status, timeout_s)
 
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float = TRANSFER_S) -> str:
-        """Have another replica lead, if this one does; returns the new leader. `to=None`: whoever has most of the log.
+        """Have another replica lead, if this one does; returns the new leader. `to=None`: the one with most of the log.
 
         Raises:
             UsageError: this replica does not lead, or `to` is no other replica.
@@ -226,7 +226,7 @@ class RaftDriver:
 
     @property
     def is_learner(self) -> bool:
-        """Whether this replica lost its log and may not vote yet; a moment old."""
+        """Return whether this replica lost its log and may not vote yet; a moment old."""
         return self._node is not None and self._node.is_learner
 
     def metrics(self) -> dict[str, float]:
@@ -452,7 +452,7 @@ class _Barrier:
 
 
 class _Reader:
-    """Who waits for a barrier."""
+    """Reader that waits for a barrier."""
 
     __slots__ = ("_build", "future")
 

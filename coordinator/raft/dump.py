@@ -49,7 +49,7 @@ from snapline.coordinator.raft.messages import NUMBER_MAX
 from snapline.errors import LogError, UsageError
 
 DUMP_BYTES_MAX = 64 * 2**20
-"""A longer one is not accepted from a leader: four times what the state may have, and no more than an outbox holds."""
+"""Largest dump accepted from a leader: four times what the state may have, and no more than an outbox holds."""
 
 _MAGIC = b"snapline dump\n"
 _VERSION = 1
@@ -75,7 +75,7 @@ class _DumpHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Dump(msgspec.Struct, frozen=True, gc=False):
-    """What a dump file holds."""
+    """Content of a dump file."""
 
     cluster: str
     node: str
@@ -94,7 +94,7 @@ class DumpFile:
         transmissionBatchSize: bytes per piece sent to a follower.
         tryUseFork: must be false: it never forks.
         serializer: gives the state as bytes; whatever it raises ends the process.
-        deserializer: not called: `read` gives the state to whoever installs it.
+        deserializer: not called: `read` gives the state to its installer.
         serializeChecker: must be None: a dump is complete when `serialize` returns.
         cluster, node: whose dump it is; another's is refused.
         applied: index of the last entry that is applied here; a received dump must end behind it.
@@ -132,7 +132,7 @@ class DumpFile:
         self._finished: int | None = None
         """Index of a dump that is made and not reported yet."""
         self._outgoing: dict[Hashable, tuple[bytes, int]] = {}
-        """Per follower: the file's bytes, one object for all, and how many of them went out."""
+        """Dump per follower: the file's bytes, one object for all, and how many of them went out."""
         self._incoming: list[bytes] | None = None
         """Pieces of the dump that arrives, from the first on."""
         self._incoming_bytes = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 FAIL_STOP_EXIT_CODE = 12
-"""What the process exits with, so that a supervisor and the tests can tell this end from any other."""
+"""Exit code of the process, so that a supervisor and the tests can tell this end from any other."""
 
 _log = logging.getLogger(__name__)
 _hook: Callable[[str], NoReturn] | None = None

@@ -1,7 +1,7 @@
 """Files that outlive a power cut: a folder made durable, a file replaced as a whole.
 
 `replace_durably` is the rename of the Unix tradition, with both syncs: the bytes before any name leads to them, and the
-folder, without which the old name may come back after a power cut. Whoever reads the name sees the old file or the new one,
+folder, without which the old name may come back after a power cut. A reader of the name sees the old file or the new one,
 never a part. A temporary file left by a dead process is overwritten by the next call.
 """
 

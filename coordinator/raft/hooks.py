@@ -1,6 +1,6 @@
-"""What the hardened node hooks in the library, and the release that was read line by line for it.
+"""Hooks of the hardened node in the library, and the release that was read line by line for it.
 
-The layer overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it stands on that release alone.
+The layer overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it depends on that release alone.
 At start the version and the names are compared; the tests compare the hash of every file of the library as well.
 """
 
@@ -38,7 +38,7 @@ METHODS = (
     "_SyncObj__sendNextNodeIdx",
     "_SyncObj__tryLogCompaction",
 )
-"""Of SyncObj, overridden or called."""
+"""Methods of SyncObj, overridden or called."""
 
 ATTRIBUTES = (
     "_poller",
@@ -56,13 +56,13 @@ ATTRIBUTES = (
     "_SyncObj__serializer",
     "_SyncObj__transport",
 )
-"""Of a SyncObj, set by its constructor."""
+"""Attributes of a SyncObj, set by its constructor."""
 
 GLOBALS = ("Serializer", "createJournal", "monotonicTime", "_RAFT_STATE", "_COMMAND_TYPE")
-"""Of `pysyncobj.syncobj`."""
+"""Names in `pysyncobj.syncobj`."""
 
 NOTIFIER_ATTRIBUTES = ("_PipeNotifier__pipeR", "_PipeNotifier__pipeW")
-"""Of its PipeNotifier, which never closes its pipe."""
+"""Attributes of its PipeNotifier, which never closes its pipe."""
 
 SHA256_OF_FILES = {
     "__init__.py": "4966a9dd893542b1b0e0fcef3d2ea44f2f40919d66b684992e5511be7503c036",
@@ -107,7 +107,7 @@ def check_release() -> None:
 
 
 def missing_names() -> list[str]:
-    """Hooked names that the installed library does not have."""
+    """Return hooked names that the installed library does not have."""
     set_by = {
         **dict.fromkeys(ATTRIBUTES, library.SyncObj.__init__.__code__.co_names),
         **dict.fromkeys(NOTIFIER_ATTRIBUTES, pipe_notifier.PipeNotifier.__init__.__code__.co_names),
@@ -153,7 +153,7 @@ class FalseAlarms(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to keep the line."""
+        """Return whether to keep the line."""
         return not str(record.msg).startswith("truncating already-applied")
 
 

@@ -1,8 +1,8 @@
-"""What the event loop hands to the tick thread, and the pipe that wakes it.
+"""Items that the event loop hands to the tick thread, and the pipe that wakes it.
 
-The library's poller waits on the pipe. Whoever puts something first appends it and then, unless the pipe is `woken`
+The library's poller waits on the pipe. A producer first appends its item and then, unless the pipe is `woken`
 already, marks it woken and writes a byte. The tick thread (1) empties the pipe, (2) clears the mark, (3) takes what is
-there. So whoever finds the mark set appended before it is cleared, hence before anything is taken; with the mark cleared
+there. So a producer that finds the mark set appended before it is cleared, hence before anything is taken; with the mark cleared
 after taking, or the pipe emptied after clearing, a wake-up was lost for ever.
 """
 

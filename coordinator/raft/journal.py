@@ -2,7 +2,7 @@
 
 Theory of operation (G8, G11; H1, H3 and H4 of the Raft design)
 ----------------------------------------------------------------
-Raft's safety rests on three things that are durable before a message leaves which tells of them: the term, the vote, and
+Raft's safety rests on three things that are durable before a message that reveals them leaves: the term, the vote, and
 the entries acknowledged (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2,
 "persistent state on all servers"). Stock pysyncobj syncs none of them.
 
@@ -12,17 +12,17 @@ wherever a crash falls. Of the file one number is known, `_same_until`: up to th
 drops the rows outside and adds what is missing.
 
 *Kept tail (H4).* For every AppendEntries the library cuts the log behind `prevLogIdx` and adds the message's entries again,
-though most are the same. Were that written, acknowledged entries would be gone for a moment, and for good if the process
+though most are the same. Were that written, acknowledged entries would be gone for a moment, and permanently if the process
 died in it. So `deleteEntriesFrom` only sets the tail aside. `add` takes an entry of equal index and term back from it; one
 of another term is a real conflict and drops the tail (receiver rule 3 of AppendEntries). `put_back` returns the rest.
 
 *What is never written.* A gap in the log, a term that goes back, an entry of a term that has not begun, two commands under
-one index and term, two votes in one term: each would break what Raft's proof stands on, so each ends the process, and
+one index and term, two votes in one term: each would break what Raft's proof relies on, so each ends the process, and
 a file that holds one is refused. Any error while writing ends the process too (H3); nothing is tried again.
 
 The caller's duties
 -------------------
-1. Call `sync` before any reply leaves that tells of the changes before it, and before the leader counts itself. This is
+1. Call `sync` before any reply leaves that reveals the changes before it, and before the leader counts itself. This is
    the rule that safety hangs on. (Terms and votes sync themselves.)
 2. Call `put_back` after every message handled, whatever became of it.
 3. Use one thread at a time.
@@ -40,10 +40,10 @@ from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.journal_file import Entry, Fact, JournalFile
 
 CHECKPOINT_BYTES = 2**20
-"""Once a second, if more than this was written since: the write-ahead log stays within what one second writes."""
+"""Bytes written after which SQLite checkpoints, once a second: the write-ahead log stays within what one second writes."""
 
 _PAGES_BYTES = 3 * 4096
-"""Of a commit with one small entry, about: two tables and an inner page."""
+"""Approximate size of a commit with one small entry: two tables and an inner page."""
 
 
 class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
@@ -74,29 +74,29 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._path = Path(path)
         self._on_failure = fail
         self._failure = ""
-        """Why it failed; after that everything fails."""
+        """Reason of the failure; after that everything fails."""
         self._file = JournalFile(self._path)
         contents = self._file.open(cluster=cluster, node=node, members=members)
         self._entries: list[Entry] = contents.entries
         self._tail: deque[Entry] = deque()
-        """Set aside by `deleteEntriesFrom`; follows `_entries` without a gap. The file may hold it."""
+        """Entries set aside by `deleteEntriesFrom`; follows `_entries` without a gap. The file may hold it."""
         self._same_until = self._entries[-1][1] if self._entries else 0
-        """Up to this index the file's rows equal `_entries` and `_tail`, as far as these reach back."""
+        """Last index to which the file's rows equal `_entries` and `_tail`, as far as these reach back."""
         self._is_changed = False
-        """Whether log, term or vote changed since the last commit; the commit index alone does not count."""
+        """True if log, term or vote changed since the last commit; the commit index alone does not count."""
         self._term = contents.term
         self._vote = contents.vote
         self._commit_index = self._saved_commit_index = contents.commit_index
         self._facts: dict[str, Fact] = {}
-        """To be written with the next commit."""
+        """Facts to be written with the next commit."""
         self._log_bytes = 0
-        """Written to SQLite's write-ahead log since it was last carried over, about."""
+        """Bytes written to SQLite's write-ahead log since it was last carried over, about."""
         self.is_new = contents.is_new
         """The file was made just now. A replica with other files of its own has then lost its votes."""
         self.log_id = contents.log_id
-        """Random: another file of this replica has another one."""
+        """Random id: another file of this replica has another one."""
         self.is_voter = contents.is_voter
-        """Whether this log has ever been let vote."""
+        """True if this log has ever been let vote."""
         self.boot = contents.boot
         """Number of this opening of the file: 1, 2, 3 …"""
         self.size_bytes = sum(len(entry[0]) for entry in self._entries)

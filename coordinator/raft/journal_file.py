@@ -53,17 +53,17 @@ class ForeignLogError(LogError):
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):
-    """What the file held when it was opened."""
+    """Content of the file when it was opened."""
 
     entries: list[Entry]
     term: int
     vote: str | None
     commit_index: int
     boot: int
-    """How many times this file was opened, this time included."""
+    """Number of openings of this file, this one included."""
     is_new: bool
     log_id: str
-    """Random, made with the file: tells it from another one of the same replica."""
+    """Random, made with the file: differs from that of another file of the same replica."""
     is_voter: bool
 
 
@@ -78,7 +78,7 @@ def known_cluster(path: Path) -> str:
 
 
 class JournalFile:
-    """One SQLite file, held open and locked. Any thread may use it, one at a time."""
+    """SQLite file, held open and locked. Any thread may use it, one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,7 +119,7 @@ class JournalFile:
         first: int = 0,
         same_until: int = 2**63 - 1,
     ) -> None:
-        """In one transaction drop the rows before `first` and after `same_until`, and add `entries` and `facts`."""
+        """Drop the rows before `first` and after `same_until`, and add `entries` and `facts`, in one transaction."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM log WHERE idx > ?", (same_until,))
@@ -139,7 +139,7 @@ class JournalFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened and not closed."""
+        """Return whether the file was opened and not closed."""
         return self._connection is not None
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class JournalFile:
 
 
 def new_log_id() -> str:
-    """Unlike all others. Simulations replace it."""
+    """Return an id unlike all others. Simulations replace it."""
     return secrets.token_hex(16)
 
 

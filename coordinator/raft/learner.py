@@ -5,7 +5,7 @@ second time in a term, or helps to elect somebody who lacks an entry that was co
 so it comes back under its id; and by itself it cannot tell a lost disk from the first start of a new cluster.
 
 Knowing. Every log has a random id. Before a log votes for the first time it is *marked* outside of the folder, in the store
-(`storage/store/log_marks.py`). Who finds no mark of its replica has never voted, and may. Who finds the mark of another log has
+(`storage/store/log_marks.py`). A replica without any mark has never voted, and may. One that finds the mark of another log has
 lost one, and comes as a *learner*. An old disk that comes back after its successor voted is refused.
 
 Learning. A learner takes entries and dumps, but answers no request for a vote, stands for no election and confirms
@@ -16,12 +16,12 @@ it was made.
 Why that is enough. Call e the entry, t its term, Q the majority that confirmed it: the learner is not in Q, and e is
 younger than the loss.
 1. *What was acknowledged is back.* An entry x that the lost log confirmed in a term u was in a leader's log before e
-   existed. Members of that leader's majority beside the learner were at u by then, and one of them is in Q: so u <= t.
-   If u = t, x stands before e in the same leader's log; if u < t and x was committed, the leader of t has it (leader
+   existed. Members of that leader's majority other than the learner were at u by then, and one of them is in Q: so u <= t.
+   If u = t, x is before e in the same leader's log; if u < t and x was committed, the leader of t has it (leader
    completeness: it was elected by logs, not by learners). The learner has everything up to e.
 2. *No second vote.* Below t it votes no more, and in t for nobody: its log ends in t, that of a candidate of t below. Let
    the lost log have voted for X in a later term. X's request was
-   made before e existed, by a log without e. To win, X needs a member of Q beside the learner: that one either voted
+   made before e existed, by a log without e. To win, X needs a member of Q other than the learner: that one either voted
    before it confirmed e, and then was above t already and could not confirm; or after, and its log, which ends in a term
    not below t, is newer than X's (equal terms: X's log would be a prefix without e).
 So e must be made after the loss (hence the boot), confirmed without the learner, and in the current term; no weaker sign, such as
@@ -42,14 +42,14 @@ ASK = 4
 """First byte of the entry with which a learner asks; the library's own kinds end at 3."""
 
 ASK_S = 1.0
-"""Between two such entries: an answer takes a round trip, and each that is lost is one entry."""
+"""Time between two such entries: an answer takes a round trip, and each that is lost is one entry."""
 
 
 _REQUEST = re.compile(rb"[0-9a-f]{1,32}/[0-9]{1,19}")
 
 
 class LogMarks(Protocol):
-    """Where logs are marked: durable, and not in the folder that may be lost. `Store` is one. Both raise StoreError."""
+    """Store of log marks: durable, and not in the folder that may be lost. `Store` is one. Both raise StoreError."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         """The marks of each replica, oldest first."""
@@ -59,7 +59,7 @@ class LogMarks(Protocol):
 
 
 class Learner:
-    """What a learner knows of its way back.
+    """State of a learner on its way back.
 
     Attributes:
         request: the entry it asks with, unlike all that were ever made.
@@ -72,14 +72,14 @@ class Learner:
         self._asked_at = float("-inf")
 
     def is_asking_due(self, now_s: float) -> bool:
-        """Whether to ask (again); notes that it is done."""
+        """Return whether to ask (again); note that it is done."""
         if now_s < self._asked_at + ASK_S:
             return False
         self._asked_at = now_s
         return True
 
     def hear(self, entry: bytes, term: int | None) -> None:
-        """An asking entry was applied, whoever made it."""
+        """Note that a request entry was applied, of any replica."""
         if entry == self.request and term is not None:
             self.heard_in = term
 
@@ -102,12 +102,12 @@ def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | No
 
 
 def is_request(entry: bytes) -> bool:
-    """Whether a learner may have made it."""
+    """Return whether a learner may have made this entry."""
     return _REQUEST.fullmatch(entry) is not None
 
 
 def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> tuple[bool, LogMark | None]:
-    """Whether a log may vote, and the mark to be made before. ForeignLogError: a newer log took its place."""
+    """Return whether a log may vote, and the mark to be made before. ForeignLogError: a newer log took its place."""
     if not marks:
         return True, LogMark(log, True)
     if marks[-1].log == log:

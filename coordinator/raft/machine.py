@@ -1,4 +1,4 @@
-"""What a replicated log is applied to, and what stands for a result where applying raised."""
+"""State machine of a replicated log, and the result where applying an entry raised."""
 
 from typing import Protocol
 

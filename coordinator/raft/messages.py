@@ -19,22 +19,22 @@ from snapline.errors import ProtocolError, UsageError
 from snapline.protos.v1 import raft_pb2 as pb
 
 Message = dict[str, Any]
-"""As pysyncobj makes and reads it: `"type"` says which one it is."""
+"""Message as pysyncobj makes and reads it: `"type"` says which one it is."""
 
 VERSION = 1
-"""Of this encoding; replicas of another one refuse each other."""
+"""Version of this encoding; replicas of another one refuse each other."""
 
 COMMAND_BYTES_MAX = ENTRY_BYTES_MAX + 16
 """An entry with the bytes that the layers put in front of it."""
 
 NUMBER_MAX = 2**62
-"""Of a term or an index: no cluster ever counts so far, and the journal's file holds it."""
+"""Largest term or index: no cluster ever counts so far, and the journal's file holds it."""
 
 ERRORS = range(1, 8)
-"""Why a forwarded command failed: the library's codes. Its 0 means success, and would acknowledge what is in no log."""
+"""Library's codes for a failed forwarded command. Its 0 means success, and would acknowledge what is in no log."""
 
 MESSAGES_MAX = 1024
-"""In one batch; a hostile one could hold millions, and their dictionaries a gigabyte."""
+"""Largest number in one batch; a hostile one could hold millions, and their dictionaries a gigabyte."""
 
 _VOTES = {
     "request_vote": (pb.RequestVote, ("term", "last_log_index", "last_log_term")),
@@ -50,7 +50,7 @@ _RESPONSE_KEYS = {"type", "request_id"}
 
 
 class Hello(NamedTuple):
-    """What opens a stream."""
+    """First message of a stream."""
 
     cluster: str
     node: str
@@ -61,7 +61,7 @@ class Hello(NamedTuple):
 
     @property
     def session(self) -> tuple[int, int]:
-        """Grows from stream to stream of a replica, over its restarts too, as long as it has the same log."""
+        """Number that grows from stream to stream of a replica, over its restarts too, as long as it has the same log."""
         return self.boot, self.stream
 
 
@@ -253,7 +253,7 @@ def _entries_from(
 
 
 def _check_entries(entries: Sequence[tuple[bytes, int, int]], previous: tuple[int, int] | None, term: int) -> None:
-    """They follow each other and `previous` without a gap, their terms never fall, and none is above the leader's.
+    """Check that entries follow each other and `previous` without a gap, their terms never fall, and none exceeds the leader's.
 
     The journal ends the process on anything else: a peer must not be able to have it do that.
     """

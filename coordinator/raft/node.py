@@ -1,4 +1,4 @@
-"""One replica: the library's Raft with everything mended that lost acknowledged writes or ran foreign code (G8).
+"""Hardened replica: the library's Raft with everything mended that lost acknowledged writes or ran foreign code (G8).
 
 Theory of operation
 -------------------
@@ -57,25 +57,25 @@ JOURNAL_FILE = "raft.sqlite"
 DUMP_FILE = "raft.dump"
 
 HINT_PERIODS = 1.5
-"""How long a follower repeats where it contradicts its leader: one period of AppendEntries, and what it may be late."""
+"""Periods for which a follower repeats where it contradicts its leader: one period of AppendEntries, and what it may be late."""
 
 TERM_JUMP_MAX = 2**24
-"""How far above ours a term may be. A term is durable before it is believed, so one false message could use up all there are;
+"""Largest distance of a term above ours. A term is durable before it is believed, so one false message could use up all there are;
 and a candidate that reaches nobody takes 290 days for so many elections. A restored cluster begins at two million at most."""
 
 FORCED_DUMP_S = 10.0
-"""At least so long between two dumps made for the journal's size: entries that are not applied cannot be trimmed."""
+"""Least time between two dumps made for the journal's size: entries that are not applied cannot be trimmed."""
 
 _OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
 
 Callback = Callable[[object, int], None]
-"""Called with (result, FAIL_REASON code), at most once, on the tick thread (QUEUE_FULL: on the proposer's); may never be."""
+"""Callback, called with (result, FAIL_REASON code), at most once, on the tick thread (QUEUE_FULL: on the proposer's); may never be."""
 
 Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
 
 
 class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
-    """The hardened replica. Whoever ticks it calls `doTick(seconds)` in a loop, on one thread, and `destroy()` at last."""
+    """The hardened replica. Its owner calls `doTick(seconds)` in a loop, on one thread, and `destroy()` at last."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             folder: of this replica alone; created if missing.
             cluster: name of the cluster; files of another one are refused.
             marks: where its logs are marked, outside of the folder.
-            on_alarm: told, in a sentence, what needs a human: on the tick thread, must return at once.
+            on_alarm: called with a sentence on what needs a human: on the tick thread, must return at once.
 
         Raises:
             LogError: not the reviewed release of the library, or a newer log took this one's place. Damaged files end the
@@ -112,7 +112,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._cluster = cluster
         self._marks = marks
         self._learner: Learner | None = None
-        """None: this replica votes."""
+        """Learner state; None: this replica votes."""
         self._on_alarm = on_alarm
         self._hint: tuple[int, float] | None = None
         """Lowest index at which this follower contradicted its leader, and when."""
@@ -120,7 +120,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """Term, and who voted for us in it."""
         self._forced_dump_at = 0.0
         self._is_gathering = False
-        """Whether entries are being made, to be sent all together."""
+        """True while entries are being made, to be sent all together."""
         self._is_closed = False
         self.on_applied: Callable[[], None] = lambda: None
         """Called in each tick, between what it applies and what it writes."""
@@ -187,17 +187,17 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__pipeNotifier.later = later
 
     def sync_journal(self) -> None:
-        """Make durable what the journal was told. The transport calls it before answers leave (H2)."""
+        """Make durable what the journal was given. The transport calls it before answers leave (H2)."""
         self._SyncObj__raftLog.sync()
 
     @property
     def is_learner(self) -> bool:
-        """Whether it lost its log and is not a voter again yet."""
+        """Return whether the replica lost its log and is not a voter again yet."""
         return self._learner is not None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica believes to lead; there may be a newer leader elsewhere."""
+        """Return whether this replica believes to lead; there may be a newer leader elsewhere."""
         return bool(self._isLeader())
 
     # ---- ticking ----------------------------------------------------------------------------------------------------
@@ -239,15 +239,15 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self.forceLogCompaction()
 
     def _SyncObj__tryLogCompaction(self) -> None:
-        """Twice: the first makes a dump, if one is due; the second trims the journal at once instead of a tick later.
+        """Compact twice: the first makes a dump, if one is due; the second trims the journal at once instead of a tick later.
 
-        In that tick the library would tell every follower that needs the dump, in a loop of 0.1 s, that there is none yet.
+        In that tick the library would report to every follower that needs the dump, in a loop of 0.1 s, that there is none yet.
         """
         SyncObj._SyncObj__tryLogCompaction(self)
         SyncObj._SyncObj__tryLogCompaction(self)
 
     def _checkCommandsToApply(self) -> None:
-        """What waits becomes entries. They leave together, and while the followers write them we do (H2 holds: the leader
+        """Make entries of what waits. They leave together, and while the followers write them we do (H2 holds: the leader
         counts itself only afterwards; Ongaro's thesis, 2014, section 10.2.1). The library sends a message for every entry.
         """
         self.on_applied()
@@ -433,7 +433,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__transport.send(node, answer)
 
     def _hinted(self, conflict: int | None) -> int | None:
-        """Where the leader is to go on from: at a conflict the first entry of its term (section 5.3 of the paper)."""
+        """Return where the leader is to go on from: at a conflict the first entry of its term (section 5.3 of the paper)."""
         now = library.monotonicTime()
         hint = None
         if self._hint is not None and now - self._hint[1] < HINT_PERIODS * self.conf.appendEntriesPeriod:
@@ -480,7 +480,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._answer_passed(last[1])
 
     def _answer_passed(self, last: int) -> None:
-        """What was proposed here and lies within the dump: committed or replaced, nobody can tell."""
+        """Answer proposals made here that lie within the dump: committed or replaced, nobody can tell."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):

@@ -1,24 +1,24 @@
-"""What becomes of a proposal."""
+"""Outcomes of a proposal."""
 
 import msgspec
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """In the log for ever, and applied here."""
+    """Entry permanently in the log, and applied here."""
 
     result: object
-    """What the machine's `apply` returned on this replica."""
+    """Return value of the machine's `apply` on this replica."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Not in the log, and by this attempt it never will be."""
+    """Entry not in the log, and by this attempt it never will be."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """It may be in the log, now or later. Propose the same request again: the state tells a repeated one."""
+    """Entry possibly in the log, now or later. Propose the same request again: the state tells a repeated one."""
 
     reason: str
 
@@ -40,7 +40,7 @@ _UNKNOWN = {
 
 
 def outcome_of(result: object, code: int | None) -> Outcome:
-    """Translate what the library tells a callback. Only codes known to mean "not appended" are rejections."""
+    """Translate what the library passes to a callback. Only codes known to mean "not appended" are rejections."""
     if code == FAIL_REASON.SUCCESS:
         return Committed(result)
     reason = _REJECTED.get(code)

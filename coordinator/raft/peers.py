@@ -6,7 +6,7 @@ from pysyncobj.node import Node  # type: ignore[import-untyped]  # the library h
 
 
 class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
-    """One replica: an id that never changes, and where it listens.
+    """Replica as an id that never changes, and where it listens.
 
     The library keeps nodes in sets and walks them. Their hash is the same in every process, so the same seed gives the
     same run.

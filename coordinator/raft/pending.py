@@ -18,7 +18,7 @@ class Pending:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._deadlines: dict[asyncio.Future[Outcome], tuple[float, float]] = {}
-        """When, by the loop's time, and how long after it was proposed; in seconds."""
+        """Deadline, by the loop's time, and how long after the proposal it is; in seconds."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
 
@@ -35,7 +35,7 @@ class Pending:
         return future
 
     def discard(self, future: "asyncio.Future[Outcome]") -> None:
-        """Nobody waits for it any more."""
+        """Stop waiting for a future."""
         del self._deadlines[future]
 
     def give_up(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""One replica with all its parts: streams on the event loop, node on its thread, driver between them."""
+"""Replica with all its parts: streams on the event loop, node on its thread, driver between them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,11 +23,11 @@ from snapline.security.transport import Security
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is told.
+    """Options of a replica.
 
     Attributes:
         node: its id, one of `members`.
-        members: id → "host:port" of all replicas; the same everywhere, for ever.
+        members: id → "host:port" of all replicas; the same everywhere, permanently.
         folder: of its files, on a local disk; its own.
         cluster: name of the cluster; files and replicas of another one are refused.
         marks: where the replicas' logs are marked; the same for all, and outside of their folders.
@@ -45,7 +45,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica:
-    """Made on the event loop that serves; `start` it once its server is bound.
+    """Replica made on the event loop that serves; `start` it once its server is bound.
 
     Attributes:
         driver: proposals, reads, status.
@@ -60,11 +60,11 @@ class Replica:
         on_alarm: Callable[[str], None],
         on_standing: Callable[[Standing], None] | None = None,
     ) -> None:
-        """Nothing runs yet.
+        """Create the replica; nothing runs yet.
 
         Args:
             machine: the replicated state; called on the tick thread only.
-            on_alarm: told in a sentence what needs a human; on the tick thread, must return at once.
+            on_alarm: called with a sentence on what needs a human; on the tick thread, must return at once.
             on_standing: see RaftDriver.
 
         Raises:

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 `rpc Replicate(stream RaftBatch) returns (RaftDone)`: one stream per direction and pair of replicas, on the port where everything
-else is served. Whoever sends dials; the other accepts by its initial metadata, and only then the sender counts it as
+else is served. The sender dials; the other accepts by its initial metadata, and only then the sender counts it as
 connected. gRPC keeps order and repeats nothing; between streams there is no memory: what was under way is lost, and Raft
 sends again.
 
@@ -54,35 +54,35 @@ BATCH_BYTES_MAX = 1024 * 1024
 
 INBOX_MESSAGES_MAX = 4096
 INBOX_BYTES_MAX = 32 * 1024 * 1024
-"""Of one peer, waiting for the tick thread; beyond either, its stream is not read. Several batches of a dump."""
+"""Largest size from one peer, waiting for the tick thread; beyond either, its stream is not read. Several batches of a dump."""
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024
-"""Waiting for one peer; beyond it the stream is ended. Above the 16 MiB that a state may have, and its log."""
+"""Largest size waiting for one peer; beyond it the stream is ended. Above the 16 MiB that a state may have, and its log."""
 
 CONNECT_S_MAX = 2.0
 """A connection, or the first batch on it, that takes longer is given up: as long as the longest wait for a leader."""
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
-"""Between dials: half the shortest election, so that a replica that is back is heard before it stands for election."""
+"""Time between dials: half the shortest election, so that a replica that is back is heard before it stands for election."""
 
 COMPLAINTS_MAX = 100
-"""Different reasons for refusals that are remembered, so that each is logged once and not at every dial."""
+"""Number of different refusal reasons remembered, so that each is logged once and not at every dial."""
 
 ADDRESS_MAX = 300
-"""Of what a peer says of itself, in a sentence: a name of a machine and a port."""
+"""Largest length shown of a peer's own address, in a sentence: a name of a machine and a port."""
 
 TRANSPORT_LOOK_S = 0.5
-"""Between two looks whether a replica that has never answered speaks TLS where we speak plaintext, or the other way round."""
+"""Time between two looks whether a replica that has never answered speaks TLS where we speak plaintext, or the other way round."""
 
 RENEWAL_CHECK_S = 1.0
-"""How often a stream looks whether its certificate was replaced."""
+"""Time between two looks of a stream whether its certificate was replaced."""
 
 _ACCEPTED = ("snapline-raft", "accepted")
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class TickSide(Protocol):
-    """What streams tell the transport, through the inbox."""
+    """Stream events for the transport, through the inbox."""
 
     def opened(self, stream: "OutgoingStream") -> None: ...
     def closed(self, stream: "OutgoingStream") -> None: ...
@@ -90,7 +90,7 @@ class TickSide(Protocol):
 
 
 class OutgoingStream:
-    """Ours to one peer, and the queue of what waits for it: the tick thread pushes, the loop takes.
+    """Our stream to one peer, and the queue of what waits for it: the tick thread pushes, the loop takes.
 
     Each count is written by one thread only; their difference is what waits.
     """
@@ -109,7 +109,7 @@ class OutgoingStream:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits in the outbox."""
+        """Return the size of what waits in the outbox."""
         return self._pushed_bytes - self._taken_bytes
 
     def push(self, piece: bytes) -> bool:
@@ -202,11 +202,11 @@ class IncomingStream:
 
 
 class Refusals:
-    """Why other replicas do not take our streams.
+    """Reasons why other replicas reject our streams.
 
     Attributes:
-        accepted: who has taken one, ever: whatever became of it later may pass.
-        denials: replica → why it refused the last one for good; empty: it did not.
+        accepted: those that have ever accepted one: whatever became of it later may pass.
+        denials: replica → why it refused the last one permanently; empty: it did not.
         other_transports: replica → that it speaks TLS where we speak plaintext, or the other way round; empty: it does not.
     """
 
@@ -228,7 +228,7 @@ class PeerStreams:
         inbox: what the tick thread is to do.
         opened: streams of ours that were accepted so far.
         refused: streams of others that were refused so far.
-        refusals: why others do not take ours.
+        refusals: why others reject ours.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _stranger(self, context: _Context) -> str | None:
-        """Why whoever called may not, by its certificate; asked before a frame is read."""
+        """Return why the caller is rejected, by its certificate; asked before a frame is read."""
         if not self._security.is_tls:
             return None
         identity = self._security.identity(context)

@@ -32,29 +32,29 @@ from snapline.coordinator.raft.streams import IncomingStream, OutgoingStream, Pe
 _log = logging.getLogger("snapline.coordinator.raft")
 
 EMPTY_DUMP_S = HEARTBEAT_S
-"""Between two frames to a peer that say that there is no dump yet: the follower needs one per period to stay calm."""
+"""Time between two frames to a peer that say that there is no dump yet: the follower needs one per period to stay calm."""
 
 
 class Ticked(Protocol):
-    """What the transport needs of the node it serves."""
+    """Interface that the transport needs of the node it serves."""
 
     _poller: Any
     _SyncObj__raftLog: Any
-    """Its `boot` counts the openings of the journal `log_id`, durably."""
+    """Journal, whose `boot` counts the openings of the journal `log_id`, durably."""
 
     def sync_journal(self) -> None:
         """Make everything durable that a reply may speak of, or end the process."""
 
 
 class _Peer:
-    """One other replica, as the tick thread knows it."""
+    """Peer replica, as the tick thread knows it."""
 
     __slots__ = ("empty_dump_s", "node", "stream")
 
     def __init__(self, node: RaftNode) -> None:
         self.node = node
         self.stream: OutgoingStream | None = None
-        """Where messages go; None while not connected."""
+        """Stream for messages; None while not connected."""
         self.empty_dump_s = float("-inf")
 
 
@@ -89,7 +89,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         self._clock = clock
         self._peers = {other.id: _Peer(other) for other in others}
         self._held: list[tuple[OutgoingStream, bytes]] | None = None
-        """While received messages are handled: what they made the library send."""
+        """Messages that the library sent while received ones are handled; None otherwise."""
         self._is_destroyed = False
         node._poller.subscribe(self._inbox.descriptor, self._drain, POLL_EVENT_TYPE.READ)
         entries = node._SyncObj__raftLog

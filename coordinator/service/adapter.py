@@ -29,17 +29,17 @@ CommandT = TypeVar("CommandT", bound=ev.Command)
 AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
-"""Waiting for one host that does not read. Its stream is closed then; on the next one it hears all that matters."""
+"""Largest queue for a host that does not read. Its stream is closed then; on the next one it gets all that matters."""
 
 STORE_THREADS = 4
-"""As many epochs may be open at once."""
+"""Number of threads for the store: as many epochs may be open at once."""
 
 PROPOSAL_TIMEOUT_S = 30.0
 """A log that does not answer for so long may or may not have committed: the leader proposes again."""
 
 
 class Outbox:
-    """What waits to be written to one host's stream."""
+    """Queue of directives to be written to one host's stream."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -114,7 +114,7 @@ class Driver:
             outbox.close()
 
     def _take_no_more(self) -> None:
-        """There are no answers any more: whoever waits for one asks the next leader."""
+        """Fail all pending questions: their callers ask the next leader."""
         self.ended.set()
         for waiting in self._asked.values():
             if not waiting.done():
@@ -132,12 +132,12 @@ class Driver:
 
     @property
     def is_attended(self) -> bool:
-        """Whether hosts are there."""
+        """Return whether hosts are connected."""
         return not self._core.parts.attendance.is_empty
 
     @property
     def is_saved(self) -> bool:
-        """Whether the epoch that an EndWanted asked for is complete, or none is needed."""
+        """Return whether the epoch that an EndWanted asked for is complete, or none is needed."""
         return self._core.parts.departures.is_saved
 
     def feed(self, event: ev.Event) -> None:
@@ -216,7 +216,7 @@ class Driver:
         return found
 
     def standing(self) -> LeaderStanding:
-        """What this leader tells of itself."""
+        """Return this leader's view of itself."""
         return self._core.standing()
 
     # ---- commands ---------------------------------------------------------------------------------------------------

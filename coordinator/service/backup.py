@@ -67,7 +67,7 @@ from snapline.storage.store.record import canonical, seal, unseal
 from snapline.storage.store.store import Store
 
 STEP = 1_000_000
-"""How far plans, epochs and host starts go on above all that was seen: more than anything reaches between two backups,
+"""Distance of new plans, epochs and host starts above all that was seen: more than anything reaches between two backups,
 and still readable."""
 
 ORDINALS_STEP = 4096
@@ -84,7 +84,7 @@ _NO_OP = b"\x01"
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a backup file holds, in MessagePack within a record of kind `BKUP` (storage/store/record.py).
+    """Content of a backup file, in MessagePack within a record of kind `BKUP` (storage/store/record.py).
 
     Attributes:
         cluster: the store's id, and the name of the Raft cluster.
@@ -96,7 +96,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of a backup.
+    """Result of restoring a backup.
 
     Attributes:
         state: the image, valid, every number above what was seen.
@@ -142,7 +142,7 @@ def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
 
 
 def read_backup(path: Path) -> Backup:
-    """What `write_backup` wrote.
+    """Read what `write_backup` wrote.
 
     Raises:
         DamagedDataError: it is no backup, or a single bit differs.
@@ -163,7 +163,7 @@ def read_backup(path: Path) -> Backup:
 
 
 def describe_backup(backup: Backup) -> dict[str, object]:
-    """What a person wants to know of it."""
+    """Describe a backup for people."""
     state = FleetState.restore(backup.image)
     return {
         "cluster": backup.cluster,
@@ -291,7 +291,7 @@ def _abort_open_epochs(image: FleetImage) -> None:
 
 
 def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int, str]]:
-    """This fleet's epochs that the backup does not know, ascending; and why others are skipped."""
+    """Return this fleet's epochs that the backup does not know, ascending; and why others are skipped."""
     found: list[_Epoch] = []
     skipped: dict[int, str] = {}
     known = max(image.epochs, default=0)
@@ -459,7 +459,7 @@ def _raise_numbers(state: FleetState, seen: _Seen) -> None:
 
 
 def _time_ns(written: str) -> int:
-    """Shown only. In UTC whatever the machine's zone: the state must not depend on where it is made."""
+    """Return a time that is only shown. In UTC whatever the machine's zone: the state must not depend on where it is made."""
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:

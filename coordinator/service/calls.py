@@ -1,4 +1,4 @@
-"""What all calls to the coordinator have in common: errors become statuses, and whoever asks the wrong replica hears who leads."""
+"""Common parts of all calls to the coordinator: errors become statuses, and a caller of the wrong replica learns who leads."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,7 @@ from snapline.security.rpc_authorization import ERROR_KEY, Context
 
 
 class WhoLeads:
-    """Who leads, as this replica knows it."""
+    """Leader as this replica knows it."""
 
     def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
         self._leadership = leadership
@@ -29,7 +29,7 @@ class WhoLeads:
         self._members = members
 
     def sentence(self) -> str:
-        """Why this replica does not answer."""
+        """Return why this replica does not answer."""
         leader = self._leadership.leader
         if leader and not self._replica.driver.standing.is_leader:
             return f"another replica, {leader}, leads the coordinator"
@@ -44,7 +44,7 @@ class WhoLeads:
 
 
 class Servicer(Protocol):
-    """What `translated` needs of a servicer."""
+    """Interface that `translated` needs of a servicer."""
 
     @property
     def who_leads(self) -> WhoLeads: ...
@@ -56,7 +56,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 def status_of(error: SnaplineError) -> grpc.StatusCode:
-    """The gRPC status that tells most about `error`."""
+    """The gRPC status that says most about `error`."""
     match error:
         case NotFoundError():
             return grpc.StatusCode.NOT_FOUND
@@ -75,7 +75,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
 def translated(
     call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
 ) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
-    """Decorate a call: its errors are told to the caller in their own words."""
+    """Decorate a call: its errors are sent to the caller in their own words."""
 
     @functools.wraps(call)
     async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:

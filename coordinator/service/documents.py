@@ -1,4 +1,4 @@
-"""What tools are shown of snapshots, made from a store alone.
+"""Documents about snapshots for tools, made from a store alone.
 
 The coordinator serves them, and the command line makes them from a store at rest; so no class of the fleet is loaded.
 States and messages are decoded generically; a caller that can do better passes its own `describe_…`.
@@ -43,7 +43,7 @@ def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
 
 
 def forked_from(store: Store) -> ForkedFrom | None:
-    """What the store's fleet was forked from; None if it was not. DamagedDataError, StoreError."""
+    """Return the origin of the store's fleet; None if it was not forked. DamagedDataError, StoreError."""
     found = store.fork_record()
     if found is None:
         return None
@@ -59,10 +59,10 @@ def show_document(
     describe_message: DescribePayload | None = None,
     contents_bytes_max: int | None = None,
 ) -> Rows:
-    """One snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
+    """Show one snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
 
-    Of one agent, large arrays and histories are looked into; of all of them, described. `contents_bytes_max`: of states and messages
-    together, as JSON; one that has no room there is told by its size, and not decoded. None: all are told, however large.
+    For one agent, large arrays and histories are expanded; for all of them, described. `contents_bytes_max`: of states and messages
+    together, as JSON; one without room there is shown by its size, and not decoded. None: all are shown, however large.
 
     Raises:
         NotFoundError: no such snapshot or agent.
@@ -91,7 +91,7 @@ def show_document(
 
 
 class _Room:
-    """What is left of it in a document for states and messages; None: it has no end."""
+    """Space left in a document for states and messages; None: no limit."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -115,7 +115,7 @@ class _Room:
 
 
 def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
-    """Every byte of the store, or of one snapshot, compared with its digest."""
+    """Compare every byte of the store, or of one snapshot, with its digest."""
     epoch = store.resolve(snapshot) if snapshot else None
     return verification(store.location, epoch, store.verify(epoch))
 
@@ -134,7 +134,7 @@ def verification(location: str, epoch: int | None, found: Verification) -> Store
 
 
 def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """The state as plain values, without its class. Without `read_parts` what does not stand in its record is not looked into.
+    """The state as plain values, without its class. Without `read_parts` what is not in its record is not expanded.
 
     Raises:
         DamagedDataError: a part is not what was written.

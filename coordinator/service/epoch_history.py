@@ -1,4 +1,4 @@
-"""How epochs ended, as `snapline snapshot history` tells it: from the replicated state, so that it outlives every coordinator."""
+"""Ends of epochs, for `snapline snapshot history`: from the replicated state, so that they outlive every coordinator."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ NS, DIGITS = 1e9, 6
 
 
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """The newest epochs that have ended, oldest first. A figure that nobody has told is null; `stored`: all epochs that the store has now."""
+    """The newest epochs that have ended, oldest first. A figure that nobody reported is null; `stored`: all epochs that the store has now."""
     image = state.image
     rows = [_row(end, state) for end in image.ends]
     return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)

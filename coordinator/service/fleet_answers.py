@@ -1,4 +1,4 @@
-"""What tools are told of the fleet: recovery line, recovery history, where agents live; from the replicated state."""
+"""Answers to tools about the fleet: recovery line, recovery history, agents' locations; from the replicated state."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from snapline.messages.status import ForkedFrom
 
 
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:
-    """Where the fleet goes back to if `failed` (agents, or `host:h1`; empty: all) failed now.
+    """Return the recovery line if `failed` (agents, or `host:h1`; empty: all) failed now.
 
     Coordinated checkpoints have one answer for all failures: the last complete epoch, for every agent. It is the recovery
     line among complete cuts (G5); epoch 0 is the initial states.
@@ -49,7 +49,7 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
 
 
 def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
-    """Where an autonomous fleet goes back to."""
+    """Return an autonomous fleet's recovery line."""
     found, epoch = answer.lines[0], state.newest_complete()
     record = state.image.epochs.get(epoch)
     return AutonomousLine(
@@ -63,7 +63,7 @@ def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
 
 
 def autonomous_lines(names: Iterable[str], answer: AnswerLine) -> AutonomousLines:
-    """What each single failure would cost, in the order of `names`: agents, then hosts as `host:h1`."""
+    """Return the cost of each single failure, in the order of `names`: agents, then hosts as `host:h1`."""
     pairs = zip(names, answer.lines, strict=True)
     return AutonomousLines(
         tuple([FailureCost(name, _agents(found, found.costs)) for name, found in pairs]), answer.silent
@@ -84,7 +84,7 @@ def coordinated_lines(state: FleetView) -> CoordinatedLines:
 
 
 def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
-    """Every single agent, then every host with agents, as `host:h1`, and who fails with it."""
+    """List every single agent, then every host with agents, as `host:h1`, and who fails with it."""
     living = sorted((agent, record.host) for agent, record in state.living_agents())
     hosts: dict[str, list[str]] = {}
     for agent, host in living:
@@ -113,12 +113,12 @@ def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
 
 
 def located(state: FleetView, agents: Iterable[str]) -> LocateReply:
-    """Where these agents live, in their order."""
+    """Return the locations of these agents, in their order."""
     return LocateReply(state.phase, ending_of(state), tuple([_located(state, agent) for agent in agents]))
 
 
 def located_all(state: FleetView) -> LocateReply:
-    """Where all agents live that take turns, sorted."""
+    """Return the locations of all agents that take turns, sorted."""
     return located(state, sorted(agent for agent, _ in state.living_agents()))
 
 
@@ -141,7 +141,7 @@ def _stands(state: FleetView, record: AgentRecord) -> str:
 
 
 def ending_of(state: FleetView) -> str:
-    """Why the fleet has ended, what it is recovering from, or that it goes back on purpose."""
+    """Return why the fleet has ended, what it is recovering from, or why it is being restored."""
     image, plan = state.image, state.plan
     if image.ending or image.need is not None:
         return image.ending or (image.need.reason if image.need is not None else "")
@@ -150,7 +150,7 @@ def ending_of(state: FleetView) -> str:
 
 
 def forked_from(state: FleetView) -> ForkedFrom | None:
-    """What the fleet was forked from; None if it was not."""
+    """Return the origin of the fleet; None if it was not forked."""
     fork = state.image.fork
     return None if fork is None else ForkedFrom(fork.name, fork.parent, fork.parent_name, fork.epoch, fork.is_live)
 

@@ -1,12 +1,12 @@
-"""Epochs and recoveries as spans, made of what is committed about them; the replica that leads tells them, when they are over.
+"""Epochs and recoveries as spans, made of what is committed about them; the replica that leads exports them, when they are over.
 
     checkpoint (epoch, trigger, protocol)         recovery (plan, reason, line)  → link to the checkpoint that it restores
       host.checkpoint, one of each host             recovery.plan    from the suspicion until the plan was committed
         agent.checkpoint, the last one there        recovery.load    until all hosts had applied it
       checkpoint.commit                               host.recovery, one of each host
 
-Hosts tell their own part. A leader that took an epoch over tells it whole: its times are committed. One that dies between a decision and its
-telling leaves the parts of the hosts below a span that nobody has told.
+Hosts export their own part. A leader that took an epoch over exports it whole: its times are committed. One that dies between a decision and its
+export leaves the parts of the hosts below a span that nobody exported.
 """
 
 from opentelemetry import trace
@@ -19,11 +19,11 @@ from snapline.telemetry.span_export import SpanExport
 from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
 NAMES_SHOWN = 16
-"""Of hosts that were lost, in a span."""
+"""Largest number of lost hosts named in a span."""
 
 
 class FleetSpans:
-    """What the leaders of one process tell."""
+    """Spans exported by the leaders of one process."""
 
     def __init__(self, export: SpanExport, state: FleetView) -> None:
         self._export = export
@@ -32,7 +32,7 @@ class FleetSpans:
         self._told_plan = 0
 
     def begin(self) -> None:
-        """This process leads from now on: what is over already was told by others."""
+        """Begin to lead: what is over already was exported by others."""
         self._told = {end.epoch for end in self._state.image.ends}
         plan = self._state.plan
         self._told_plan = plan.number if plan is not None and plan.done_ns else self._told_plan
@@ -49,7 +49,7 @@ class FleetSpans:
     # ---- epochs -----------------------------------------------------------------------------------------------------
 
     def _tell_epochs(self) -> None:
-        """Also those that a plan has ended beside."""
+        """Export all newly ended epochs, also those that a plan ended."""
         ends = self._state.image.ends
         for end in ends:
             if end.epoch not in self._told:

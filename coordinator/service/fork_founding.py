@@ -7,7 +7,7 @@ What is done. A replica that has no log and never had one (the store has no mark
 follows from record and manifest alone, as after a backup (`backup.py`). So all replicas make the same one, whenever they come. The fleet
 is not defined in it yet: the first host says what it is, and must say what the fork was made for. Who had a log and lost it learns, as in any fleet.
 
-It is made beside the folder's files and moved there, the journal last: a journal makes a log. What a crash leaves is made again.
+It is made next to the folder's files and moved there, the journal last: a journal makes a log. What a crash leaves is made again.
 
 A replica that comes for the first time when the snapshot is deleted already makes nothing: by then a majority has a log, and it
 gets what the others have.
@@ -39,7 +39,7 @@ class _NoMarks:
         return {}
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def found_fork(folder: Path, store: Store, *, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whether what a tool says of hosts makes sense, before the leader is asked."""
+"""Checks of what a tool says of hosts, before the leader is asked."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,10 +28,10 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """It is alive, and no later start of it than is meant; 0: any.
+    """Check that the host is alive, and not a later start than meant; 0: any.
 
     Raises:
-        NotFoundError, UsageError: there is no such host, or it is not.
+        NotFoundError, UsageError: there is no such host, or the check fails.
     """
     record = _record_of(hosts, host)
     if host_start and record.start != host_start:
@@ -41,10 +41,10 @@ def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
 
 
 def check_forgetting(state: FleetView, host: str) -> None:
-    """Its record is not needed.
+    """Check that the host's record is not needed.
 
     Raises:
-        NotFoundError, UsageError: there is none, or it is.
+        NotFoundError, UsageError: there is none, or it is needed.
     """
     record = _record_of(state.image.hosts, host)
     if not state.may_forget(host):

@@ -1,4 +1,4 @@
-"""What one host says, read from the bytes of its stream: counted before it is parsed, put together where it came in parts."""
+"""Messages of one host, read from the bytes of its stream: counted before they are parsed, put together where they came in parts."""
 
 from snapline.channels.counts import check_counts
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
@@ -10,11 +10,11 @@ UNCOUNTED_BYTES_MAX = 64 * 1024
 """A message up to this is parsed uncounted: its shortest entries become a few MiB."""
 
 MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
-"""Of a message in parts; hosts make parts of a MiB."""
+"""Limits of a message in parts; hosts make parts of a MiB."""
 
 ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
-"""Of a larger one: a definition has an entry and two fields for each agent that a fleet may have, a report its name, and those of twice as many that
-are gone; numbers in the columns of 40 channels for each of them."""
+"""Limits of a larger one: a definition has an entry and two fields for each agent that a fleet may have, a report its name, and those of twice as
+many that are gone; numbers in the columns of 40 channels for each of them."""
 
 
 def read_host_message(data: bytes) -> HostMessage:
@@ -29,7 +29,7 @@ def read_host_message(data: bytes) -> HostMessage:
 
 
 class HostStream:
-    """What one host says, put together from what came on its stream."""
+    """Messages of one host, put together from the parts on its stream."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

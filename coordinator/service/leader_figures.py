@@ -1,4 +1,4 @@
-"""How long epochs and recoveries take, how large they are and what agents wait for them, as this process has seen it while it led.
+"""Durations and sizes of epochs and recoveries, and agents' waits for them, as this process has seen them while it led.
 
 The replicated state says what was decided and when; a report says how much its host has written. Both pass the leader's adapter
 (`adapter.py`), which shows them here. Nothing is decided from it, and a new leader begins anew: counters of monitoring systems may.
@@ -20,7 +20,7 @@ NS = 1e9
 
 
 class ReportedPart(NamedTuple):
-    """What one pack says. `epoch`: 0: of checkpoints that agents took on their own; `pause_ns`: the longest of one agent; `pauses_ns`: of all."""
+    """Report about one pack. `epoch`: 0: of checkpoints that agents took on their own; `pause_ns`: the longest of one agent; `pauses_ns`: of all."""
 
     epoch: int
     size_bytes: int
@@ -30,15 +30,15 @@ class ReportedPart(NamedTuple):
 
 
 class LeaderFigures:
-    """Of all leaders of one process.
+    """Figures of all leaders of one process.
 
     Attributes:
         durations_s: of complete epochs, from their begin to their decision.
         plans_s: of recoveries, from the first suspicion until their plan was committed.
         loads_s: of recoveries, from their plan until all hosts had applied it.
         last: of the newest epoch that completed here: what it holds; None before there is one.
-        last_new_bytes: that were written for it.
-        last_pause_ns: that one agent waited for it at most. last_capture_ns: that the agents of a host waited in all, where it is longest.
+        last_new_bytes: written for it.
+        last_pause_ns: longest wait of one agent for it. last_capture_ns: total wait of a host's agents, where it is longest.
         reclaimed_files: deleted in the store; counted on the thread that deletes.
     """
 
@@ -72,7 +72,7 @@ class LeaderFigures:
             del self._packs[next(iter(self._packs))]
 
     def deleted(self, files: int) -> None:
-        """So many files that nothing needed are gone."""
+        """Count deleted files that nothing needed."""
         self.reclaimed_files += files
 
     def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:

@@ -1,9 +1,9 @@
-"""While this replica leads, a leader core runs here; otherwise hosts and tools are told who does.
+"""Leadership of this replica: while it leads, a leader core runs here; otherwise hosts and tools learn who does.
 
 A leader begins with a state that holds everything acknowledged before it: it waits until an entry of its own is applied (a
 barrier), and only then looks. It ends when another replica is known to lead, or when this one has heard no majority for a
 while. In between two replicas may both believe that they lead. The older one can do no harm: what it proposes is
-committed by the newer one's log or not at all, and refused if it bases on what has changed; what it tells hosts follows
+committed by the newer one's log or not at all, and refused if it bases on what has changed; what it sends to hosts follows
 from committed operations, and directives are idempotent.
 """
 
@@ -45,7 +45,7 @@ class Leadership:
         return self._standing.leader
 
     def on_standing(self, standing: Standing) -> None:
-        """Who leads has changed, as this replica sees it."""
+        """Note a change of leader, as this replica sees it."""
         self._standing = standing
         self._changed.set()
 

@@ -1,9 +1,9 @@
-"""From a recovery line to an epoch, and from the store to what the coordinator must know of checkpoints.
+"""Conversion of a recovery line to an epoch, and reading of the checkpoint facts that the coordinator needs from the store.
 
 Agents that checkpoint on their own leave checkpoint packs: a state, the channel numbers, and all messages sent since the
 checkpoint before. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known: on
 channel i→j the numbers `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). They were sent before the line, so
-each stands either in the channel state of the base epoch (sent before the base) or in a log of i between base and line.
+each is either in the channel state of the base epoch (sent before the base) or in a log of i between base and line.
 
 What is checked, since a restart from this epoch must find exactly the messages in transit (G1, G2):
 
@@ -72,10 +72,10 @@ class ComposedLine(msgspec.Struct, frozen=True):
 
 
 class _Member(msgspec.Struct):
-    """One agent of the line as it was read.
+    """Agent of the line as it was read.
 
     Attributes:
-        checkpoint: its own on the line; None: not made yet.
+        checkpoint: its own on the line; None: not created yet.
         base: its own in the base epoch, without state where the line has another; None: not in there.
         logs: receiver → what it sent after its checkpoint in the base and before the line, in order.
     """
@@ -120,7 +120,7 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
 def _find_chunks(
     store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
 ) -> tuple[list[bytes], dict[str, list[bytes]]]:
-    """Where the chunks of the line's states lie: in the base, or in the pack of their checkpoint."""
+    """Return the locations of the chunks of the line's states: in the base, or in the pack of their checkpoint."""
     if not any(checkpoint.chunked for checkpoint in composed):
         return [], {}
     held: set[bytes] = set()
@@ -181,7 +181,7 @@ def _read_base(store: Store, command: MaterialiseLine) -> Iterator[tuple[str, Ag
 
 
 def _without_contents(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Of which only numbers and logs are needed."""
+    """Return the checkpoint with only its numbers and logs."""
     return msgspec.structs.replace(checkpoint, state=b"", parts=[], saved_journal=msgspec.UNSET)
 
 
@@ -247,7 +247,7 @@ def _read_pack(
 
 
 class _Incoming:
-    """What was sent to each agent of a line, by receiver and sender.
+    """Messages sent to each agent of a line, by receiver and sender.
 
     Attributes:
         channels: those on which something was sent between agents of the line, sorted.

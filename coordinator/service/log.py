@@ -1,4 +1,4 @@
-"""What the coordinator needs of a log: operations, in one order, that survive the coordinator. `replicated.py` is the one."""
+"""Interface of the coordinator's log: operations, in one order, that survive the coordinator. `replicated.py` is the one."""
 
 from typing import Protocol
 
@@ -6,14 +6,14 @@ from snapline.coordinator.state.fleet_records import ProposalOutcome
 
 
 class ReplicatedLog(Protocol):
-    """Where a leader's decisions go before anybody hears of them."""
+    """Log of a leader's decisions, written before anybody hears of them."""
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
         """Have `entry` committed and applied.
 
         Returns Committed with the state machine's result, Rejected (it is not in the log, and never will be) or Unknown.
-        After Unknown the caller proposes the same request again. Raises LogError if the log has ended for good.
+        After Unknown the caller proposes the same request again. Raises LogError if the log has ended permanently.
         """
 
     async def close(self) -> None:
-        """No more proposals come; what was proposed and not answered is unknown."""
+        """Take no more proposals; what was proposed and not answered is unknown."""

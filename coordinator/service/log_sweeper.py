@@ -13,7 +13,7 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class LogSweeper:
-    """Of one coordinator. Every batch and manifest is read once: they do not change."""
+    """Log sweeper of one coordinator. Every batch and manifest is read once: they do not change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class LogSweeper:
             _log.warning("batches of host logs that no epoch needs remain in the store: %s", error)
 
     def _read_batches(self) -> list[BatchNumbers]:
-        """All but the highest entry of each log: that one stays anyway."""
+        """Return all but the highest entry of each log: that one stays anyway."""
         found: dict[tuple[LogName, int], BatchNumbers] = {}
         for log, numbers in self._store.read_logs().items():
             for number in numbers[:-1]:

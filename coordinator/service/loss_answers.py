@@ -1,6 +1,6 @@
-"""What failures and epochs cost, for `snapline status`: from the replicated state, and from what the leader's process has heard.
+"""Costs of failures and epochs, for `snapline status`: from the replicated state, and from what the leader's process has heard.
 
-Nothing is decided from it. A replica that does not lead says of the newest epoch only what the state says.
+Nothing is decided from it. A replica that does not lead reports of the newest epoch only what the state says.
 """
 
 from itertools import pairwise
@@ -11,11 +11,11 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 
 RECOVERIES_SHOWN = 8
-"""More are in `snapline recovery history`."""
+"""Number of recoveries shown; more are in `snapline recovery history`."""
 
 
 def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> LossStatus:
-    """At this wall-clock time. `missed`: what the leader says is."""
+    """Return the losses at this wall-clock time. `missed`: as the leader says."""
     image, plans = state.image, state.image.plans
     if not plans:
         return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)

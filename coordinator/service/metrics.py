@@ -1,6 +1,6 @@
-"""What a coordinator's process says of itself (`telemetry/metrics.py`): how its replica stands, and the fleet, while it leads.
+"""Metrics of a coordinator's process (`telemetry/metrics.py`): its replica's status, and the fleet's, while it leads.
 
-What it says of the fleet is in the replicated state, or with the leader; a replica that does not lead is silent about it, so
+Fleet figures are in the replicated state, or with the leader; a replica that does not lead omits them, so
 sums over replicas count nothing twice.
 """
 
@@ -152,7 +152,7 @@ class CoordinatorMetrics:
         self._wall_ns = wall_ns
 
     async def read(self) -> Readings:
-        """Now. Raises CoordinatorUnavailableError if the thread that runs Raft does not answer."""
+        """Read all metrics now. Raises CoordinatorUnavailableError if the thread that runs Raft does not answer."""
         raft, driver = await self._read_raft(), self._leadership.driver
         return raft if driver is None else {**raft, **self._read_fleet(driver.standing()), **self._read_figures()}
 
@@ -202,7 +202,7 @@ class CoordinatorMetrics:
         }
 
     def _read_rollback(self) -> Readings:
-        """Of the last recovery that is done."""
+        """Return figures of the last recovery that is done."""
         state = self._state
         done = [plan for plan in state.image.plans if plan.number > state.start_plan and plan.done_ns]
         if not done:

@@ -4,7 +4,7 @@ A reader asks with its cursor and gets a page: what is released beyond it; if th
 is kept of a reader between its calls, and none gets more than it asks for. So it may go on at any replica that leads later, and
 a slow one holds up nobody.
 
-Which epochs have outputs is listed once for each leadership; from then on the store tells of releases as they are made.
+Which epochs have outputs is listed once for each leadership; from then on the store reports releases as they are made.
 """
 
 import asyncio
@@ -32,26 +32,26 @@ PAGE_BYTES = 2**20
 """1 MiB: where a page ends; its last output may be longer."""
 
 PAGE_OUTPUTS_MAX = 5000
-"""Of a page, whatever they are long."""
+"""Largest number of outputs in a page, of any length."""
 
 SCANNED_MAX = 100_000
-"""Outputs that are looked at for a page: where few have the topic that is asked for, the reader gets on all the same."""
+"""Largest number of outputs scanned for a page: where few have the requested topic, the reader gets on all the same."""
 
 WAIT_S_MAX = 20.0
 """A call waits no longer: then the reader is asked whether it still listens."""
 
 LOOK_S = 0.25
-"""How often a call that waits looks whether this replica still leads."""
+"""Time between two looks of a waiting call whether this replica still leads."""
 
 STAY_S = 5.0
 """A reader that has waited is counted for so long: it takes what it got, and comes back."""
 
 PAGES_AT_ONCE = 4
-"""Each reads files on a thread, and holds one part of a release: some ten MiB."""
+"""Pages read at once; each reads files on a thread, and holds one part of a release: some ten MiB."""
 
 
 class OutputFeed:
-    """Of one replica. `has_ended`: the fleet has; `who_leads` says whom to ask instead."""
+    """Output feed of one replica. `has_ended`: the fleet has; `who_leads` says whom to ask instead."""
 
     def __init__(
         self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], who_leads: Callable[[], str]
@@ -61,21 +61,21 @@ class OutputFeed:
         self._leadership = leadership
         self._who_leads = who_leads
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Once somebody has read."""
+        """Event loop, once somebody has read."""
         self._changed = asyncio.Event()
         """Set, and replaced by another, at each release."""
         self._epochs: list[int] | None = None
-        """Those that have outputs, ascending; None: to be listed. A release that is told of while they are is added."""
+        """Epochs that have outputs, ascending; None: to be listed. A release reported while they are listed is added."""
         self._listed_by: Driver | None = None
         """The driver of the leadership under which they were."""
         self._listing = asyncio.Lock()
         self._told: list[int] = []
-        """Releases that were told of since the last listing began, while it went on."""
+        """Releases reported since the last listing began, while it went on."""
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self._waiting = self._waits = 0
         """Calls that wait now, and that have waited."""
         self._watched: Driver | None = None
-        """Whose hosts were told that somebody waits."""
+        """Driver whose hosts were informed that somebody waits."""
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
@@ -128,7 +128,7 @@ class OutputFeed:
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
     async def _list(self, driver: Driver) -> list[int]:
-        """The epochs that have outputs; what was released under another leadership is not told of here, so they are listed again."""
+        """The epochs that have outputs; releases under another leadership are not reported here, so they are listed again."""
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
                 self._told = []
@@ -138,7 +138,7 @@ class OutputFeed:
 
     @contextlib.asynccontextmanager
     async def _watching(self, driver: Driver) -> AsyncIterator[None]:
-        """Hosts are told that somebody waits for outputs: they want an epoch for those that are pending."""
+        """Inform hosts that somebody waits for outputs: they want an epoch for those that are pending."""
         self._waiting += 1
         if self._watched is not driver:
             self._watched = driver
@@ -151,7 +151,7 @@ class OutputFeed:
             asyncio.get_running_loop().call_later(STAY_S, self._leave, self._waits)
 
     def _leave(self, wait: int) -> None:
-        """Somebody has not waited for a while. He may have come back, or others have come."""
+        """Stop watching if no reader has waited for a while. One may have come back, or others have come."""
         if self._waiting or wait != self._waits or self._watched is None:
             return
         watched, self._watched = self._watched, None
@@ -159,7 +159,7 @@ class OutputFeed:
             watched.feed(OutputReadersChanged(is_watched=False))
 
     async def _wait(self, changed: asyncio.Event, driver: Driver, deadline_s: float) -> None:
-        """For the next release, the end of the fleet, or that of our leadership."""
+        """Wait for the next release, the end of the fleet, or that of our leadership."""
         loop = asyncio.get_running_loop()
         while not changed.is_set() and loop.time() < deadline_s:
             if self._is_over(driver):
@@ -177,7 +177,7 @@ class OutputFeed:
         return driver
 
     def _is_over(self, driver: Driver) -> bool:
-        """Nothing will be released any more."""
+        """Return whether nothing will be released any more."""
         return self._has_ended() and (self._leadership.ended.is_set() or driver.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
@@ -208,7 +208,7 @@ def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> Re
 
 
 class _Page:
-    """One that is being filled."""
+    """Page that is being filled."""
 
     def __init__(self, after: str, topic: str) -> None:
         self.cursor = after
@@ -221,7 +221,7 @@ class _Page:
         return self._bytes >= PAGE_BYTES or self._outputs >= PAGE_OUTPUTS_MAX or self._scanned >= SCANNED_MAX
 
     def take(self, batch: OutputBatch) -> None:
-        """As much of it as there is room for."""
+        """Take as much of the batch as there is room for."""
         found: list[ReleasedOutput] = []
         taken = 0
         while taken < len(batch.outputs) and not self.is_full:

@@ -20,13 +20,13 @@ from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8
-"""Whose numbers are remembered: the epoch to be released, and the one before it, need not be read then."""
+"""Number of epochs whose numbers are remembered: the one to be released, and the one before it, need not be read then."""
 
 Numbers = dict[str, int]
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Of one epoch: its root, and agent → its last input consumed, and output emitted."""
+    """Numbers of one epoch: its root, and agent → its last input consumed, and output emitted."""
 
     root: str
     inputs: Numbers
@@ -34,7 +34,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class OutputReleaser:
-    """Of one coordinator. Methods may run on any thread, but releases one at a time."""
+    """Output releaser of one coordinator. Methods may run on any thread, but releases one at a time."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store
@@ -74,7 +74,7 @@ class OutputReleaser:
         return released
 
     def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
-        """None: there are none, and nobody is to write others later."""
+        """Write a release. None: there are no outputs, and nobody is to write others later."""
         try:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
         except UsageError:
@@ -109,7 +109,7 @@ class OutputReleaser:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _read_outputs(self, command: ReleaseEpoch, fresh: Numbers, now: Numbers) -> list[EmittedOutput]:
-        """Of these agents, what they have emitted beyond these numbers: of the checkpoints of those alone."""
+        """Return these agents' outputs emitted beyond these numbers: from the checkpoints of those alone."""
         manifest = self._store.read_manifest(command.root, epoch=command.epoch)
         found: list[EmittedOutput] = []
         for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
@@ -133,7 +133,7 @@ class OutputReleaser:
 
 
 def _check_whole(manifest: Manifest, agent: str, numbers: list[int], *, above: int, last: int) -> None:
-    """What is beyond the epoch before must be in the checkpoint: nobody had reason to drop it."""
+    """Check that all outputs beyond the epoch before are in the checkpoint: nobody had reason to drop them."""
     if numbers != list(range(above + 1, last + 1)):
         path = manifest.packs[manifest.line_of(agent).pack].path
         raise damaged(path, f"outputs beyond {above} are missing", epoch=manifest.metadata.epoch, blob=agent)

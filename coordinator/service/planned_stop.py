@@ -1,7 +1,7 @@
-"""A signal to stop, at a coordinator: a fleet that runs takes a last snapshot before.
+"""Signal to stop, at a coordinator: a fleet that runs takes a last snapshot before.
 
-Its hosts may be about to stop, too, and find nobody then who could have an epoch begin. Who leads has one begin (`leader/departures.py`). The other replicas
-stay until it is complete, for without them it cannot be decided. A coordinator whose fleet has no hosts, or does not run, ends at once.
+Its hosts may be about to stop, too, and find nobody then who could have an epoch begin. The leader has one begin (`leader/departures.py`). The
+other replicas stay until it is complete: without them it cannot be decided. A coordinator whose fleet has no hosts, or does not run, ends at once.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.planned_ends import SAME_SIGNAL_S
 
 LOOK_S = 0.05
-"""How often it is looked whether the epoch is complete: it takes some tens of milliseconds."""
+"""Time between two looks whether the epoch is complete: it takes some tens of milliseconds."""
 
 _log = logging.getLogger("snapline.coordinator")
 
 
 class CoordinatorStop:
-    """Of one process."""
+    """Planned stop of one process."""
 
     def __init__(self, leadership: Leadership, state: FleetView, limit_s: float) -> None:
         self._leadership = leadership

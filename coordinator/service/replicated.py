@@ -35,7 +35,7 @@ class MirroredMachine:
         self._post: Post = lambda _: None
 
     def post_with(self, post: Post) -> None:
-        """How calls get to the loop, in order. To be said before the replica starts."""
+        """Set how calls get to the loop, in order. Call it before the replica starts."""
         self._post = post
 
     # ---- on the tick thread ---------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class MirroredMachine:
 
 
 class RaftLog:
-    """What a leader proposes to. A proposal of a replica that leads no more may still be committed, through its successor:
+    """Log that a leader proposes to. A former leader's proposal may still be committed, through its successor:
     what it bases on has moved then, and the state machine refuses it."""
 
     def __init__(self, driver: RaftDriver) -> None:

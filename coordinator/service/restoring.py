@@ -1,7 +1,7 @@
-"""Going back on purpose, as tools ask for it: which epoch is meant, what going back to it would undo, and whether its inputs are all kept.
+"""Restores, as tools request them: which epoch is meant, what a restore to it would undo, and whether its inputs are all kept.
 
 The preview follows from the state and the store at one moment. What happens between it and the restore is undone as well; the epoch is the
-same, since who confirms a preview names its epoch and no more a tag or "last".
+same, since a confirmed preview names its epoch and no longer a tag or "last".
 
 Host logs keep what the oldest epoch in the log asks for, so nothing is missing as a rule. A store that was mended from copies may lack some:
 then the fleet goes back only without these inputs. To find that out here is better than in the plan, which could not be applied then.
@@ -50,14 +50,14 @@ class Ask(Protocol):
 
 
 class Restoring:
-    """Of one replica, while it leads."""
+    """Restores of one replica, while it leads."""
 
     def __init__(self, state: FleetState, store: Store) -> None:
         self._state = state
         self._store = store
 
     async def preview(self, snapshot: str, *, is_dropping: bool) -> RestorePreview:
-        """What going back would undo.
+        """Return what a restore would undo.
 
         Raises:
             NotFoundError: no such snapshot.
@@ -140,7 +140,7 @@ class Restoring:
 
 
 def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_Word]]":
-    """What logs hold beyond an epoch: agent → numbers of inputs, and words about effects, as logs say them, in their order."""
+    """Return entries of logs beyond an epoch: agent → numbers of inputs, and effect records, as logs have them, in their order."""
     found: dict[str, set[int]] = {}
     words: list[_Word] = []
     for log, numbers in sorted(store.read_logs().items()):
@@ -160,12 +160,12 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
 
 
 def _is_call(entry: JournalEntry) -> bool:
-    """Was an effect called, or about to be? What an earlier turn has done, or what was refused, is no call."""
+    """Return whether an effect was called, or about to be. What an earlier turn has done, or what was refused, is no call."""
     return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
 
 
 def _word_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
-    """What the ledger says, or would say, of a call."""
+    """Return the ledger's record of a call, written or not."""
     entry = logged.entry
     key, _, number = entry.sender.rpartition("#")
     generation, (undoes, of) = int(number), undone_of(key) or ("", 0)
@@ -186,7 +186,7 @@ _Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
 
 
 _Word = tuple[str, EffectRecord]
-"""By an agent."""
+"""Effect record of an agent."""
 
 
 def _undone(store: Store, voided: Iterable[int], logged: Iterable[_Word]) -> _Released:
@@ -208,7 +208,7 @@ _FATES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked for, perh
 
 
 def effects_left(words: Iterable[_Word]) -> tuple[str, ...]:
-    """What of these words of agents, in their order, stays outside: one line each. What was undone by its compensation does not."""
+    """Return the effects in these records of agents, in their order, that stay outside: one line each, without those undone by compensation."""
     found: dict[tuple[str, str, int], str] = {}
     for agent, word in words:
         if word.stage not in _FATES:  # that it is left says nothing new of it

@@ -63,65 +63,65 @@ if TYPE_CHECKING:
 _log = logging.getLogger("snapline.coordinator")
 
 AWAY_LOOK_S = 1.0
-"""Between two looks for a store that is away: a mount takes seconds."""
+"""Time between two looks for a store that is away: a mount takes seconds."""
 
 AWAY_SAID_LOOKS = 30
-"""Every so many of them it is said again."""
+"""Number of looks after which it is logged again."""
 
 OTHER_LOOKS_MAX = 60
-"""So often another store may be found in its place: a mount that is being changed, or a wrong --store."""
+"""Largest number of looks that find another store in its place: a mount that is being changed, or a wrong --store."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 PEOPLE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 GOODBYE_S = 1.0
-"""For calls that are being answered when the run ends."""
+"""Time limit for calls that are being answered when the run ends."""
 
 HEALTH_S = 0.5
-"""How often the health service hears whether there is a majority: half an election."""
+"""Time between two reports to the health service whether there is a majority: half an election."""
 
 ALONE_S = (0.06, 0.12)
 """Election time-outs of a replica without peers: there is nobody to wait for."""
 
 LOST_LOOK_S = 5.0
-"""How often a replica without a leader, or without its log, looks whether too many logs are lost. Longer than an election:
-by then a learner that can be a voter again is one."""
+"""Time between two looks of a replica without a leader, or without its log, whether too many logs are lost. Longer than an
+election: by then a learner that can be a voter again is one."""
 
 REFUSED_S = 2.0
-"""How long all other replicas must have refused this one, or speak another transport, before it ends: they may know it by an address at which they
-just have not dialled it."""
+"""Time that all other replicas must have refused this one, or speak another transport, before it ends: they may know it by an address at which
+they just have not dialled it."""
 
 END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
-"""How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
+"""Time between two looks of a non-leader whether the fleet has ended, and its stay after that: its leader needs it."""
 
 
 class FolderInUseError(UsageError):
-    """Another coordinator runs on this data directory."""
+    """Data directory in use by another coordinator."""
 
     exit_code = 11
 
 
 class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a coordinator is told.
+    """Options of a coordinator.
 
     Attributes:
         data_dir: folder of its log; the same one continues the same fleet.
         store: the checkpoint store, a path or file:///… URL that all hosts share.
-        hosts_expected: the fleet starts when so many hosts have joined.
+        hosts_expected: the fleet starts when this many hosts have joined.
         listen: "host:port"; port 0 takes the one of the run before, or any free one.
-        advertise: where others reach it; default: as it listens.
+        advertise: address for others; default: as it listens.
         security: certificates, or loopback only.
         health: where health is served without certificates (`telemetry/health.py`); empty: nowhere.
         metrics: where metrics are (`telemetry/metrics_server.py`).
-        spans: what it tells OpenTelemetry (`telemetry/spans.py`).
-        log_ids: what its log lines bear (`telemetry/log_lines.py`).
+        spans: what it exports to OpenTelemetry (`telemetry/spans.py`).
+        log_ids: ids in its log lines (`telemetry/log_lines.py`).
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs that a recovery may go back to, at least 2.
         retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
         exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
         node: id of this replica of the coordinator.
-        members: id → "host:port" of all replicas, the same everywhere and for ever; empty: this one is alone.
+        members: id → "host:port" of all replicas, the same everywhere, permanently; empty: this one is alone.
         begin_anew: a fleet all of whose snapshots are damaged may begin from its initial states.
         last_snapshot_s: how long a signal to stop waits for a snapshot of a fleet that runs; 0: not at all.
     """
@@ -219,7 +219,7 @@ def _open_or_create(location: str) -> Store:
 
 
 class _Process:
-    """One replica's process: Raft, the leader while it leads, and the server in front of both."""
+    """Process of one replica: Raft, the leader while it leads, and the server in front of both."""
 
     def __init__(self, options: CoordinatorOptions, store: Store) -> None:
         self._options = options
@@ -318,7 +318,7 @@ class _Process:
         return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
     def metrics_door(self) -> MetricsDoor:
-        """For who asks how this process and, while it leads, the fleet stand."""
+        """Return the metrics endpoint of this process and, while it leads, the fleet."""
         metrics = CoordinatorMetrics(
             self._replica,
             self._leadership,
@@ -343,7 +343,7 @@ class _Process:
             ) from error
 
     async def _watch_logs(self) -> None:
-        """End it when so many replicas have lost their logs that nobody will ever lead."""
+        """End the process when so many replicas have lost their logs that nobody will ever lead."""
         driver = self._replica.driver
         while True:
             if not self._is_alone:
@@ -383,7 +383,7 @@ class _Process:
             await self._tell_health(healthy)
 
     async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
-        """A replica without a majority answers nobody, whatever its process does. A leader hears how the replicas stand."""
+        """Set the health status: a replica without a majority answers nobody, whatever its process does. A leader gets the replicas' status."""
         raft, options = self._replica.driver, self._options
         try:
             status = await raft.status()
@@ -408,7 +408,7 @@ class _Process:
                     return
 
     def _make_driver(self) -> Driver:
-        """A new leader. Raises LogError or UsageError if log and store do not tell the same story."""
+        """A new leader. Raises LogError or UsageError if log and store do not agree."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
@@ -429,7 +429,7 @@ class _Process:
         return Driver(core, self._log, keeper, self._figures, self._begin_spans())
 
     def _begin_spans(self) -> "FleetSpans | None":
-        """Of the leader that begins here."""
+        """Begin the spans of the leader that begins here."""
         if self._export is None:
             return None
         from snapline.coordinator.service.fleet_spans import FleetSpans
@@ -448,7 +448,7 @@ def _log_lost(lost: list[str], store: Store) -> ForeignLogError:
 
 
 def _check_store(state: FleetView, store: Store) -> None:
-    """Log and store must tell the same story.
+    """Check that log and store agree.
 
     Raises:
         LogError: they do not: a log that has lost its end.
@@ -506,7 +506,7 @@ async def _add_services(
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
-    """One process at a time: two with the same files would vote twice.
+    """Lock the folder for one process: two with the same files would vote twice.
 
     Raises:
         FolderInUseError: another process uses it.
@@ -531,7 +531,7 @@ def _write_address(data_dir: Path, address: str, listen: str) -> None:
 
 
 def read_address(data_dir: Path, field: str = "address") -> str:
-    """Where the coordinator of `data_dir` is reached, or (`field="listen"`) listens; empty if it never ran."""
+    """Return the address of `data_dir`'s coordinator, or (`field="listen"`) its listening one; empty if it never ran."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):

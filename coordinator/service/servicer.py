@@ -84,16 +84,16 @@ FIGURES = (
 )
 
 CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Of a snapshot's states and messages in one answer; the other half is for names and counters: ten thousand agents' take 4 MiB."""
+"""Largest size of a snapshot's states and messages in one answer; the other half is for names and counters: ten thousand agents' take 4 MiB."""
 
 LISTING_S = 2.0
-"""For the store to list its epochs: the rest of the history does not wait for it longer."""
+"""Time limit for the store to list its epochs: the rest of the history does not wait longer."""
 
 ANSWER_S = 0.1
-"""For the answer to go out before the process that gives it ends."""
+"""Time for the answer to go out before the process that gives it ends."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
-"""Of a heartbeat, of a host's status, and summed up in the fleet's."""
+"""Fields of a heartbeat, of a host's status, and summed up in the fleet's."""
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
@@ -132,7 +132,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, _requests: object, context: Context) -> None:
-        """One stream of a host: its messages go to the core, the core's directives to it. It ends with the leader."""
+        """Serve one stream of a host: its messages go to the core, the core's directives to it. It ends with the leader."""
         driver = await self._leading_or_abort(context)
         join = await self._read_join(context)
         if isinstance(join, TurnedAway):
@@ -198,7 +198,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return driver
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
-        """What is read after this holds everything that was acknowledged before the call (linearizable)."""
+        """Ensure that later reads see everything that was acknowledged before the call (linearizable)."""
         if not is_stale_allowed:
             self._leading()
             await self._replica.driver.read(lambda: None)
@@ -207,7 +207,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def Status(self, request: pb.StatusRequest, context: Context) -> Message:
-        """How the fleet stands."""
+        """Return the fleet's status."""
         if request.unconfirmed:
             self._leading()
         else:
@@ -280,7 +280,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
-        """List, show or verify; or tell how epochs ended."""
+        """List, show or verify; or report how epochs ended."""
         if request.verb == "history":
             await self._be_current()
             told = epoch_history(self._state, await self._stored_epochs())
@@ -288,7 +288,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
 
     async def _stored_epochs(self) -> list[int] | None:
-        """None: the store does not say in time; the history is told all the same."""
+        """List stored epochs; None: the store does not say in time, and the history is shown all the same."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._store.epochs), LISTING_S)
         except (SnaplineError, OSError, TimeoutError):
@@ -309,7 +309,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> Message:
-        """Where the fleet would go back to."""
+        """Return the current recovery line."""
         await self._be_current()
         return recovery_line_replies.wrap(await self._line(list(request.failed), each=request.each))
 
@@ -333,13 +333,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> Message:
-        """Where it has gone back to."""
+        """Return the past recoveries."""
         await self._be_current(is_stale_allowed=request.stale)
         return writer_of(RecoveryHistoryReply, pb.RecoveryHistoryReply)(history(self._state))
 
     @translated
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
-        """What going back on purpose would undo."""
+        """Return what a restore would undo."""
         await self._be_current()
         found = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
         return writer_of(RestorePreview, pb.RestorePreview)(found)
@@ -355,7 +355,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
-        """Where agents live: for clients, who speak to their hosts, and for tools."""
+        """Return agents' locations: for clients, who call their hosts, and for tools."""
         if len(request.agents) > LOCATED_MAX:
             raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
@@ -414,7 +414,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """Who has this role speaks for itself; whoever else may call speaks for all."""
+        """Check that a caller with this role speaks for itself; other permitted callers speak for all."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:
             await refuse(
@@ -425,13 +425,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
-        """What agents have given to the outside; waits for something, if nothing is there."""
+        """Return released outputs; wait for one if there is none."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
     @translated
     async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
-        """Who has read outputs how far."""
+        """Return consumers and their positions."""
         return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
 
     @translated
@@ -441,7 +441,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def ForgetConsumer(self, request: pb.ForgetConsumerRequest, context: Context) -> pb.ForgetConsumerReply:
-        """Nothing is kept for it any more."""
+        """Delete a consumer."""
         await self._outputs.forget(request.name)
         return pb.ForgetConsumerReply()
 
@@ -449,7 +449,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
-        """How this replica stands, leader or not."""
+        """Return this replica's status, leader or not."""
         raft = self._replica.driver
         match request.verb:
             case "status":

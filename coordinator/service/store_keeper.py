@@ -54,13 +54,13 @@ from snapline.storage.timestamps import instant
 _log = logging.getLogger("snapline.coordinator")
 
 VALIDITY = "consistent: every channel covered, every pack's index read back"
-"""What is proven of an epoch when it is committed."""
+"""Proof of an epoch when it is committed."""
 
 LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every message in transit found, no orphan"
 """The same of an epoch that the coordinator has put together from checkpoints."""
 
 DELETED_KEPT = 10_000
-"""Many more than are forgotten while a manifest waits, whose bases were named when they were still known."""
+"""Number of deletions remembered: many more than are forgotten while a manifest waits, whose bases were named when they were still known."""
 
 
 class StoreKeeper:
@@ -83,8 +83,8 @@ class StoreKeeper:
     ) -> None:
         """`state` is read for the fleet's name, which does not change once it is defined, and for its agents' places in vectors.
 
-        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds. `on_deleted` is told how many
-        files are gone, on the thread that deletes.
+        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds. `on_deleted` gets the
+        number of files deleted, on the thread that deletes.
         """
         self._store = store
         self._on_deleted = on_deleted
@@ -214,7 +214,7 @@ class StoreKeeper:
         )
 
     def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
-        """Where agents keep vectors: without the places in them they say nothing to another fleet."""
+        """Return agents' places in vectors: without them vectors mean nothing to another fleet."""
         if not is_autonomous(self._image.protocol):
             return {}
         known = self._image.agents
@@ -260,7 +260,7 @@ class StoreKeeper:
             return SnapshotResolved(command.snapshot, 0, str(error) or repr(error))
 
     def check_line(self, command: CheckLine) -> LineChecked:
-        """Can the fleet restart from this epoch? Blobs are checked by the hosts that load them, or here, if all is asked for."""
+        """Check whether the fleet can restart from this epoch. Blobs are checked by the hosts that load them, or here, if all is requested."""
         try:
             self._store.judged(lambda: self._check_line(command))
         except DamagedDataError as error:
@@ -330,7 +330,7 @@ class StoreKeeper:
         return removed
 
     def _read_times(self) -> list[SnapshotTime]:
-        """When the store's epochs were created. Manifests do not change: each is read once, and only if there is a policy."""
+        """Return the creation times of the store's epochs. Manifests do not change: each is read once, and only if there is a policy."""
         if self._retention is None:
             return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
         found, known = list[SnapshotTime](), dict[int, SnapshotTime]()
@@ -397,7 +397,7 @@ def _path_of(error: DamagedDataError, root: str) -> str:
 
 
 def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]:
-    """Which of the epochs that are referred to is damaged, and its file; (0, "") if the error is another.
+    """Return the damaged one of the epochs referred to, and its file; (0, "") if the error is another.
 
     Only their manifests are read then. A host that reports a pack of an older epoch condemns nothing by it.
     """

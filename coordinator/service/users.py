@@ -1,7 +1,7 @@
-"""People at the coordinator's doors: their tokens, and the book of what they ask for. An adapter around `state/users.py`.
+"""Users of the coordinator: their tokens, and the audit log of their requests. An adapter around `state/users.py`.
 
 Whether a token is good is read from the replicated state of this replica. One that leads knows all that was acknowledged; one that does not
-may lack the newest tokens, and sends whoever bears an unknown one to the leader. What changes something is written down through Raft before it is
+may lack the newest tokens, and sends the bearer of an unknown one to the leader. What changes something is recorded through Raft before it is
 made, and there the token is looked at again.
 """
 
@@ -29,7 +29,7 @@ VALID_S_MAX = 366 * 24 * 3600
 """A token that is good for longer is one that nobody looks after."""
 
 PROPOSE_S, AGAIN_S = 10.0, 0.1
-"""For one entry to be committed: an election takes a second or two. And between two attempts, under the same request id."""
+"""Time for one entry to be committed: an election takes a second or two. And between two attempts, under the same request id."""
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
@@ -38,7 +38,7 @@ AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if d
 
 
 class FleetPeople:
-    """What the coordinator knows of people; one for each replica."""
+    """Users as the coordinator knows them; one for each replica."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FleetPeople:
     # ---- for the doors --------------------------------------------------------------------------------------------------
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Who bears this token; see `doors.People`."""
+        """Return the bearer of this token; see `rpc_authorization.People`."""
         found = bearer_of(self._state.image, digest, time.time_ns())
         if found is None:
             self._check_leading()
@@ -71,7 +71,7 @@ class FleetPeople:
         return Identity(found[1], found[0])
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str, at: str = "") -> None:
-        """Write a call down; see `doors.People`."""
+        """Write a call down; see `rpc_authorization.People`."""
         self._check_leading()
         assert caller.identity is not None, "nobody is not written down"
         role, name = caller.identity
@@ -111,7 +111,7 @@ class FleetPeople:
         await self.record(Caller(identity, proof.digest), call, about, outcome, host)
 
     def _identity_by(self, proof: Caller) -> Identity:
-        """Whom a token's digest or a certificate proves."""
+        """Return the identity that a token's digest or a certificate proves."""
         if proof.digest:
             found = bearer_of(self._state.image, proof.digest, time.time_ns())
             if found is None:
@@ -136,7 +136,7 @@ class FleetPeople:
     # ---- for admins -----------------------------------------------------------------------------------------------------
 
     async def make_token(self, name: str, role: str, digest: bytes, valid_s: int) -> int:
-        """Returns until when it is good, in nanoseconds of our clock."""
+        """Return the token's expiry, in nanoseconds of our clock."""
         check_id(name, "token")
         if not 1 <= valid_s <= VALID_S_MAX:
             raise UsageError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
@@ -147,13 +147,13 @@ class FleetPeople:
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:
-        """From the entry on that says so."""
+        """Revoke a token, from its log entry on."""
         result = await self._propose(op.RevokeToken(name))
         if result.status == UNCHANGED:
             raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")
 
     async def tokens(self) -> ReadTokensReply:
-        """All of them."""
+        """Return all tokens."""
         await self._be_current()
         now_ns = time.time_ns()
         rows = [
@@ -181,7 +181,7 @@ class FleetPeople:
             raise CoordinatorUnavailableError(self._who_leads.sentence())
 
     async def _be_current(self) -> None:
-        """What is read after this holds all that was acknowledged before."""
+        """Ensure that later reads see all that was acknowledged before."""
         self._check_leading()
         await self._raft.read(lambda: None)
 

@@ -23,31 +23,31 @@ class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @translated
     async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
-        """Know a token by its digest."""
+        """Register a token by its digest."""
         expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
         return pb.MakeTokenReply(expires_ns=expires_ns)
 
     @translated
     async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.RevokeTokenReply:
-        """Know it no more."""
+        """Revoke a token."""
         await self._people.revoke_token(request.name)
         return pb.RevokeTokenReply()
 
     @translated
     async def ReadTokens(self, request: pb.ReadTokensRequest, context: Context) -> Message:
-        """All tokens, without their digests."""
+        """Return all tokens, without their digests."""
         return writer_of(ReadTokensReply, pb.ReadTokensReply)(await self._people.tokens())
 
     @translated
     async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
-        """For a host: who has called it."""
+        """Return to a host who has called it."""
         self._people.check_member(self._host(context))
         found = await self._people.holder(request.digest)
         return pb.CheckTokenReply() if found is None else pb.CheckTokenReply(name=found.name, role=found.role)
 
     @translated
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
-        """For a host: write down who has asked it for what. Who that was is what the proof says, and the host's name stands beside it."""
+        """Record for a host who has requested what of it. The proof says who that was, and the host's name is stored with it."""
         proof = Caller(None, request.digest, request.certificate)
         await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
         return pb.RecordCallReply()

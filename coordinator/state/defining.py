@@ -21,7 +21,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
-    """What the fleet is, once: the same again changes nothing."""
+    """Define the fleet, once: the same again changes nothing."""
     image = state.image
     if image.agents_defined:
         if image.definition_digest == kind.definition_digest:
@@ -70,7 +70,7 @@ def next_ordinal(image: FleetImage) -> int:
 
 
 def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
-    """Why these agents cannot be created, or ""."""
+    """Return why these agents cannot be created, or ""."""
     image = state.image
     if not kind.agents or len(kind.agents) != len(kind.kinds):
         return "a creation names agents and their kinds"

@@ -6,7 +6,7 @@ from snapline.coordinator.state.fleet_records import OUTCOMES_KEPT, EpochRecord,
 
 
 def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord) -> None:
-    """It is complete."""
+    """Note that the epoch is complete."""
     sizes = (kind.state_bytes, kind.channel_state_bytes, kind.channel_state_messages)
     begun = (kind.epoch, record.plan, record.trigger, record.begun_ns)
     _note(image, EpochEnd(*begun, record.ended_ns, True, "", *sizes, account=kind.account))
@@ -15,7 +15,7 @@ def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord
 def note_aborted(
     image: FleetImage, epoch: int, record: EpochRecord, reason: str, account: EpochAccount | None = None
 ) -> None:
-    """It was aborted, by the operation that is being applied."""
+    """Note that the epoch was aborted, by the operation that is being applied."""
     begun = (epoch, record.plan, record.trigger, record.begun_ns)
     _note(image, EpochEnd(*begun, image.now_ns, False, reason, account=account))
 

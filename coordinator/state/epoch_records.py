@@ -1,20 +1,20 @@
-"""How epochs ended, and what took their time: figures that are shown, and that nothing is decided from."""
+"""Ends of epochs, and what took their time: figures that are shown, and that nothing is decided from."""
 
 import msgspec
 
 ENDS_KEPT = 256
-"""Epochs whose end is told, the newest: four minutes of one a second, ten days of one an hour. With the longest ids and reasons they
+"""Number of newest epochs whose end is kept: four minutes of one a second, ten days of one an hour. With the longest ids and reasons they
 are some hundred KiB of the image."""
 
 REASON_CHARACTERS_MAX = 300
-"""Of a reason here; the outcome of a young epoch has it in full."""
+"""Largest length of a reason here; the outcome of a young epoch has it in full."""
 
 
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
-    """What took the time of one host's part of an epoch.
+    """Durations of one host's part of an epoch.
 
-    All but `after_ns` are durations by the host's own clock, one after another: they tell the way of the agent that was the last there to
-    record its state. A host of an older release tells none of them, and no agent.
+    All but `after_ns` are durations by the host's own clock, one after another: they belong to the agent that was the last there to
+    record its state. A host of an older release reports none of them, and no agent.
 
     Attributes:
         agent: the last one there to record; "": none had to.
@@ -36,12 +36,12 @@ class PartTimes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def recorded_ns(self) -> int:
-        """From the host's first word of the epoch until the last agent there was recorded."""
+        """Time from the host's first word of the epoch until the last agent there was recorded."""
         return self.start_delay_ns + self.capture_ns
 
 
 class EpochAccount(msgspec.Struct, frozen=True, gc=False):
-    """What an epoch's reports came to, for the log.
+    """Summary of an epoch's reports, for the log.
 
     Attributes:
         reports: hosts that have reported.
@@ -57,7 +57,7 @@ class EpochAccount(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochEnd(msgspec.Struct, frozen=True, gc=False):
-    """How an epoch ended.
+    """End of an epoch.
 
     Attributes:
         ended_ns: wall clock of the leader that proposed it, as `begun_ns`.

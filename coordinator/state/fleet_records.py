@@ -1,7 +1,7 @@
-"""What the replicated state holds: one image, encoded as a whole into the log when it is compacted.
+"""Content of the replicated state: one image, encoded as a whole into the log when it is compacted.
 
-Every table is bounded; the constants say by what. The image stays below the 64 MiB that a replica takes of another; where names have usual lengths, and
-ids are not used up, it has 16 MiB at most.
+Every table is bounded; the constants say by what. The image stays below the 64 MiB that a replica accepts from another;
+where names have usual lengths, and ids are not used up, it has 16 MiB at most.
 """
 
 import msgspec
@@ -16,12 +16,12 @@ from snapline.protocols.names import is_logged
 IMAGE_VERSION = 1
 
 HOSTS_MAX, LONG_HOSTS_MAX, SHORT_HOST_BYTES = 1_000, 256, 16
-"""All names fit into one entry of the log (64 KiB), in a CommitPlan and a LoseHosts, with room for the reason: 256 of 128 bytes each, and of those that
-come when there are so many 16 bytes each."""
+"""Limits of host names: all fit into one entry of the log (64 KiB), in a CommitPlan and a LoseHosts, with room for the reason: 256 of 128 bytes
+each, and of those that come when there are so many 16 bytes each."""
 
 AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80
-"""Agents alive or still part of a retained epoch: some 150 bytes each in the image, which is frozen in some 30 ms. A plan names all of them in one message of
-16 MiB: of those that come when there are 20,000, id and kind have 80 bytes together."""
+"""Agents alive or still part of a retained epoch: some 150 bytes each in the image, which is frozen in some 30 ms. A plan names all of them in one
+message of 16 MiB: of those that come when there are 20,000, id and kind have 80 bytes together."""
 
 LOGGED_AGENTS_MAX = 20_000
 """The same where agents store checkpoints of their own: each has vectors that are as long as there were agents."""
@@ -30,10 +30,10 @@ AGENTS_EVER_MAX = 200_000
 """Ids of agents that have left stay known, since ids are never used again: at most about 10 MiB of the image."""
 
 EPOCHS_OPEN_MAX = 4
-"""More at once would only keep channel state of the same slow agent several times."""
+"""Largest number of open epochs: more would only keep channel state of the same slow agent several times."""
 
 OUTCOMES_KEPT = 64
-"""Ended epochs whose outcome can be told to a host that asks again. Only open ones, 4 at most, can be asked for."""
+"""Number of ended epochs whose outcome can be sent to a host that asks again. Hosts ask only for open ones, 4 at most."""
 
 PLANS_KEPT = 64
 """Plans in the recovery history."""
@@ -55,11 +55,11 @@ APPLIED, UNCHANGED, REFUSED, OVER = "applied", "unchanged", "refused", "over"
 
 
 class OperationResult(msgspec.Struct, frozen=True, gc=False):
-    """What an operation came to.
+    """Result of an operation.
 
     Attributes:
         status: "applied"; "unchanged": it was so already; "refused": the state does not allow it, and is as before; "over":
-            likewise, since who proposed it is over, or its plan or the fleet. The next plan settles what was wanted.
+            likewise, since its proposer is over, or its plan or the fleet. The next plan settles what was wanted.
         reason: why it was refused.
         number: the number it assigned: host start, plan, epoch, incarnation, position of the next agent to define.
         begun: latest epoch begun (creations).
@@ -74,19 +74,19 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the state is as it was, and the proposer's view of it was wrong."""
+        """Return whether the state is as it was, and the proposer's view of it was wrong."""
         return self.status in (REFUSED, OVER)
 
 
 class HostRecord(msgspec.Struct):
-    """One host.
+    """Record of one host.
 
     Attributes:
         start: number of its current run, from 1.
         instance: the name that run gave itself.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why agents are kept away from it although it can be heard; "": they are not. Until a plan may use it again.
+        spare: why agents are kept away from it although it is reachable; "": they are not. Until a plan may use it again.
         is_drained: an operator wants it without agents, whatever run of it there is.
         died: the last run whose process is known to have died in the middle of turns.
     """
@@ -102,7 +102,7 @@ class HostRecord(msgspec.Struct):
 
 
 class AgentRecord(msgspec.Struct):
-    """One agent, alive or part of an epoch that is kept.
+    """Record of one agent, alive or part of an epoch that is kept.
 
     Attributes:
         host: where it is placed; "" before the first plan.
@@ -127,14 +127,14 @@ class AgentRecord(msgspec.Struct):
     ordinal: int = 0
 
     def is_member_of(self, epoch: int) -> bool:
-        """Whether it counts in `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
+        """Return whether the agent counts in `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
         if epoch == 0:
             return self.is_initial
         return self.born_epoch < epoch and (self.left_epoch is None or self.left_epoch >= epoch)
 
 
 class EpochRecord(msgspec.Struct):
-    """One epoch that is open or complete, was found damaged after it completed, or is void: the fleet went back past it on purpose.
+    """Record of an epoch that is open or complete, was found damaged after it completed, or is void: the fleet was restored past it.
 
     Attributes:
         root: root of its manifest, once complete.
@@ -154,7 +154,7 @@ class EpochRecord(msgspec.Struct):
 
 
 class OutcomeRecord(msgspec.Struct):
-    """How an epoch ended."""
+    """Outcome of an epoch."""
 
     epoch: int
     is_complete: bool
@@ -162,13 +162,13 @@ class OutcomeRecord(msgspec.Struct):
 
 
 class RestoreRecord(msgspec.Struct, frozen=True):
-    """That a plan was asked for.
+    """Request for a plan.
 
     Attributes:
-        request: who asked, and for which time.
-        drop_inputs: as it was asked; what is dropped stands in the plan.
+        request: the client, and which of its requests.
+        drop_inputs: as requested; what is dropped is in the plan.
         voided: complete epochs that it has made void.
-        agent: that asked; "": an operator did.
+        agent: requester; "": an operator.
     """
 
     request: str
@@ -178,7 +178,7 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
 
 class PlanRecord(msgspec.Struct):
-    """One plan: the fleet starts, or starts again, from a line.
+    """Record of a plan: the fleet starts, or starts again, from a line.
 
     Attributes:
         line_epoch, line_root: where it starts from; 0 and "" are the initial states.
@@ -192,8 +192,8 @@ class PlanRecord(msgspec.Struct):
         suspected_ns, committed_ns, done_ns: wall clock; done 0 = not all have confirmed.
         rolled_back: agents that did not keep their live state; all of them, where nobody checkpoints alone.
         checkpoints_lost: durable checkpoints past the line, summed over the agents.
-        restore: set if the fleet went back on purpose.
-        drop_before: inputs beyond the line that stand in logs of plans below this one are dropped; 0: none.
+        restore: set if the fleet was restored.
+        drop_before: inputs beyond the line in logs of plans below this one are dropped; 0: none.
         is_move: nothing had failed.
         lost_ns: work that it undid, up to when a leader last knew the lost hosts; 0 where nobody knows, since agents checkpoint on their own.
     """
@@ -222,7 +222,7 @@ class PlanRecord(msgspec.Struct):
 
     @property
     def is_failure(self) -> bool:
-        """Whether a host, an agent or a line had failed: else agents moved, or people wanted the fleet back."""
+        """Return whether a host, an agent or a line had failed: else agents moved, or people wanted the fleet back."""
         return self.restore is None and not self.is_move
 
 
@@ -243,13 +243,13 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 class ForkOrigin(msgspec.Struct, frozen=True):
-    """What a fork was made of. It begins with one complete epoch of another fleet, and has no initial states.
+    """Origin of a fork. A fork begins with one complete epoch of another fleet, and has no initial states.
 
     Attributes:
         name: of the fork.
-        parent, parent_name: cluster of the other fleet, and what that is called.
+        parent, parent_name: cluster of the other fleet, and its name.
         epoch: of the snapshot, in both.
-        plan: that the snapshot was made under: the fork's first plan is the next one.
+        plan: of the snapshot: the fork's first plan is the next one.
         is_live: whether agents may do effects.
     """
 
@@ -295,7 +295,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class PlanNeed(msgspec.Struct):
-    """Why the fleet cannot go on under its current plan. `worked_until_ns`: wall-clock time; what a plan undoes was done before it."""
+    """Reason why the fleet cannot go on under its current plan. `worked_until_ns`: wall-clock time; what a plan undoes was done before it."""
 
     reason: str
     lost: list[str]
@@ -338,15 +338,15 @@ class FleetImage(msgspec.Struct):
             1,024 of which a batch is known are left.
         need: set from the loss of a host that counts until the plan that answers it.
         outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
-        requests: client → its last results; the client heard of last stands last.
+        requests: client → its last results; the client heard of last is last.
         now_ns: largest time any operation bore.
-        rpo_ns: work that a failure may undo, rto_ns: how long a recovery may take; 0: nothing is said. Who misses them is told so.
-        fork: what the fleet was forked from; None: it began with its initial states.
-        tokens: name → a person's token.
-        calls, refusals: the last calls of people that change something: those that were let in, and those that were not.
+        rpo_ns: work that a failure may undo, rto_ns: how long a recovery may take; 0: nothing is said. Missing them is reported.
+        fork: origin of the fleet; None: it began with its initial states.
+        tokens: name → a user's token.
+        calls, refusals: the last calls of users that change something: those that were admitted, and those that were not.
         calls_made: number of the last of them.
         ends: how the last epochs ended, whatever became of them since, oldest first.
-        deaths: turns in which processes have died; the one that was counted last stands last.
+        deaths: turns in which processes have died; the one that was counted last is last.
     """
 
     version: int = IMAGE_VERSION
@@ -415,19 +415,19 @@ def decode_image(image: bytes) -> FleetImage:
 
 
 def agents_max(protocol: str) -> int:
-    """How many agents a fleet of this protocol may have."""
+    """Return the largest number of agents that a fleet of this protocol may have."""
     return LOGGED_AGENTS_MAX if is_logged(protocol) else AGENTS_MAX
 
 
 def problem_of_size(agent: str, kind: str, position: int) -> str:
-    """Why there is no room for the names of this agent, the next after `position` others; "": there is."""
+    """Return why there is no room for the names of this agent, the next after `position` others; "": there is."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""
     return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"
 
 
 def problem_of_host(host: str, others: int) -> str:
-    """Why no record of this host can be made beside so many others; "": it can."""
+    """Return why no record of this host fits next to so many others; "": one does."""
     if others >= HOSTS_MAX or not is_id(host):
         return f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id"
     is_long = others >= LONG_HOSTS_MAX and len(host) > SHORT_HOST_BYTES
@@ -435,7 +435,7 @@ def problem_of_host(host: str, others: int) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` can be the id of an agent or a host."""
+    """Return whether `text` can be the id of an agent or a host."""
     try:
         check_id(text)
     except UsageError:
@@ -444,7 +444,7 @@ def is_id(text: str) -> bool:
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The operation is in the log for good, and applied."""
+    """The operation is in the log permanently, and applied."""
 
     result: OperationResult
 
@@ -456,7 +456,7 @@ class Rejected(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """It may be in the log now or later. Proposing it again under the same request id does it once."""
+    """Outcome unknown: it may be in the log now or later. Proposing it again under the same request id does it once."""
 
     reason: str
 

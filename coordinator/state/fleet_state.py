@@ -1,20 +1,21 @@
 """The replicated core: what the fleet has agreed on, and the only rules by which it changes.
 
-The problem. Hosts, tools and timers ask for things at the same time, the coordinator may die at any instruction, and its successor (or another replica) must
-come to the same state from the log alone. So every decision is an operation of the log, and applying one is a pure function of state and operation: no clock,
-no randomness, no I/O, no iteration over sets. Applying the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an
-image.
+The problem. Hosts, tools and timers request things at the same time, the coordinator may die at any instruction, and its successor (or another
+replica) must come to the same state from the log alone. So every decision is an operation of the log, and applying one is a pure function of
+state and operation: no clock, no randomness, no I/O, no iteration over sets. Applying the same log twice gives the same bytes (`freeze`), and so
+does applying the rest of a log to an image.
 
 Rules, in the words of `docs/protocols.md`:
 
 1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, once. What moves an epoch or a plan
-   names what it expects; whoever is late is refused and reads the state again.
+   names what it expects; a late proposer is refused and reads the state again.
 2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of
    every agent; operations name the plan and host start they come from and are refused when these have been replaced.
 3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone
    checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
    later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and complete before
-   that, while the fleet recovers: it holds what survives, and so becomes the line. Going back on purpose is a plan, too: the complete epochs above its line are void from that entry on, for good.
+   that, while the fleet recovers: it holds what survives, and so becomes the line. A restore is a plan, too: the
+   complete epochs above its line are void from that entry on, permanently.
 4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open
    count as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates
    them is in transit there. A member is unborn, too, if its creation waits in transit, or in its parent's checkpoint.
@@ -217,7 +218,7 @@ class FleetState(FleetView):
         return self._make_plan(kind, None, now_ns)
 
     def _restore(self, kind: op.Restore, now_ns: int) -> OperationResult:
-        """Void epochs and plan in one entry: a failure between the two would take the fleet forward again."""
+        """Make epochs void and plan in one entry: a failure between the two would take the fleet forward again."""
         known = self.plan_asked_for(kind.request)
         if known is not None:
             return OperationResult(UNCHANGED, number=known.number)
@@ -423,7 +424,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
     def _forget_agents(self) -> None:
-        """Keep no more than the id of agents that left before every epoch that is kept."""
+        """Keep only the id of agents that left before every epoch that is kept."""
         image = self.image
         complete = self.complete_epochs()
         if not complete:

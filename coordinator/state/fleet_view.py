@@ -36,7 +36,7 @@ class FleetView:
 
     @property
     def phase(self) -> str:
-        """Where the fleet stands: "forming", "recovering", "running", "finished" or "failed"."""
+        """Phase of the fleet: "forming", "recovering", "running", "finished" or "failed"."""
         image = self.image
         if image.outcome:
             return FAILED if image.outcome == "failed" else FINISHED
@@ -61,16 +61,19 @@ class FleetView:
 
     @property
     def is_without_line(self) -> bool:
-        """Whether this is a fork that has no epoch left to go back to: it has no initial states."""
+        """Return whether this is a fork that has no epoch left to go back to: it has no initial states."""
         return self.image.fork is not None and not self.newest_complete()
 
     def plan_asked_for(self, request: str) -> PlanRecord | None:
-        """The plan that somebody asked for by this request; None if there is none, or it is forgotten."""
+        """The plan that this request created; None if there is none, or it is forgotten."""
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
 
     def refusal_of_rollback(self, agent: str, reason: str) -> str:
-        """Why the fleet does not go back for this agent: it did so for this reason, since an operator took it back last. "": it may; and operators may."""
+        """Return why the fleet does not go back for this agent, or "".
+
+        It does not if it did so for this reason since an operator restored it last. Operators always may.
+        """
         for plan in reversed(self.image.plans) if agent else ():
             if plan.restore is not None and not plan.restore.agent:
                 break
@@ -80,24 +83,24 @@ class FleetView:
 
     @property
     def is_logged(self) -> bool:
-        """Whether agents store checkpoints of their own, and epochs are made of these."""
+        """Return whether agents store checkpoints of their own, and epochs are made of these."""
         return is_logged(self.image.protocol)
 
     @property
     def is_autonomous(self) -> bool:
-        """Whether they do so without being asked, and recovery lines are computed."""
+        """Return whether they do so without being asked, and recovery lines are computed."""
         return is_autonomous(self.image.protocol)
 
     @property
     def is_defined(self) -> bool:
-        """Whether fleet and all its initial agents are known."""
+        """Return whether fleet and all its initial agents are known."""
         image = self.image
         if image.plans or image.fork is not None:  # The agents of a fork are those of its snapshot.
             return image.agents_defined > 0
         return 0 < len(image.agents) == image.agents_defined
 
     def may_forget(self, host: str) -> bool:
-        """Whether the record of `host` says nothing that is still needed: it is over, and no agent is placed there."""
+        """Return whether the record of `host` says nothing that is still needed: it is over, and no agent is placed there."""
         record, plan = self.image.hosts.get(host), self.plan
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
@@ -109,11 +112,16 @@ class FleetView:
         return 0
 
     def at_risk_ns(self, now_ns: int) -> int | None:
-        """Work that a failure of all hosts at this (wall-clock) time would undo; where agents checkpoint on their own at most. None: the fleet does not run."""
+        """Work that a failure of all hosts at this (wall-clock) time would undo; an upper bound where agents checkpoint on their own.
+
+        None: the fleet does not run."""
         return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
 
     def work_since_line_ns(self, now_ns: int) -> int:
-        """From the newest complete epoch to this time; from the end of the last recovery if that began with the same epoch: what was done before it is undone."""
+        """Return the time from the newest complete epoch to `now_ns`; from the end of the last recovery if it began with that epoch.
+
+        Work before a recovery is undone.
+        """
         plan, newest = self.plan, self.newest_complete()
         if plan is None:
             return 0
@@ -122,7 +130,7 @@ class FleetView:
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
     def recovery_began_ns(self, plan: PlanRecord) -> int:
-        """When that recovery was first needed: plans before it that never were applied by all belong to it."""
+        """Return when that recovery was first needed: plans before it that never were applied by all belong to it."""
         plans = self.image.plans
         place = plan.number - plans[0].number
         while place > 0 and not plans[place - 1].done_ns and plans[place - 1].number > self.start_plan:
@@ -153,12 +161,12 @@ class FleetView:
         return [(agent, record) for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
     def has_left(self, agent: str) -> bool:
-        """Whether `agent` was once there and takes no turns any more."""
+        """Return whether `agent` once existed and takes no turns any more."""
         record = self.image.agents.get(agent)
         return agent in self.image.gone if record is None else record.left_plan is not None
 
     def has_left_before(self, agent: str, epoch: int) -> bool:
-        """Whether `agent` was once there and is in `epoch` no more."""
+        """Return whether `agent` once existed and is not in `epoch` any more."""
         record = self.image.agents.get(agent)
         if record is None:
             return agent in self.image.gone
@@ -181,23 +189,23 @@ class FleetView:
         return next((agent for agent in agents if agent in known and known[agent].host != host), "")
 
     def outcome_of(self, epoch: int) -> OutcomeRecord | None:
-        """How an epoch ended; None if it is open, never began, or ended long ago without being kept."""
+        """Return how an epoch ended; None if it is open, never began, or ended long ago without being kept."""
         for outcome in reversed(self.image.outcomes):
             if outcome.epoch == epoch:
                 return outcome
         return None
 
     def is_unborn_again(self, agent: str) -> bool:
-        """Whether the plan has put `agent` back as unborn: the turn that creates it may run again, and must succeed.
+        """Return whether the plan has reset `agent` to unborn: the turn that creates it may run again, and must succeed.
 
         That is so when its creation waits in its parent's checkpoint, and it is a member of the line all the same, or a
         third agent's message to it is in transit. If its creation is in transit and somebody else asks, its host finds
-        that it exists, and buries the second one.
+        that it exists, and dead-letters the second one.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def end_of(self, host: str, host_start: int, plan: int) -> str:
-        """Why what this host does under this plan counts no longer, or ""."""
+        """Return why this host's work under this plan no longer counts, or ""."""
         record = self.image.hosts.get(host)
         if self.image.outcome:
             return "the fleet has ended"

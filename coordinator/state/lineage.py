@@ -1,12 +1,12 @@
-"""Which complete epochs come before an epoch in its history.
+"""Complete epochs before an epoch in its history.
 
 The *predecessor* of an epoch is the newest lower one that ended complete and was begun under the same plan; if there is none, the line of
 that plan; 0: the initial states. It may be condemned by now: a plan's history goes on over an epoch whose bytes are damaged.
 
-An epoch that is void is in no history any more: all that came after it is void with it.
+A void epoch is in no history any more: all that came after it is void with it.
 
-Epochs are forgotten oldest first, but for those that are void. `FleetImage.forgotten` is the highest of them: a predecessor at or below it may be another than the
-true one, unless nothing that was begun under the plan is forgotten.
+Epochs are forgotten oldest first, but for those that are void. `FleetImage.forgotten` is the highest of them: a predecessor at or below
+it may be another than the true one, unless nothing that was begun under the plan is forgotten.
 """
 
 import msgspec
@@ -53,7 +53,7 @@ def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
 
 
 def _is_whole(image: FleetImage, plan: int) -> bool:
-    """Whether no epoch begun under this plan is forgotten."""
+    """Return whether no epoch begun under this plan is forgotten."""
     known = _plan(image, plan)
     return known is not None and image.forgotten <= known.begun_epoch
 
@@ -63,7 +63,7 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 
 
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
-    """Whether the fleet has given up complete epochs between an epoch and its predecessor."""
+    """Return whether the fleet has given up complete epochs between an epoch and its predecessor."""
     plan = image.epochs[epoch].plan
     passed_over = (CONDEMNED, VOID)
     return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())

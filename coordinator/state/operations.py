@@ -26,7 +26,7 @@ OPERATION_BYTES_MAX = 64 * 1024 - 1
 """An entry must fit into one frame of the log's transport with its neighbours, and be written by one disk write."""
 
 TEXT_CHARACTERS_MAX = 2_000
-"""Of a reason: it may come from a user's exception, and stays in the state."""
+"""Largest length of a reason: it may come from a user's exception, and stays in the state."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
-    """Some of the initial agents: those from position `first` on."""
+    """Definition of initial agents: those from position `first` on."""
 
     first: int
     agents: tuple[str, ...]
@@ -77,7 +77,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):
-    """One run of a host that is lost; `died_in`: turns in whose middle its process died."""
+    """Lost run of a host; `died_in`: turns in whose middle its process died."""
 
     host: str
     host_start: int
@@ -85,9 +85,9 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """These runs have failed, or leave: nothing of them counts from here on.
+    """Loss of host runs that failed, or leave: nothing of them counts from here on.
 
-    `is_spare`: they can be heard, but hold the fleet up; the plan that answers this does without them, be they back or not.
+    `is_spare`: they are reachable, but hold the fleet up; the plan that answers this excludes them, be they back or not.
     `ran_until_ns`: wall-clock time until which any of them is known to have worked; 0: until now.
     """
 
@@ -139,7 +139,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
 
 class Restore(Kind, frozen=True, gc=False):
-    """The fleet goes back on purpose: complete epochs above `line_epoch` are void, and a plan starts from it, in one entry.
+    """Restore of the fleet: complete epochs above `line_epoch` are void, and a plan starts from it, in one entry.
 
     `request` names who asked, and for which time: the same again is the same restore. `agent`, `place`: of `ctx.rollback`, who
     asked and where in its code.
@@ -260,7 +260,7 @@ class MakeToken(Kind, frozen=True, gc=False):
 
 
 class RevokeToken(Kind, frozen=True, gc=False):
-    """It is good no more."""
+    """Revocation of a token."""
 
     name: str
 
@@ -281,11 +281,11 @@ class RecordCall(Kind, frozen=True, gc=False):
 
 
 OfPeople = MakeToken | RevokeToken | RecordCall
-"""What `users.py` applies."""
+"""Operations that `users.py` applies."""
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """One entry of the log. `now_ns` is the proposer's wall clock: it is shown, and never decided from."""
+    """Entry of the log. `now_ns` is the proposer's wall clock: it is shown, and decides nothing."""
 
     now_ns: int
     client: str

@@ -1,4 +1,4 @@
-"""Where agents go when a plan is committed: a pure function, equal on every replica."""
+"""Placement of agents when a plan is committed: a pure function, equal on every replica."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,12 +54,12 @@ def place(
 
 
 def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
-    """Whether they are of these hosts, one each, from 1; or none."""
+    """Return whether they are of these hosts, one each, from 1; or none."""
     return not weights or (len(weights) == len(hosts) and min(weights) > 0)
 
 
 def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
-    """What an agent weighs on each host of a plan, in their order; none: nobody has measured."""
+    """Return an agent's weight on each host of a plan, in their order; none: nobody has measured."""
     return dict(zip(hosts, weights, strict=True)) if weights else {}
 
 
@@ -75,7 +75,7 @@ def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[Pla
 
 
 def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, str]) -> None:
-    """Each, with its weight, to the host whose agents weigh least."""
+    """Give each, with its weight, to the host whose agents weigh least."""
     queue = [(weight, host) for host, weight in load.items()]
     heapq.heapify(queue)
     for agent, weight in agents.items():

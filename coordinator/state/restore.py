@@ -1,4 +1,4 @@
-"""Going back on purpose: which epoch the fleet may go back to, and what becomes of those above it.
+"""Restores: which epoch the fleet may go back to, and what becomes of those above it.
 
 An epoch that is *void* was complete, and the fleet was taken back past it. It is never a line again: else the next failure would take the
 fleet forward again. All epochs that came after it in its history lie above the same target, so they are void with it.
@@ -8,7 +8,7 @@ from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, 
 
 
 def refusal_of_restore(image: FleetImage, epoch: int) -> str:
-    """Why the fleet cannot go back to this epoch, with the next step; "" if it can."""
+    """Return why the fleet cannot go back to this epoch, with the next step; "" if it can."""
     record = image.epochs.get(epoch)
     if record is not None and record.status == COMPLETE:
         return ""

@@ -1,8 +1,8 @@
-"""In the middle of which turns processes have died, and how often: what keeps a message that kills its process from being delivered for ever.
+"""Turns during which processes died, and how often: the counts keep a message that kills its process from being delivered for ever.
 
-A host leaves a mark outside of its memory while a turn runs (`agent_runtime/host/turn_marks.py`). When its process has died, the next process of the host, or the
-launcher, reads the mark, and the turn is counted here. Plans tell the counts to hosts; a message that was counted more often than its limit has no
-turn, and becomes a dead letter. A run of a host is counted once, whoever reports it.
+A host leaves a mark outside of its memory while a turn runs (`agent_runtime/host/turn_marks.py`). When its process has died, the next process of the
+host, or the launcher, reads the mark, and the turn is counted here. Plans carry the counts to hosts; a message
+that was counted more often than its limit has no turn, and becomes a dead letter. A run of a host is counted once, whatever process reports it.
 
 The count of a turn is forgotten when the turn has ended well, and those of all agents of a host when its process has ended between turns: it
 may run other code from then on.
@@ -42,7 +42,7 @@ def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDea
 
 
 def is_same(one: TurnDeath, other: TurnDeath) -> bool:
-    """Whether both are about the same message for the same agent."""
+    """Return whether both are about the same message for the same agent."""
     return one.agent == other.agent and one.digest == other.digest
 
 

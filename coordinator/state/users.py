@@ -1,10 +1,11 @@
-"""Tokens of people, and the book of what operators and admins have asked for: rules of the replicated state.
+"""Tokens of users, and the audit log of what operators and admins have requested: rules of the replicated state.
 
-A token is known by its digest alone (`security/tokens.py`). What changes the fleet in the name of a token is written down with that digest,
-and is refused here if the token is no longer good: from the entry on that revokes it, nobody acts by it, whichever replica was asked.
+A token is known by its digest alone (`security/tokens.py`). What changes the fleet in the name of a token is recorded with that digest,
+and is refused here if the token is no longer valid: from the entry on that revokes it, nobody acts by it, whichever replica was asked.
 
-Both tables are bounded, and so is the part of each that one host may fill: it pushes out its own entries then, and nobody else's. Of calls that were allowed and of those that were refused the last ones are kept, apart: who may do nothing cannot
-push out of the book what others did. Calls are numbered without a gap, so what was dropped can be counted.
+Both tables are bounded, and so is the part of each that one host may fill: then it evicts only its own entries. The last admitted calls
+and the last refused ones are kept apart: a user without rights cannot evict what others did from the log. Calls are numbered without a gap,
+so what was dropped can be counted.
 """
 
 import hmac
@@ -24,14 +25,14 @@ from snapline.security.tokens import ALLOWED, PEOPLE
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 TOKENS_MAX = 256
-"""As many as a fleet may have hosts; each call of a person compares its token with all."""
+"""Largest number of tokens: as many as a fleet may have hosts; each call of a user compares its token with all."""
 
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
-"""At most some 500 bytes each, and they are frozen with the state: below 2 MiB of the 16 that it may have. `snapline audit` of every
-night, kept elsewhere, holds more."""
+"""Numbers of records kept: at most some 500 bytes each, and frozen with the state: below 2 MiB of the 16 that it may have. `snapline audit` of
+every night, kept elsewhere, holds more."""
 
 HOST_SHARE = 8
-"""One host's calls are an eighth of a table at most: 250 and 62."""
+"""Share of a table that one host's calls fill at most, as a divisor: an eighth, 250 and 62."""
 
 DIGEST_BYTES = 32
 
@@ -48,9 +49,9 @@ def apply(image: FleetImage, kind: op.OfPeople, now_ns: int) -> OperationResult:
 
 
 def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
-    """Name and role of whoever bears the token of this digest; None if it is not good.
+    """Name and role of the bearer of the token with this digest; None if it is not valid.
 
-    All are compared, each in the same time: how long it takes tells nothing of the one that is right.
+    All are compared, each in the same time: the duration reveals nothing of the right one.
     """
     found = None
     for name, record in image.tokens.items():

@@ -15,11 +15,11 @@ ItemT = TypeVar("ItemT")
 Numbers = tuple[int, ...]
 
 _FLOW_BASE = 1 << 16
-"""Of the digits of a flow; nobody sends half as many messages in an exploration."""
+"""Base of a flow's digits; no agent sends half as many messages in an exploration."""
 
 
 class AgentBooks(NamedTuple):
-    """What one agent's application has done.
+    """Actions of one agent's application.
 
     Attributes:
         sent: by receiver, how many messages; they are numbered from 1.
@@ -33,13 +33,13 @@ class AgentBooks(NamedTuple):
 
 
 def empty_books(agents: int, agent: int, *, has_vector: bool = False) -> AgentBooks:
-    """At the very beginning."""
+    """Return an agent's books at the start."""
     vector = tuple(0 if other == agent else -1 for other in range(agents)) if has_vector else ()
     return AgentBooks((0,) * agents, ((),) * agents, vector)
 
 
 def with_sent(books: AgentBooks, to: int) -> AgentBooks:
-    """One more message to `to`."""
+    """Return the books with one more message to `to`."""
     return books._replace(sent=raised(books.sent, to))
 
 
@@ -49,12 +49,12 @@ def with_consumed(books: AgentBooks, sender: int, number: int) -> AgentBooks:
 
 
 def raised(numbers: Numbers, place: int) -> Numbers:
-    """One more at `place`."""
+    """Return the numbers with one more at `place`."""
     return (*numbers[:place], numbers[place] + 1, *numbers[place + 1 :])
 
 
 def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, ...]:
-    """Another item at `place`."""
+    """Return the items with another one at `place`."""
     return (*items[:place], item, *items[place + 1 :])
 
 

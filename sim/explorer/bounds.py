@@ -1,15 +1,15 @@
-"""How much a small fleet may do."""
+"""Bounds of an explored fleet."""
 
 import msgspec
 
 from snapline.errors import UsageError
 
 AGENTS_MAX = 6
-"""Beyond that not even the states of one send each fit into a machine."""
+"""Largest number of agents; beyond it not even the states of one send each fit into a machine."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a fleet may do in one run.
+    """Limits of a fleet in one run.
 
     Attributes:
         agents: at least two.

@@ -52,7 +52,7 @@ snapshots: a cause that comes 65,536 snapshots late would record the id a second
 
 
 class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """This agent is to start `snapshot`, or is told of it. A no-op if the snapshot is recorded here."""
+    """Request to start `snapshot`, or notice of it. A no-op if the snapshot is recorded here."""
 
     snapshot: int
 

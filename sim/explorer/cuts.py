@@ -1,12 +1,12 @@
-"""What a cut, a recovery line and a useless checkpoint are by definition: all cuts are looked at.
+"""Cuts, recovery lines and useless checkpoints by definition: every cut is examined.
 
 Theory of operation
 -------------------
 A *column* is one agent's books at each of its checkpoints and, as the last entry, now. Two entries of two columns are
 *consistent* if neither has consumed what the other has not sent. A cut is consistent iff its entries are, pair by pair:
-so all that is to be known of two agents is one table of bits, and all that is to be known of a fleet is one such table for
-each pair. Tables are numbered; the numbers of all pairs make up the *relation* of a state. There are far fewer relations
-than states, so everything by definition, over all cuts, is known for every state and yet worked out only once a relation.
+so one table of bits describes two agents, and one such table for each pair describes a fleet. Tables are numbered;
+the numbers of all pairs make up the *relation* of a state. There are far fewer relations than states, so everything
+by definition, over all cuts, is known for every state and yet computed only once a relation.
 
 G6: a checkpoint is useless iff no consistent cut holds it. RDT: wherever two entries, live states too, are joined by no
 causal path in either direction, some consistent cut holds both. (If no checkpoint is useless, this is the same as "every
@@ -29,11 +29,11 @@ Column = tuple[AgentBooks, ...]
 Cut = tuple[int, ...]
 
 Relation = tuple[int, ...]
-"""By pair of agents, the number of their table."""
+"""Number of the table of each pair of agents."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Of two columns: by entry of the first, a mask of the entries of the second.
+    """Relation of two columns: by entry of the first, a mask of the entries of the second.
 
     Attributes:
         width: how many entries the second has.
@@ -47,7 +47,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What all cuts say about one relation.
+    """Properties of one relation, from all cuts.
 
     Attributes:
         sizes: by agent, how many entries its column has.

@@ -35,14 +35,14 @@ from snapline.sim.explorer.search import Fault, Model, Outputs, PossibleMove, St
 
 
 class MessageItem(NamedTuple):
-    """Under way, or waiting; `stamp` is 0 where the protocol has none."""
+    """Message under way, or waiting; `stamp` is 0 where the protocol has none."""
 
     number: int
     stamp: int = 0
 
 
 class MarkerItem(NamedTuple):
-    """Under way. `epoch` first would make it equal to a message: tuples are compared by their items."""
+    """Marker under way. `epoch` first would make it equal to a message: tuples are compared by their items."""
 
     kind: str
     epoch: int
@@ -89,11 +89,11 @@ class EpochNode(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an agent says of an epoch.
+    """Report of an agent on an epoch.
 
     Attributes:
-        claim: what the protocol says, for `is_whole`.
-        books: as of the record: the explorer's, which the coordinator does not look at.
+        claim: the protocol's report, for `is_whole`.
+        books: as of the record: the explorer's, which the coordinator does not read.
         in_transit: by sender, the channel state as recorded.
     """
 
@@ -105,7 +105,7 @@ class Report(NamedTuple):
 
 
 class ExploredEpoch(NamedTuple):
-    """By agent, its latest report."""
+    """Open epoch with the latest report of each agent."""
 
     epoch: int
     reports: tuple[Report | None, ...]
@@ -157,7 +157,7 @@ class EpochModel(Model):
 
     @abstractmethod
     def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
-        """What an agent may do."""
+        """Yield the moves that an agent may make."""
 
     @abstractmethod
     def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
@@ -165,15 +165,15 @@ class EpochModel(Model):
 
     @abstractmethod
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
-        """All agents have reported: is the epoch complete?"""
+        """Return whether the epoch is complete, when all agents have reported."""
 
     @abstractmethod
     def word_of_begin(self, epoch: int) -> msgspec.Struct:
-        """What the coordinator tells the agents when an epoch begins."""
+        """Return the message that the coordinator sends to the agents when an epoch begins."""
 
     @abstractmethod
     def word_of_end(self, epoch: int) -> msgspec.Struct | None:
-        """… and when it has ended."""
+        """Return the one sent when an epoch has ended; None: none."""
 
     # -- agents ---------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class EpochModel(Model):
         return self.nodes[actor].of(found._replace(channels=channels)), ()
 
     def sends(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
-        """To every other agent, while sends are left."""
+        """Yield sends to every other agent, while sends are left."""
         if sum(node.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:

@@ -1,6 +1,6 @@
-"""Every run of a small fleet: `explore` looks at all of them, for one protocol at a time.
+"""Exploration of every run of a small fleet, for one protocol at a time, by `explore`.
 
-Which steps a fleet can make stand in `stamped`, `plain`, `rounds` and `induced`; how they are searched, in `search`. In all
+The steps that a fleet can make are in `stamped`, `plain`, `rounds` and `induced`; how they are searched, in `search`. In all
 of them nothing is left to chance and nothing is left out within the bounds: each order of sends, deliveries, records,
 decisions and crashes is met, over the production cores. What the models join into one step, and why nothing is lost by
 that, each says for itself. Not modelled: links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12),
@@ -29,7 +29,7 @@ PLAIN_CHANDY_LAMPORT = "chandy-lamport-plain"
 """The algorithm as published; no fleet runs it."""
 
 EXPLORED = (PLAIN_CHANDY_LAMPORT, *PROTOCOLS)
-"""What `explore` knows."""
+"""Protocols that `explore` knows."""
 
 ModelFactory = Callable[[Bounds], Model]
 
@@ -38,7 +38,7 @@ _MODELS: dict[str, ModelFactory] = {
     CHANDY_LAMPORT: StampedModel,
     KOO_TOUEG: RoundModel,
 }
-"""All others are rules."""
+"""Models of the protocols that are not rules."""
 
 
 class Exploration(msgspec.Struct):
@@ -92,7 +92,7 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
 
 
 def model_of(protocol: str) -> ModelFactory:
-    """What makes the fleet of a protocol.
+    """Return the factory of a protocol's model.
 
     Raises:
         UsageError: no such protocol.

@@ -39,15 +39,15 @@ class Sent(NamedTuple):
 
 
 Log = tuple[tuple[Sent, ...], ...]
-"""By receiver."""
+"""Messages sent, by receiver."""
 
 
 class Past(NamedTuple):
-    """What a checkpoint saves of an agent.
+    """State of an agent that a checkpoint saves.
 
     Attributes:
         core: the number of its image.
-        mark: what the protocol counts: the basic checkpoints so far, or the round of the checkpoint.
+        mark: the protocol's counter: the basic checkpoints so far, or the round of the checkpoint.
     """
 
     core: int
@@ -98,7 +98,7 @@ class LoggedModel(Model):
 
     @abstractmethod
     def columns_of(self, state: State) -> tuple[int, ...]:
-        """By agent, the number of its column."""
+        """Return the number of each agent's column."""
 
     @abstractmethod
     def can_crash(self, state: State) -> bool:
@@ -110,7 +110,7 @@ class LoggedModel(Model):
 
     @abstractmethod
     def check_promises(self, judgement: Judgement) -> None:
-        """What the protocol promises for every state, from all its cuts."""
+        """Check the protocol's promises for every state, from all its cuts."""
 
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
         value = self.items.values[item]
@@ -168,7 +168,7 @@ class LoggedModel(Model):
         return self.nodes[agent].of(LoggedNode(now, node.checkpoints[: place + 1], empty))
 
     def _fill(self, stems: tuple[int, ...]) -> State:
-        """Every channel anew, from its sender's log."""
+        """Refill every channel from its sender's log."""
         nodes = [interner.values[stem] for interner, stem in zip(self.nodes, stems, strict=True)]
         return tuple(
             self.nodes[agent].of(node._replace(channels=tuple(self.lacking(nodes, agent))))
@@ -176,7 +176,7 @@ class LoggedModel(Model):
         )
 
     def lacking(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[Sent, ...]]:
-        """By sender, what of its log must be delivered to `agent` again."""
+        """Yield, by sender, the part of its log that must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
             yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]
 

@@ -94,7 +94,7 @@ class PlainModel(EpochModel):
         raise AssertionError(f"an unknown command {command}")
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
-        """At once: until the last report a crash finds the epoch open, whatever else has happened, and all goes back."""
+        """Report at once: until the last report a crash finds the epoch open, whatever else happened, and rolls all back."""
         books = next(record.books for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names

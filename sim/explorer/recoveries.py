@@ -25,7 +25,7 @@ Columns = tuple[int, ...]
 
 
 class Recoveries:
-    """What the product does after single failures.
+    """Recovery lines that the product computes after single failures.
 
     Attributes:
         lines: by columns: by failed agent the recovery line, as entries of the columns.
@@ -109,7 +109,7 @@ class Recoveries:
         ]
 
     def _received_in(self, column: int) -> dict[tuple[int, int], int]:
-        """By (sender, number), the interval in which the message was consumed."""
+        """Return, by (sender, number), the interval in which the message was consumed."""
         entries = self._cuts.columns.values[column]
         return {
             (sender, number): sum([number not in books.consumed[sender] for books in entries]) - 1

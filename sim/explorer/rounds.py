@@ -58,7 +58,7 @@ class Said(NamedTuple):
     requests: tuple[tuple[str, int], ...]
 
     def answer(self) -> Answer:
-        """As the protocol has it."""
+        """Return the protocol's own form of the answer."""
         return Answer(self.round, self.by, self.is_willing, self.is_participant, dict(self.requests))
 
 

@@ -76,7 +76,7 @@ class Model(Protocol):
 
     @abstractmethod
     def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
-        """What the actor may do at `node`."""
+        """Yield the moves that the actor may make at `node`."""
 
     @abstractmethod
     def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
@@ -96,11 +96,11 @@ class Model(Protocol):
 
     @abstractmethod
     def unfinished(self, actor: int, node: int) -> str:
-        """What is left to do at `node`, for the end of a run; empty: nothing."""
+        """Return the work left at `node`, for the end of a run; empty: none."""
 
 
 class Transitions:
-    """What can follow a state of a model, worked out once for each node."""
+    """Successors of a model's states, computed once for each node."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -153,7 +153,7 @@ class Transitions:
                 self._spread(after, more)
 
     def _check_rest(self, state: State) -> None:
-        """Nothing can happen any more: was everything done?"""
+        """Check, when nothing can happen any more, that everything was done."""
         left = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
         if any(left):
             raise Fault("rest", "G10", "; ".join(filter(None, left)), "nothing more happens")

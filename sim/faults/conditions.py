@@ -1,4 +1,4 @@
-"""What is wrong with whom, and which faults make it so.
+"""Conditions of nodes and links, and the faults that cause them.
 
 Faults overlap. Two partitions may cut one pair, two crashes hit one host. So a fault never ends a condition; it ends *its
 part* of it, and the condition holds while any part is left. Of conditions with a value the worst part counts: the lowest
@@ -14,10 +14,10 @@ from snapline.sim.faults.executor import DiskMode, Executor, Hanging
 from snapline.sim.scenario import NetworkPart
 
 Condition = tuple[str, ...]
-"""What is wrong with whom, such as ("block", "h1", "c1")."""
+"""A condition and its nodes, such as ("block", "h1", "c1")."""
 
 Part = tuple[int, ...]
-"""What one fault adds to a condition: numbers, or () where there is only yes and no."""
+"""Contribution of one fault to a condition: numbers, or () for yes or no."""
 
 _DISK_MODES: dict[str, DiskMode] = {
     "eio": "eio",
@@ -67,7 +67,7 @@ class Conditions:
         return self._end_after(lasts_ns, worse, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """As `worsen_for`, for a node: there are several ways to go down, and one to come back."""
+        """Act as `worsen_for`, for a node: there are several ways to go down, and one to come back."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -125,7 +125,7 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """One node's end must not mend what another part holds broken for everybody (""), nor the other way round."""
+        """Set a disk mode, keeping on what another part holds broken for all ("") when one node's ends, and vice versa."""
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):

@@ -17,7 +17,7 @@ _DURATION = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,9})?)(ns|us|ms|s|m|h)")
 Duration = Annotated[str, msgspec.Meta(pattern=f"^{_NUMBER}\\Z")]
 
 OptionalDuration = Annotated[str, msgspec.Meta(pattern=f"^({_NUMBER})?\\Z")]
-"""What "" means stands with the key."""
+"""Optional duration; the key documents the meaning of ""."""
 
 SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
 

@@ -1,8 +1,8 @@
-"""What carries faults out: the simulated world, or real processes.
+"""Fault executor: the simulated world, or real processes.
 
 `faults.py` decides what happens when, and to whom; an executor only does it. Nodes are hosts ("h1", "h2", …) and
-coordinators ("c1", …). Network calls take directed pairs of nodes. Calls do not nest: who wants two faults to overlap on
-one pair counts them, as `faults.Schedule` does.
+coordinators ("c1", …). Network calls take directed pairs of nodes. Calls do not nest: a caller whose faults overlap on one
+pair counts them, as `faults.Schedule` does.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from snapline.sim.choices import Choices
 from snapline.sim.result import ExecutedFault
 
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read", "away"]
-"""Ways in which a disk goes on being wrong until told otherwise."""
+"""Lasting disk faults, until cleared."""
 
 Hanging = Literal["store", "stop", "loop"]
-"""What of a host may not come back: calls of the store, `stop_when`, or a handler, which blocks everything else there."""
+"""Calls of a host that may hang: calls of the store, `stop_when`, or a handler, which blocks everything else there."""
 
 FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
-""""crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still, "reset": all its streams break,
+"""Actions on the node: "crash", "error": OSError EIO, "pause": the process is stopped, "reset": all its streams break,
 "refuse": an agent's state cannot be encoded."""
 
 WHEN_WORKING = "world.working"
@@ -34,7 +34,7 @@ coordinator; a host takes the image of an agent."""
 
 
 class Executor(Protocol):
-    """Does what faults ask for, at the time they ask."""
+    """Executor of faults, at the times that they set."""
 
     @property
     def now_ns(self) -> int: ...
@@ -42,7 +42,7 @@ class Executor(Protocol):
     def choices(self) -> Choices: ...
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All that there can be, "h1" … in order; those of `scenario.joining_hosts` are down at the start."""
+        """Possible hosts, "h1" … in order; those of `scenario.joining_hosts` are down at the start."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Executor(Protocol):
     def agents(self) -> tuple[str, ...]: ...
 
     def host_of(self, agent: str) -> str:
-        """Where the agent is now; "" for nowhere."""
+        """Return the agent's present host; "" if it has none."""
         ...
 
     def at(self, t_ns: int, call: Callable[[], None]) -> None:
@@ -63,15 +63,15 @@ class Executor(Protocol):
     # The network.
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Until set again; `reset_network` gives the scenario's back."""
+        """Set the delay until the next call; `reset_network` restores the scenario's."""
         ...
 
     def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
-        """In a stream a lost packet is a delay."""
+        """Set the loss rate; in a stream a lost packet is a delay."""
         ...
 
     def block(self, sender: str, receiver: str) -> None:
-        """Nothing passes; the stream dies by keepalive in time."""
+        """Block all packets; the stream dies by keepalive in time."""
         ...
 
     def unblock(self, sender: str, receiver: str) -> None: ...
@@ -81,7 +81,7 @@ class Executor(Protocol):
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None: ...
     def reset_network(self) -> None:
-        """No blocks, losses, holds and delays of faults any more."""
+        """End all blocks, losses, holds and delays of faults."""
         ...
 
     # Hosts.
@@ -91,7 +91,7 @@ class Executor(Protocol):
         ...
 
     def start_host(self, host: str) -> None:
-        """Nothing if it is up."""
+        """Start the host; no-op if it is up."""
         ...
 
     def pause_host(self, host: str) -> None:
@@ -99,15 +99,15 @@ class Executor(Protocol):
         ...
 
     def resume_host(self, host: str) -> None:
-        """Nothing if it is down, or does not stand still."""
+        """Resume the host; no-op if it is down or not paused."""
         ...
 
     def set_speed(self, host: str, percent: int) -> None:
-        """100 is normal, 10 ten times slower."""
+        """Set the speed in percent: 100 is normal, 10 ten times slower."""
         ...
 
     def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
-        """Nothing of it comes back; when it is off, all does."""
+        """Make such calls of the host hang; when off, all return."""
         ...
 
     def power_cut(self, host: str) -> None:
@@ -115,13 +115,13 @@ class Executor(Protocol):
         ...
 
     def leave_host(self, host: str) -> None:
-        """It says goodbye and ends; nothing if it is down."""
+        """Say goodbye and end; no-op if it is down."""
         ...
 
     # Store and disk.
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """Of a host or a coordinator; "" is everybody."""
+        """Set a disk mode of a host or a coordinator; "" is all of them."""
         ...
 
     def flip_bit(self, pick: int) -> str:
@@ -129,7 +129,7 @@ class Executor(Protocol):
         ...
 
     def clear_disks(self) -> None:
-        """No modes any more; damaged bytes stay."""
+        """End all modes; damaged bytes stay."""
         ...
 
     # Clocks: the wall clock only.
@@ -139,15 +139,15 @@ class Executor(Protocol):
     # The coordinator.
 
     def leader(self) -> str:
-        """ "" is nobody."""
+        """Return the leader; "" is none."""
         ...
 
     def crash_coordinator(self, node: str) -> None:
-        """Nothing if it is down."""
+        """Crash the node; no-op if it is down."""
         ...
 
     def start_coordinator(self, node: str) -> None:
-        """Nothing if it is up."""
+        """Start the node; no-op if it is up."""
         ...
 
     def depose(self) -> None:
@@ -155,7 +155,7 @@ class Executor(Protocol):
         ...
 
     def set_unknown(self, per_mille: int) -> None:
-        """So many outcomes of proposals are lost on their way back."""
+        """Lose so many outcomes of proposals on their way back."""
         ...
 
     # Named points of the product's code.
@@ -168,5 +168,5 @@ class Executor(Protocol):
         ...
 
     def disarm_failpoints(self) -> None:
-        """Those that have not acted yet never will."""
+        """Disarm all failpoints that have not acted yet."""
         ...

@@ -40,7 +40,7 @@ from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, joining_hosts
 
 FLIP_TRIES = 10
-"""In the time that a bit-flip has: an epoch completes, and leaves an older one, within a tenth of it or not at all."""
+"""Tries in the time of a bit-flip: an epoch completes, and leaves an older one, within a tenth of it or not at all."""
 
 _BIT_PICKS = 1 << 30
 """More than any file has bits; the executor takes the remainder."""
@@ -52,7 +52,7 @@ _HANGING: Mapping[Hanging, str] = {
 }
 
 _PAIRS_SAID = 6
-"""In a note; the rest is a number."""
+"""Largest number of pairs in a note; the rest is a number."""
 
 
 def schedule(scenario: Scenario, executor: Executor) -> int:
@@ -129,7 +129,7 @@ class Schedule:
                 raise AssertionError(f"no word {word}")
 
     def _arm(self, index: int, word: Word) -> None:
-        """Whoever gets there is killed, stands still, or is told that the disk failed."""
+        """Arm the failpoint: the node that reaches it is killed, paused, reset, or gets an error."""
         action: FailpointAction
         match word:
             case CrashWord():
@@ -322,7 +322,7 @@ class Schedule:
         return self._executor.leader() or self._draw(index, "node", self._executor.coordinators)
 
     def _nodes(self) -> tuple[str, ...]:
-        """All that are in the network, or may be before the fault is over."""
+        """Return all nodes that are in the network, or may be before the fault is over."""
         return self._executor.hosts + self._executor.coordinators
 
     def _named_or_all(self, word: PathWord) -> list[Pair]:
@@ -331,7 +331,7 @@ class Schedule:
         return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
-        """One pair, in one direction; none where there is only one node."""
+        """Return one pair, in one direction; none where there is only one node."""
         if between:
             return [(between[0], between[1])]
         pairs = all_pairs(nodes)
@@ -364,7 +364,7 @@ def _said(pairs: Sequence[Pair]) -> str:
 
 
 def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
-    """Those without a name take what is left of the names, in order."""
+    """Yield joining hosts by fault; unnamed ones take the remaining names, in order."""
     members = [(index, fault.membership) for index, fault in enumerate(scenario.fault) if fault.membership]
     joins = [(index, word.host) for index, word in members if word.kind == "join"]
     named = [host for _, host in joins if host]
@@ -410,7 +410,7 @@ def _count_lost(lost: Sequence[str]) -> int:
 
 
 def _hosts_lost(word: Word, hosts: int) -> list[str]:
-    """Who of the first hosts never comes back by itself; "" is anybody."""
+    """Return the first hosts that never come back by themselves; "" is any host."""
     match word:
         case CrashWord(restart_after="") if word.is_of_all:
             return [""] * hosts
@@ -423,7 +423,7 @@ def _hosts_lost(word: Word, hosts: int) -> list[str]:
 
 
 def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
-    """Who gets to a failpoint may be a coordinator."""
+    """Return the coordinators that never come back; one may reach a failpoint."""
     match word:
         case CrashWord(restart_after="") if word.point:
             return [""]

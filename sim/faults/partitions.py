@@ -1,4 +1,4 @@
-"""Which directed pairs of nodes a partition cuts, and the order in which nodes are drawn.
+"""Directed pairs of nodes that a partition cuts, and the order in which nodes are drawn.
 
 Shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a partition falls through the fleet,
 through the coordinator, or between them. Every order comes from choices; 0 everywhere is the order of names.
@@ -23,7 +23,7 @@ def all_pairs(nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
-    """Everything between the isolated nodes and the others, what the isolated ones send first."""
+    """Return all pairs between the isolated nodes and the others, those that the isolated ones send first."""
     others = [node for node in nodes if node not in isolated]
     return [(inner, outer) for inner in isolated for outer in others] + [
         (outer, inner) for inner in isolated for outer in others
@@ -31,7 +31,7 @@ def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
-    """What a shape that needs only an order of the nodes cuts, in both directions; nothing if there are too few."""
+    """Return the pairs that a shape cuts in an order of nodes, in both directions; none if there are too few."""
     count = len(order)
     match shape:
         case "one":
@@ -52,7 +52,7 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """One of the two directions of each pair that is cut in both: the first that comes, or for `way` 1 the other."""
+    """Return one of the two directions of each pair that is cut in both: the first that comes, or for `way` 1 the other."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -61,7 +61,7 @@ def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
 
 
 def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
-    """Each node sees the nearest on both sides, together with itself a majority, and no two see the same one."""
+    """Return the pairs to cut so that each node sees the nearest on both sides, a majority with itself, and no two the same."""
     count = len(order)
     reach = (count // 2 + 1) // 2
     return [

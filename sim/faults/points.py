@@ -1,4 +1,4 @@
-"""Where the code may be made to fail: the failpoints that the simulated world passes, and those that only real processes pass."""
+"""Failpoints in the code: those that the simulated world passes, and those that only real processes pass."""
 
 from snapline.sim.faults.executor import WHEN_CAPTURING
 from snapline.sim.faults.words import MOMENTS

@@ -50,7 +50,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return ""
 
     def ends_ns(self, hosts: int) -> int:
-        """When it is over, in a fleet of so many hosts; what waits at a failpoint, and what is for ever, ends with `heal`."""
+        """Return when the fault ends in a fleet of so many hosts; failpoints and permanent faults end with `heal`."""
         return self.at_ns
 
     def problems(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class LastingWord(Word, frozen=True, kw_only=True):
-    """One that goes on for a time: the key `for`."""
+    """Fault that lasts for a time: the key `for`."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
 
@@ -76,7 +76,7 @@ class LastingWord(Word, frozen=True, kw_only=True):
 
 
 def _restart_ns(text: str) -> int | None:
-    """None for "", never; else at least 1, since 0 means never to `arm_failpoint`."""
+    """Return None for "", never; else at least 1, since 0 means never to `arm_failpoint`."""
     return max(1, duration_ns(text)) if text else None
 
 
@@ -91,7 +91,7 @@ def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class PairWord(LastingWord, frozen=True, kw_only=True):
-    """One between two nodes, and what it means if none are named, is the word's."""
+    """Fault between two nodes; its meaning without named nodes is the word's."""
 
     between: list[str] = []
 
@@ -103,7 +103,7 @@ class PairWord(LastingWord, frozen=True, kw_only=True):
 
 
 class PathWord(PairWord, frozen=True, kw_only=True):
-    """One of what goes between two nodes, or all of them; "one-way" is from the first to the second only."""
+    """Fault of the traffic between two nodes, or all of them; "one-way" is from the first to the second only."""
 
     direction: Literal["both", "one-way"] = "both"
 
@@ -114,7 +114,7 @@ class PathWord(PairWord, frozen=True, kw_only=True):
 
 
 class HostWord(LastingWord, frozen=True, kw_only=True):
-    """One of a host: "" is drawn, "*" every host."""
+    """Fault of a host: "" is drawn, "*" every host."""
 
     host: str = ""
 
@@ -141,7 +141,7 @@ class HoldWord(PairWord, frozen=True, kw_only=True):
 
 
 class ClogWord(PairWord, frozen=True, kw_only=True):
-    """Nothing passes from the first node to the second; the other way is open."""
+    """One-way block from the first node to the second; the other way is open."""
 
 
 class SwizzleWord(LastingWord, frozen=True, kw_only=True):
@@ -149,8 +149,8 @@ class SwizzleWord(LastingWord, frozen=True, kw_only=True):
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
-"""When an agent takes a turn, when an agent records, when a host applies a recovery plan, when the coordinator has told one host something and perhaps not yet
-the next, when it learns what became of a proposal, when a host has heard a word of the coordinator."""
+"""Moments: an agent takes a turn, an agent records, a host applies a recovery plan, the coordinator has sent something to one host and
+perhaps not yet to the next, it learns the outcome of a proposal, a host has received a message of the coordinator."""
 
 MOMENTS = {
     "working": WHEN_WORKING,
@@ -226,7 +226,7 @@ class SlowWord(HostWord, frozen=True, kw_only=True):
 
 
 class PauseWord(HostWord, frozen=True, kw_only=True):
-    """A host stands still, and goes on as if nothing had happened; with a failpoint, whoever gets there."""
+    """A host pauses, and goes on as if nothing had happened; with a failpoint, the node that reaches it."""
 
     failpoint: str = ""
     hit: Hit = 1
@@ -241,11 +241,11 @@ class PauseWord(HostWord, frozen=True, kw_only=True):
 
 
 class HangWord(HostWord, frozen=True, kw_only=True):
-    """What a host does does not come back until it is over.
+    """Hanging calls of a host, until the fault is over.
 
     Attributes:
         what: "store": calls of the store, so that it applies no plan and stores no epoch. "stop": `stop_when`. These run in threads: its heartbeats
-            go on. "loop": a handler, so that nothing else runs there, and no heartbeat leaves; its streams stand.
+            go on. "loop": a handler, so that nothing else runs there, and no heartbeat leaves; its streams stay open.
     """
 
     what: Hanging = "store"
@@ -263,18 +263,18 @@ class ClockWord(HostWord, frozen=True, kw_only=True):
 
 
 ROLLING_PAUSE_NS = 100_000_000
-"""Between the return of one host and the crash of the next: enough to see it back, too short to be done with rejoining."""
+"""Time between the return of one host and the crash of the next: long enough to see it back, too short to finish rejoining."""
 
 
 class CrashWord(Word, frozen=True, kw_only=True):
-    """A host is killed: at a time, or who gets to a failpoint, or in a state.
+    """A host is killed: at a time, at a failpoint that it reaches, or in a state.
 
     Attributes:
         restart_after: "" is never; `heal` starts it.
-        failpoint: armed at `at`; whoever passes it for the `hit`-th time is killed, a coordinator too.
+        failpoint: armed at `at`; the node that passes it for the `hit`-th time is killed, a coordinator too.
         is_power_cut: at a failpoint or a moment; what it has not synced is kept, lost or torn, by choices.
         is_all: all hosts at once. is_rolling: one after the other, each when the last one is back.
-        when: who comes to this moment for the `hit`-th time, a coordinator too.
+        when: the node at this moment for the `hit`-th time, a coordinator too.
     """
 
     host: str = ""
@@ -320,7 +320,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
 
 
 class DiskWord(HostWord, frozen=True, kw_only=True):
-    """What disks do; `host = "*"` is everybody, coordinators too.
+    """Disk fault; `host = "*"` is all hosts, and coordinators too.
 
     Attributes:
         mode: "power-cut" and "torn" are the same call: what was not synced is kept, lost or torn, by choices. "bit-flip"
@@ -361,7 +361,7 @@ class DiskWord(HostWord, frozen=True, kw_only=True):
 
 
 class CaptureWord(Word, frozen=True, kw_only=True):
-    """The state of an agent cannot be encoded: from the `hit`-th image on that a host takes, so many times."""
+    """The state of an agent cannot be encoded: from the `hit`-th image on that a host takes, `times` times."""
 
     hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
@@ -372,7 +372,7 @@ class CaptureWord(Word, frozen=True, kw_only=True):
 
 
 class CoordinatorWord(Word, frozen=True, kw_only=True):
-    """Something of the coordinator fails; `for = ""` is for ever, until `heal`. `node`: of "kill"; "" is drawn."""
+    """Fault of the coordinator; `for = ""` lasts until `heal`. `node`: of "kill"; "" is drawn."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
     node: str = ""

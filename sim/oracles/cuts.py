@@ -74,7 +74,7 @@ def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentChe
 
 
 def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Mapping[str, AgentCheckpoint]) -> bool:
-    """Whether the message that created `agent` had left its parent inside the cut; initial agents always were there."""
+    """Return whether the message that created `agent` had left its parent inside the cut; initial agents always existed."""
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
@@ -122,7 +122,7 @@ def check_counts(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCh
 
 
 def _check_outside(cut: CutRecord, channel: ChannelBook, at: CutPlace) -> Iterator[Finding]:
-    """To an agent that is not in the cut, and was not gone before it, nothing may have left: nobody would ever have it."""
+    """Check that nothing had left for an agent that is not in the cut and was not gone before it: it would be lost."""
     left = Books.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
@@ -147,7 +147,7 @@ def _check_channel(
     got: int,
     parked: list[bytes],
 ) -> Iterator[Finding]:
-    """In-transit messages and outbox of one channel are what was sent inside the cut and not consumed inside it."""
+    """Check that in-transit messages and outbox of a channel are what was sent inside the cut and not consumed inside it."""
     sent = _sent_inside(channel, at)
     in_transit = checkpoints[channel.receiver].in_transit.get(channel.sender, ())
     if got == sent and not in_transit and not parked:
@@ -178,7 +178,7 @@ def _check_channel(
 
 
 def _sent_inside(channel: ChannelBook, at: CutPlace) -> int:
-    """How many messages the sender's turns had sent at its place, those in its outbox among them."""
+    """Return how many messages the sender's turns had sent at its place, those in its outbox included."""
     return Books.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 

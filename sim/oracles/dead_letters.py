@@ -22,7 +22,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """One that an agent has. `number`: among all that it ever had."""
+    """Dead letter of an agent. `number`: among all that it ever had."""
 
     number: int
     sender: str
@@ -30,7 +30,7 @@ class Letter(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> bytes:
-        """As words have it."""
+        """Identity by which words name the letter."""
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
@@ -44,7 +44,7 @@ class SaidWord(msgspec.Struct):
 
 
 class LetterOracle:
-    """Of one run.
+    """Dead-letter oracle of one run.
 
     Attributes:
         said: words by key.
@@ -59,12 +59,12 @@ class LetterOracle:
     # ---- operators ------------------------------------------------------------------------------------------------
 
     def on_said(self, agent: str, key: str, payload: bytes) -> None:
-        """Somebody is about to say this for the first time."""
+        """Note a word that an operator is about to send for the first time."""
         word = read_word(payload)
         self.said[key] = SaidWord(agent, word.verb, word.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
-        """He has been told that it was taken, perhaps again."""
+        """Note that the operator got the receipt, perhaps again."""
         self.said[key].acknowledged_ns = self.said[key].acknowledged_ns or t_ns
 
     # ---- letters --------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class LetterOracle:
         self._over(t_ns, history, sender, payload, "handled")
 
     def on_word_taken(self, t_ns: int, history: AgentHistory, payload: bytes, told: bytes) -> None:
-        """A word took no turn, and this is what is told."""
+        """Check the answer to a word that took no turn."""
         word = read_word(payload)
         letter = _meant(history, word)
         if (told == GONE) != (letter is None):
@@ -131,7 +131,7 @@ class LetterOracle:
     ) -> None:
         """The fleet rests: what was acknowledged, and not dropped, has had its effect, and nothing more often than it was said.
 
-        Words are inputs: those that were taken before the fleet was taken back without its inputs may be missing, and have no effect past the target.
+        Words are inputs: those accepted before a restore without inputs may be missing, and have no effect past the target.
         """
         there = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
@@ -169,7 +169,7 @@ def is_retry_of(payload: bytes, sender: str, letter: bytes) -> bool:
 
 
 def word_name(key: str) -> bytes:
-    """What a word is known by among inputs that may be dropped."""
+    """Return the name of a word among inputs that may be dropped."""
     return b"word " + key.encode()
 
 
@@ -187,7 +187,7 @@ def letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[Let
 
 
 def check_letters(history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int) -> Iterator[str]:
-    """How the letters of a checkpoint differ from those of the books."""
+    """Yield differences between the letters of a checkpoint and the books."""
     changes = _changes(history, place)
     count = len([x for x in changes if not x.is_over]) - len([x for x in changes if x.is_over and x.is_counted])
     where = f"epoch {epoch}: {checkpoint.agent}"

@@ -14,7 +14,7 @@ from snapline.sim.oracles.ground_truth_records import CutRecord
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """One: its plan, when that was committed, and agent → its turns in the cut that it starts from."""
+    """One drop: its plan, when that was committed, and agent → its turns in the cut that it starts from."""
 
     plan: int
     at_ns: int
@@ -22,7 +22,7 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class Drops:
-    """Of one run."""
+    """Dropped inputs of one run."""
 
     def __init__(self) -> None:
         self._of_epoch: dict[int, Drop] = {}
@@ -43,25 +43,25 @@ class Drops:
         self._of_plan[plan] = [*before, *own]
 
     def on_taken(self, plan: int, payload: bytes, *, is_repeated: bool) -> None:
-        """It was said to a host of this plan, which has taken it, or has said that it was taken before."""
+        """Note an input sent to a host of this plan, which has accepted it, or answered that it was accepted before."""
         found = self._repeated if is_repeated else self._accepted
         found[payload] = max(plan, found.get(payload, 0))
 
     def of_plan(self, plan: int) -> list[Drop]:
-        """Those that the history of a plan has behind it."""
+        """Return the drops in the history of a plan."""
         return self._of_plan.get(plan, [])
 
     def may_be_missing(self, plan: int, payload: bytes) -> bool:
-        """Whether an input may have been dropped from the history of a plan."""
+        """Return whether an input may have been dropped from the history of a plan."""
         return any(self._accepted.get(payload, 0) < drop.plan for drop in self._of_plan.get(plan, []))
 
     def is_told_as_taken(self, plan: int, payload: bytes) -> bool:
-        """Whether somebody who said a dropped input again was told that it is taken. The last plan that drops has dropped it at the latest."""
+        """Return whether a repeated send of a dropped input was answered as accepted. The last plan that drops has dropped it at the latest."""
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0
 
     def was_dropped(self, plan: int, agent: str, acknowledged_ns: int, turn: int) -> bool:
-        """Whether an input that was acknowledged then, and is consumed in this turn of the plan's history, had been dropped from it."""
+        """Return whether an input acknowledged then, and consumed in this turn of the plan's history, had been dropped from it."""
         return any(
             acknowledged_ns < drop.at_ns and turn > drop.turns.get(agent, 0) for drop in self._of_plan.get(plan, [])
         )

@@ -31,7 +31,7 @@ from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 _ADVICE = ": a durable handler must"
-"""Where the product's sentence goes on with what to do: this one says that in its own words."""
+"""Start of the advice in the product's message: the oracle replaces it with its own."""
 
 
 class _Clock(Outside):
@@ -60,7 +60,7 @@ class DurableRun(msgspec.Struct):
 
 
 class DurableOracle:
-    """Of one run of the world. `is_again`: turns are run again; otherwise only what recoveries find is said."""
+    """Durable-turn oracle of one run of the world. `is_again`: turns are replayed; otherwise only findings of recoveries are reported."""
 
     def __init__(self, report: Report, suspects: Suspects, *, is_again: bool) -> None:
         self._report = report
@@ -180,7 +180,7 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
 
 
 def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
-    """Whether the states differ, also in the form in which a restored agent has them."""
+    """Return whether the states differ, also in the form that a restored agent has."""
     images = [encode_ordered(each.state) for each in (again, made)]
     if images[0] == images[1]:
         return False

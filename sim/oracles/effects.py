@@ -13,7 +13,7 @@ from snapline.sim.oracles.inputs import InputOracle
 
 
 class EffectOracle:
-    """Of one run of the world. `inputs`: knows whether bytes of a complete epoch are lost."""
+    """Effect oracle of one run of the world. `inputs`: knows whether bytes of a complete epoch are lost."""
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report

@@ -19,7 +19,7 @@ Finding = tuple[str, str, str]
 
 
 def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
-    """Whether a checkpoint of `plan` lies at or below a line of it.
+    """Return whether a checkpoint of `plan` lies at or below a line of it.
 
     What a line that was condemned later had made superfluous was rightly deleted, and the last of it may be gone only now.
     """

@@ -249,7 +249,7 @@ class Books:
         )  # fmt: skip
 
     def is_created(self, plan: int, agent: str) -> bool:
-        """Whether this branch holds a creation of `agent` that is not void: nobody else may create it again."""
+        """Return whether this branch holds a creation of `agent` that is not void: no other may create it again."""
         history = self.branch_of(plan).histories.get(agent)
         return history is not None and any(
             payload[:1] == CREATE and index not in channel.void
@@ -284,7 +284,7 @@ class Books:
         history.stopped_at = history.turns
 
     def has_stopped(self, agent: str) -> bool:
-        """Whether it has, in whatever history."""
+        """Return whether the agent has stopped, in any history."""
         found = [branch.histories.get(agent) for branch in self.branches.values()]
         return any(history is not None and history.stopped_at for history in found)
 
@@ -415,7 +415,7 @@ class Books:
         return captured
 
     def difference(self, checkpoint: AgentCheckpoint) -> str:
-        """How a checkpoint differs from the image that it was made of; "" if it does not."""
+        """Return how a checkpoint differs from the image that it was made of; "" if it does not."""
         captured = self.find(checkpoint)
         if captured is None:
             return "was never captured"
@@ -434,12 +434,12 @@ class Books:
 
     @staticmethod
     def left(channel: ChannelBook, place: CutPlace) -> int:
-        """How many messages had left their sender at its place, void ones among them."""
+        """Return how many messages had left their sender at its place, void ones included."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
     def got(channel: ChannelBook, place: CutPlace) -> int:
-        """How many its receiver had consumed at its place, void ones among them."""
+        """Return how many its receiver had consumed at its place, void ones included."""
         return bisect_right(channel.got_at, place.turns)
 
     # ---- branching ------------------------------------------------------------------------------------------------

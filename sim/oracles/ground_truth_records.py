@@ -1,4 +1,4 @@
-"""What the books are made of: channels, turns, images, histories, branches, cuts. Theory in `ground_truth.py`."""
+"""Records of the books: channels, turns, images, histories, branches, cuts. Theory in `ground_truth.py`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -17,11 +17,11 @@ Report = Callable[[str, str, int, str], None]
 """Oracle, guarantee, time, one sentence."""
 
 Draws = tuple[object, ...]
-"""What `ctx.random()`, `ctx.now()` and `ctx.step()` gave in a turn, in order. None in its place: not known."""
+"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None in its place: not known."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """How an attempt of a step has ended, in a plain turn."""
+    """Outcome of one attempt of a step, in a plain turn."""
 
     value: object = None
     error: Exception | None = None
@@ -32,7 +32,7 @@ DIGEST_BYTES = 16
 _run_decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 NO_VOIDS: Mapping[int, int] = MappingProxyType({})
-"""Of nearly all channels."""
+"""Void messages of nearly all channels: none."""
 
 
 class ChannelBook(msgspec.Struct):
@@ -57,7 +57,7 @@ class ChannelBook(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """What a turn was given and what it sent, for running it again."""
+    """Input and sends of a turn, for running it again."""
 
     plan: int
     what: str
@@ -107,7 +107,7 @@ class LetterChange(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_inside(self, turns: int, voids: int) -> bool:
-        """Whether it was before that place."""
+        """Return whether the change happened at or before that place."""
         return self.turns <= turns and self.voids <= voids
 
 
@@ -161,7 +161,7 @@ class AgentHistory(msgspec.Struct):
 
 
 class Branch(msgspec.Struct):
-    """What the agents did under one plan, and all that led there.
+    """History of the agents under one plan, and all that led there.
 
     Attributes:
         loaded: agents that a host has started under this plan.
@@ -174,7 +174,7 @@ class Branch(msgspec.Struct):
 
 
 class CutPlace(msgspec.Struct, frozen=True):
-    """Where one agent stands in a cut. `captured` is None for an unborn agent, and for one that is gone."""
+    """Place of one agent in a cut. `captured` is None for an unborn agent, and for one that is gone."""
 
     turns: int
     voids: int
@@ -199,7 +199,7 @@ class CutRecord(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 NOWHERE = CutPlace(0, 0, {})
-"""Of an agent that is not born: it has done nothing."""
+"""Place of an unborn agent: it has done nothing."""
 
 
 def digest_of(data: bytes) -> bytes:
@@ -227,7 +227,7 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
 
 
 def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
-    """Its durable turn with the whole journal, wherever its beginning is; a checkpoint has it in the turn already."""
+    """Return the durable turn with its whole journal, sealed runs included; a checkpoint has all in the turn."""
     if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
         return image.turn
     entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]

@@ -23,14 +23,14 @@ class Offered(msgspec.Struct):
 
     Attributes:
         serial: place among those of its client, in the order in which they were given.
-        acknowledged_ns: when its client was told that it was taken; 0 while it was not. number: as the client was told.
-        answer: what its client was told as final; None: nothing.
-        is_given_up: it was in doubt once, or nobody waits for it, so it may come after others.
-        is_denied: its client was told that it was certainly not taken, and has not given it again.
-        is_consumed: in whatever history.
-        is_told_buried: its client was told that it is a dead letter.
-        words: numbers under which hosts have said that they have it.
-        replies: what turns have answered to it, in whatever history.
+        acknowledged_ns: when its client got the receipt; 0 before. number: the one in the receipt.
+        answer: the final answer that its client got; None: none yet.
+        is_given_up: it was in doubt once, or no client waits for it, so it may come after others.
+        is_denied: its client learned that it was certainly not accepted, and has not sent it again.
+        is_consumed: in any history.
+        is_told_buried: its client was informed of its dead letter.
+        words: numbers under which hosts have accepted it.
+        replies: what turns have answered to it, in any history.
     """
 
     agent: str
@@ -48,11 +48,11 @@ class Offered(msgspec.Struct):
 
 
 class InputOracle:
-    """Of one run.
+    """Input oracle of one run.
 
     Attributes:
         offered: by payload.
-        drops: what was dropped when the fleet was taken back.
+        drops: inputs dropped by restores.
         has_fallen_back: behind a complete epoch, whose bytes are lost, or on purpose.
         has_lost_bytes: of a complete epoch, so that a plan started from an older one.
     """
@@ -72,25 +72,25 @@ class InputOracle:
         self.offered[payload] = Offered(agent, client, serial)
 
     def on_offered_again(self, payload: bytes, serial: int) -> None:
-        """Its client gives it again, behind all that it has given before."""
+        """Note that the client sends the input again, after all its earlier ones."""
         offered = self.offered[payload]
         if offered.is_denied:
             offered.serial = serial
         offered.is_denied = False
 
     def on_given_up(self, payload: bytes) -> None:
-        """Its client does not wait any more, or was told that nobody knows."""
+        """Note that the client waits no longer, or was answered "unknown"."""
         self.offered[payload].is_given_up = True
 
     # ---- what hosts say, and what clients are told ----------------------------------------------------------------
 
     def on_taken(self, payload: bytes, plan: int, number: int, *, is_repeated: bool) -> None:
-        """A host of this plan says that it has taken it, or had it before."""
+        """Note that a host of this plan answers that it has accepted the input, or had it before."""
         self.drops.on_taken(plan, payload, is_repeated=is_repeated)
         self.offered[payload].words.append(number)
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
-        """A client has been told that it was taken, perhaps again."""
+        """Check a receipt that a client got, perhaps again."""
         offered = self.offered[payload]
         if number not in offered.words:
             text = f"{offered.client} was told that {show(payload)} is input {number} of {offered.agent}, and no host has said so"
@@ -112,7 +112,7 @@ class InputOracle:
         others.append(offered)
 
     def on_denied(self, t_ns: int, payload: bytes, why: str) -> None:
-        """A client has been told that it was certainly not taken since it was given last."""
+        """Check the answer to a client that an input was certainly not accepted since its last send."""
         offered = self.offered[payload]
         if offered.acknowledged_ns or offered.is_given_up:
             return  # an earlier send of it may have been taken
@@ -122,11 +122,11 @@ class InputOracle:
             self._report("inputs", "R1", t_ns, text)
 
     def on_overdue(self, t_ns: int, client: str, what: str) -> None:
-        """What a program waits for has not ended, and its time is over."""
+        """Report a program's wait that has not ended by its deadline."""
         self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
 
     def on_missing(self, t_ns: int, client: str, agent: str) -> None:
-        """A client was told that an agent has stopped, or is not there, of one that was always there."""
+        """Report the answer to a client that an agent has stopped, or does not exist, though it always existed."""
         self._report("inputs", "R1", t_ns, f"{client} was told that {agent} is not there, and it has never stopped")
 
     # ---- answers --------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class InputOracle:
             offered.replies.append(reply)
 
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Its client was told what its turn has answered, for good; b"": nothing."""
+        """Check a final answer of an input's turn, as its client received it; b"": none."""
         offered = self.offered[payload]
         if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
@@ -148,14 +148,14 @@ class InputOracle:
         offered.answer = answer
 
     def on_answered_early(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Its client was told what a turn has answered that may be undone; b"": nothing."""
+        """Check an answer of a turn that may be undone, as the client received it; b"": none."""
         offered = self.offered[payload]
         if answer and answer not in offered.replies:
             text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
             self._report("answers", "R2", t_ns, text)
 
     def on_told_buried(self, payload: bytes) -> None:
-        """Its client was told that it is a dead letter."""
+        """Note that the client was informed of its dead letter."""
         self.offered[payload].is_told_buried = True
 
     def on_fallen_back(self) -> None:

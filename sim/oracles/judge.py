@@ -66,7 +66,7 @@ CUTS_KEPT = 64
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is judged by.
+    """Terms by which a run is judged.
 
     Attributes:
         budget: "within" the fault budget, or beyond. wanted: what the user's retention policy keeps.
@@ -264,7 +264,7 @@ class Judge:
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
-        """It has learned what became of it; `index`: of the entry, where the world knows it."""
+        """A leader has learned a proposal's outcome; `index`: of the entry, where the world knows it."""
         self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
         self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
         self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
@@ -272,9 +272,9 @@ class Judge:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def on_damaged_base(self, epoch: int) -> None:
-        """This epoch, which is about to be told complete, refers to a file of earlier ones that was damaged since it was written.
+        """Note an epoch, about to be reported complete, that refers to a file of earlier ones damaged since it was written.
 
-        Who reuses bytes does not read them again, so nobody can know; a recovery that wants them finds out, and goes further back.
+        A writer that reuses bytes does not read them again, so it cannot know; a recovery that needs them finds out, and goes further back.
         """
         self._damaged[epoch] = None
         self._lines.note_damage(self._plan_of(epoch))
@@ -323,7 +323,7 @@ class Judge:
             self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-        """All images of the epoch are known: compare it with the books."""
+        """Compare the epoch, all of whose images are known, with the books."""
         self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
         if self._terms.with_clocks:
             self._report_all(t_ns, cuts.check_clocks(self.books, cut))
@@ -412,7 +412,7 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """What the plan after `plan` undoes by starting from an epoch: (turns, checkpoints) for each agent that loses any."""
+        """Return what the plan after `plan` undoes by starting from an epoch: (turns, checkpoints) for each agent that loses any."""
         source = self.books.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         found = []
@@ -423,7 +423,7 @@ class Judge:
         return found
 
     def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Whether the agent has consumed this input in the cut of an epoch; also if nothing is known of it there."""
+        """Return whether the agent has consumed this input in the cut of an epoch; also if nothing is known of it there."""
         return self._holds(epoch, agent, payload, lambda history: history.inputs)
 
     def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:

@@ -139,11 +139,11 @@ class LineOracle:
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
-        """It was committed."""
+        """Note that a BeginEpoch was committed."""
         self._known_at[epoch] = self._proposed.get((client, sequence), {})
 
     def knows(self, request: tuple[str, int], agents: Iterable[str]) -> bool:
-        """Whether a checkpoint of each agent had been acknowledged when this was proposed."""
+        """Return whether a checkpoint of each agent had been acknowledged when this was proposed."""
         return all(agent in self._proposed.get(request, {}) for agent in agents)
 
     def durable_of(self, plan: int) -> dict[str, int]:
@@ -151,7 +151,7 @@ class LineOracle:
         return {agent: max(numbers) for agent, numbers in self._durable.get(plan, {}).items()}
 
     def is_of_one_plan(self, plan: int, agent: str, number: int) -> bool:
-        """Whether a checkpoint of this number was durable under `plan`, and under no other one."""
+        """Return whether a checkpoint of this number was durable under `plan`, and under no other one."""
         plans = [each for each, agents in self._durable.items() if number in agents.get(agent, {})]
         return plans == [plan]
 
@@ -250,14 +250,14 @@ class LineOracle:
                 return
 
     def is_in_doubt(self, cut: CutRecord) -> bool:
-        """Whether more than one line would have been right."""
+        """Return whether more than one line would have been right."""
         known = self._known_of(cut)
         return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
 
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
-        """Of each agent of the branch that is not gone: its checkpoint in the base, and all durable ones after that.
+        """Return for each agent of the branch that is not gone its checkpoint in the base, and all durable ones after that.
 
-        One that was gone before the cut holds nobody back: all that it did is inside.
+        One that was gone before the cut holds no agent back: all that it did is inside.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 

@@ -27,7 +27,7 @@ from snapline.coordinator.state.fleet_records import Committed, OperationResult,
 Finding = tuple[str, str, str]
 
 OPERATIONS_MAX = 6
-"""Of the exhaustive checker: it looks at 720 orders for each choice of the unknown ones."""
+"""Largest number of calls to check: 720 orders for each choice of the unknown ones."""
 
 
 class _Entry(msgspec.Struct):
@@ -54,12 +54,12 @@ class LogHistory:
         self._acknowledged = -1
 
     def on_proposed(self, proposal: int, entry: bytes) -> None:
-        """Somebody calls."""
+        """Note a proposal."""
         self._proposals[proposal] = _Proposal(entry, self._acknowledged)
         self._proposed.setdefault(entry, []).append(proposal)
 
     def on_committed(self, index: int, entry: bytes, result: OperationResult) -> Iterator[Finding]:
-        """An entry is in the log for good."""
+        """Check an entry that is permanently in the log."""
         if index <= self._last:
             if self._order.get(index) != entry:
                 yield "log", "G8", f"entry {index} of the log was committed a second time, with something else"
@@ -130,12 +130,12 @@ class LogCall(msgspec.Struct, frozen=True):
 
 
 def is_linearizable(calls: Sequence[LogCall], log: Sequence[bytes]) -> bool:
-    """Whether some order of the calls explains the answers, and `log`, which was read when all was over.
+    """Return whether some order of the calls explains the answers, and `log`, read at the end.
 
     Every order that real time allows is tried, with every choice of the unknown calls.
 
     Raises:
-        ValueError: there are more calls than can be looked at.
+        ValueError: there are more calls than can be checked.
     """
     if len(calls) > OPERATIONS_MAX:
         raise ValueError(f"{len(calls)} calls: at most {OPERATIONS_MAX}")

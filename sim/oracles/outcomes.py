@@ -38,7 +38,7 @@ class EpochLine(msgspec.Struct):
 
 
 class Outcomes:
-    """What became of each epoch.
+    """Outcome of each epoch.
 
     Attributes:
         epochs: all that ever began, forgotten ones too.
@@ -77,7 +77,7 @@ class Outcomes:
         return begun is not None and all(epoch > begun for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
-        """Whether the line of the plan after `plan` need not hold all that survives: a limit was reached, or the store failed."""
+        """Return whether the line of the plan after `plan` need not hold all that survives: a limit was reached, or the store failed."""
         lines = [line for line in self.epochs.values() if line.plan == plan]
         made = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
         is_failing = any(line.state in (ABORTED, CONDEMNED) for line in made) or any(
@@ -86,7 +86,7 @@ class Outcomes:
         return is_failing or len(made) >= RECOVERY_EPOCHS_MAX
 
     def is_repeated(self, operation: op.Operation) -> bool:
-        """Whether this request was committed before."""
+        """Return whether this request was committed before."""
         return _request_of(operation) in self._requests
 
     def on_committed(self, operation: op.Operation, result: OperationResult, state: FleetView) -> Iterator[Finding]:
@@ -175,7 +175,7 @@ class Outcomes:
         self.plan = max(self.plan, result.number)
 
     def is_void(self, epoch: int) -> bool:
-        """Whether the fleet was taken back past it."""
+        """Return whether the fleet was restored past the epoch."""
         return epoch in self.epochs and self.epochs[epoch].state == VOID
 
     def _check_plan(self, kind: op.CommitPlan, result: OperationResult) -> Iterator[Finding]:

@@ -17,24 +17,24 @@ from snapline.storage.outputs.record import EmittedOutput, Release
 
 
 class Had(msgspec.Struct, frozen=True):
-    """What a reader has had of one release: agent, number and payload."""
+    """Outputs that a reader has of one release: agent, number and payload."""
 
     epoch: int
     outputs: list[tuple[str, int, bytes]]
 
 
 def flat(had: Iterable[Had]) -> list[tuple[int, str, int, bytes]]:
-    """What there is of it, one after the other."""
+    """Return all outputs of the releases, in order."""
     return [(each.epoch, *output) for each in had for output in each.outputs]
 
 
 class OutputOracle:
-    """Of one run.
+    """Output oracle of one run.
 
     Attributes:
-        had: what a reader has that has read all files so far, and has not taken it back.
+        had: what a reader of all files so far has, and has not undone.
         emitted: by turns, in all histories together.
-        undone: taken back.
+        undone: outputs undone.
     """
 
     def __init__(self, report: Report) -> None:
@@ -82,7 +82,7 @@ class OutputOracle:
             self._report("outputs", "R2", t_ns, text)
 
     def _counts(self, epoch: int) -> bool:
-        """Whether it is in the history of the present plan. What the fleet was taken back past, readers take back with the next release only."""
+        """Return whether the epoch is in the history of the present plan. Readers undo what was rolled back with the next release only."""
         plan = max(self._lines, default=0)
         while self._plans[epoch] != plan:
             line = self._lines.get(plan, 0)
@@ -105,7 +105,7 @@ class OutputOracle:
     ) -> None:
         """A leader says that this epoch is released; None: there is no file. `cut`: None if it is not known, of `branch`.
 
-        `is_void`: the fleet was taken back past it; a leader that does not know that may be late with it, and nobody need see it.
+        `is_void`: the fleet was restored past it; a leader that does not know that may release it late, and no reader need see it.
         """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
@@ -148,7 +148,7 @@ class OutputOracle:
         return max([x for x, begun in self._plans.items() if begun == plan and x < epoch], default=self._lines[plan])
 
     def _compare(self, t_ns: int, epoch: int, cut: CutRecord, branch: Branch) -> None:
-        """What a reader has is what the agents of the cut had said by their places in it."""
+        """Check that a reader has what the agents of the cut had emitted by their places in it."""
         for agent, place in cut.places.items():
             history = branch.histories.get(agent)
             if history is None or place.is_gone or place.captured is None:
@@ -165,7 +165,7 @@ class OutputOracle:
             self._compare(t_ns, epoch, cut, branch)
 
     def check_files(self, t_ns: int, files: Mapping[int, Release]) -> None:
-        """What was released is there still, and says the same."""
+        """Check that released outputs are still there, unchanged."""
         for epoch, release in self._released.items():
             if release is not None and files.get(epoch) != release:
                 self._say(t_ns, f"what was released with epoch {epoch} is not there any more")

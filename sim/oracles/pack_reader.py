@@ -19,7 +19,7 @@ _FOOTER = struct.Struct("<QQ32s16s8s")
 _MAGIC = b"SNAPFOOT"
 _RECORD_HEAD_BYTES, _RECORD_DIGEST_BYTES = 24, 32
 _BLOB_HEAD_BYTES = 96 + 16
-"""Of a blob's header without the name."""
+"""Size of a blob's header without the name."""
 
 _LZ4 = 1
 _CHECKPOINT, _CHUNK = 1, 2

@@ -139,7 +139,7 @@ CATALOGUE: dict[str, Probe] = {
     "tracking judged": Probe("dependencies of an RDT protocol were compared with those that exist"),
     "fleet quiet at the end": Probe("the run ended with nothing left to do"),
 }
-"""All there are. A name that is not here cannot be hit."""
+"""All probes. A name not listed here cannot be hit."""
 
 
 class Probes:
@@ -179,14 +179,14 @@ class Probes:
         self.hit(name)
 
     def always(self, condition: bool, name: str) -> None:
-        """Asked: must be true each time."""
+        """Check that `condition` holds each time."""
         self.hit(name)
         if not condition:
             self.hits[name] -= 1
             self.misses[name] = self.misses.get(name, 0) + 1
 
     def always_or_unreachable(self, condition: bool, name: str) -> None:
-        """As `always`; that it is never asked is all right."""
+        """Act as `always`, but the probe may never be reached."""
         self.always(condition, name)
 
     def merge(self, hits: Mapping[str, int], misses: Mapping[str, int] | None = None) -> None:
@@ -206,7 +206,7 @@ class Probes:
         ]
 
     def failures(self) -> list[str]:
-        """What was false once, or was met and must not be."""
+        """Return probes that were false once, or were reached and must not be."""
         return [
             name
             for name, probe in self._catalogue.items()

@@ -32,7 +32,7 @@ NOT_POSSIBLE = "not possible"
 
 
 class _NotPossibleError(Exception):
-    """This history cannot be run again."""
+    """History that cannot be run again."""
 
 
 class _Draws(Outside):

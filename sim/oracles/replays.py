@@ -16,11 +16,11 @@ from snapline.sim.oracles.suspects import Suspects
 
 
 class ReplayOracle:
-    """Of one run of the world.
+    """Replay oracle of one run of the world.
 
     Attributes:
-        durable: of single durable turns.
-        is_own: the fleet is a user's: its own variables are looked at, and durable turns run again.
+        durable: oracle of single durable turns.
+        is_own: the fleet is a user's: its own variables are checked, and durable turns run again.
     """
 
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the user's retention policy keeps, beyond what a recovery needs, is not deleted.
+"""Epochs that the user's retention policy keeps, beyond what a recovery needs, are not deleted.
 
 Theory of operation
 -------------------
@@ -26,7 +26,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def wanted_epochs(created_ms: Mapping[int, int], wanted: Wanted) -> set[int]:
-    """Of these epochs, given when they were created, those that the policy keeps."""
+    """Return the epochs that the policy keeps, by their creation times."""
     newest_first = sorted(created_ms, reverse=True)
     kept = set(newest_first[: wanted.last])
     for length_ms, count in ((wanted.hour_ms, wanted.hourly), (wanted.day_ms, wanted.daily)):
@@ -39,7 +39,7 @@ def wanted_epochs(created_ms: Mapping[int, int], wanted: Wanted) -> set[int]:
 
 
 def check_retained(before_ms: Mapping[int, int], after: set[int], wanted: Wanted, *, now_ms: int) -> Iterator[Finding]:
-    """Epochs with their times before a deletion, those that are there after it, and the clock of whoever deleted."""
+    """Compare epochs with their times before a deletion, those left after it, and the clock of the deleting node."""
     if max(before_ms.values(), default=0) > now_ms:
         return
     for epoch in sorted(wanted_epochs(before_ms, wanted) - after):

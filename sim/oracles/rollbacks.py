@@ -10,20 +10,20 @@ from snapline.sim.oracles.ground_truth_records import Report
 
 
 class RollbackOracle:
-    """Of one run.
+    """Rollback oracle of one run.
 
     Attributes:
-        asked: lives that have, agent and incarnation → when.
+        asked: agent and incarnation that requested a rollback → when.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.asked: dict[tuple[str, int], int] = {}
         self._granted: dict[str, int] = {}
-        """What was asked for, as plans have it → the plan."""
+        """Reason of a rollback, as plans hold it → the plan."""
 
     def on_asked(self, t_ns: int, agent: str, incarnation: int) -> None:
-        """A turn has ended so."""
+        """A turn has ended with a rollback request."""
         self.asked[agent, incarnation] = t_ns
 
     def on_turn(self, t_ns: int, agent: str, incarnation: int) -> None:

@@ -16,7 +16,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 
 class StepRun(msgspec.Struct):
-    """One run of a handler. `begun`: as what; `seen`: what came of all that it asked for; `asked`: the step that runs. `is_counted`: it has
+    """One run of a handler. `begun`: as what; `seen`: results of all its requests; `asked`: the step that runs. `is_counted`: it has
     shown that it is durable; `has_failed`: it has raised, and is durable."""
 
     begun: tuple[object, ...]
@@ -27,7 +27,7 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Of one run of the world. The caller says all of one agent in the order in which it happens. `waits`: those with a time limit."""
+    """Step oracle of one run of the world. The caller reports each agent's events in their order. `waits`: those with a time limit."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -40,7 +40,7 @@ class StepOracle:
         """The same in each of its checkpoints, by number."""
 
     def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
-        """Where the agent's turn stands: what it was begun for, and all that it has seen."""
+        """Return the state of the agent's turn: what it was begun for, and all that it has seen."""
         run = self._runs[agent, incarnation]
         return (*run.begun, *run.seen)
 
@@ -49,7 +49,7 @@ class StepOracle:
         self._captured[agent, incarnation, number] = self._counts.get((agent, incarnation), 0)
 
     def on_loaded(self, agent: str, incarnation: int, checkpoint: AgentCheckpoint | None) -> None:
-        """It goes on from that one; None: it begins."""
+        """Note that the agent resumes from a checkpoint; None: it begins."""
         if checkpoint is not None:
             place = agent, checkpoint.incarnation, checkpoint.number
             self._counts[agent, incarnation] = self._captured.get(place, 0)
@@ -71,7 +71,7 @@ class StepOracle:
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
-        """It is over, or its handler waits now, which has had some of what it asked for at once."""
+        """Note that a turn has ended, or that its handler waits now, some of its requests answered at once."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -86,7 +86,7 @@ class StepOracle:
             self._count(ended.agent, ended.incarnation, run)
 
     def on_buried(self, agent: str, incarnation: int) -> None:
-        """What its turn was for is a dead letter now."""
+        """Note that the message of the turn was dead-lettered."""
         run = self._runs.get((agent, incarnation))
         if run is not None and run.has_failed:
             self._count(agent, incarnation, run)
@@ -97,7 +97,7 @@ class StepOracle:
             self._counts[agent, incarnation] = self._counts.get((agent, incarnation), 0) + 1
 
     def on_step(self, t_ns: int, agent: str, incarnation: int, name: str) -> None:
-        """The step at which it stands is run."""
+        """Check a step that its turn runs now."""
         run = self._runs[agent, incarnation]
         run.asked = (*run.begun, _timeless(run.seen), name)
         if run.asked in self._gone_on:

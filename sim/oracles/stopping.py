@@ -21,19 +21,19 @@ from snapline.coordinator.state import operations as op
 Finding = tuple[str, str, str]
 
 TURNS_NS = 5_000_000_000
-"""So long turns that have had an effect are waited for."""
+"""Time for which the stop waits for turns that have had an effect."""
 
 
 class StopOracle:
-    """What `stop_when` says of each complete cut."""
+    """Result of `stop_when` for each complete cut."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._holds = fleet.stop_when
         self._said: dict[int, bool] = {}
         self._held_ns: int | None = None
-        """When it was said first."""
+        """Time when the predicate first held."""
         self._open: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        """Epoch → its open effects, and its turns that have had some."""
+        """Epoch → its open effects, and its turns that have had effects."""
 
     def on_cut(self, t_ns: int, cut: Cut) -> None:
         """An epoch is complete."""

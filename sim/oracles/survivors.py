@@ -51,7 +51,7 @@ class _Asked(msgspec.Struct):
 
 
 class Freezes:
-    """What one leader asked its hosts, and heard, by the number of the stream."""
+    """Freeze requests of one leader and the answers, by the number of the stream."""
 
     def __init__(self) -> None:
         self._asked: dict[int, _Asked] = {}
@@ -80,7 +80,7 @@ class Freezes:
         self._proposed.setdefault(request, (t_ns, dict(self._asked)))
 
     def in_time(self, request: Request, hosts: Sequence[str]) -> Iterator[Frozen]:
-        """Who froze in time for this proposal, now that it is committed; `hosts`: of the plan."""
+        """Yield hosts that froze in time for this proposal, now that it is committed; `hosts`: of the plan."""
         proposed_ns, asked = self._proposed.get(request, (0, {}))
         for stream, each in asked.items():
             if self._asked.get(stream) is not each:
@@ -93,16 +93,16 @@ class Freezes:
 
 
 class LivePlaces:
-    """Where agents stood when their hosts froze, from the books."""
+    """Places of agents when their hosts froze, from the books."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
-        """The agents of a run of a host stand still, those that are in no turn. Said again, it is the first time that counts.
+        """Record the places of the frozen agents of a host's run, those in no turn. If repeated, the first time counts.
 
-        A run that is started later is asked the same, under the same number, and has nothing that stands still.
+        A run that is started later gets the same request, under the same number, and has no frozen agents.
         """
         if (host, start, plan, number) in self._places:
             return
@@ -112,7 +112,7 @@ class LivePlaces:
         }
 
     def on_unsaved(self, host: str, start: int, plan: int, number: int, agent: str) -> None:
-        """What was to be its checkpoint could not be made: it has stood still for nothing."""
+        """Remove an agent's place: its checkpoint could not be made, so it was frozen in vain."""
         self._places.get((host, start, plan, number), {}).pop(agent, None)
 
     def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, CutPlace]:

@@ -38,13 +38,13 @@ OUTSIDE = ("random", "time", "uuid", "secrets", "datetime", "os")
 INSTEAD = "ctx.random(), ctx.now() or ctx.step()"
 
 FUNCTIONS_MAX = 1_000
-"""Of one handler: what is not reached by then is not looked at."""
+"""Largest number of functions searched per handler; the rest is not checked."""
 
 COPIED_BYTES_MAX = 2**20
-"""Of one variable's content: larger ones, as data that a module has loaded, are compared by their size, and stay as runs leave them."""
+"""Largest content of one variable: larger ones, as data that a module has loaded, are compared by size, and stay as runs leave them."""
 
 ITEMS_MAX = 10_000
-"""Of a container that is looked at."""
+"""Largest number of items in a container that is checked."""
 
 _CONTAINERS = (list, bytearray, dict, set)
 
@@ -76,7 +76,7 @@ class Variable:
         return self._names.get(self._name) if self._class is None else vars(self._class).get(self._name)
 
     def bind(self, value: Any) -> None:
-        """Let the name stand for this very value."""
+        """Bind the name to this very value."""
         if self._class is None:
             self._names[self._name] = value
         else:
@@ -88,7 +88,7 @@ class Variable:
             self.bind(other)
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
-        """What runs in this process have left in variables, and what these were before. The module keeps that itself."""
+        """Return what runs in this process have left in variables, and their earlier values. The module holds both."""
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
         found: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
@@ -109,7 +109,7 @@ def _filled(value: Any, other: Any) -> bool:  # of whatever types they are
 
 
 class Suspects:
-    """Of one run: what the handlers of its agents use that no checkpoint holds."""
+    """State outside checkpoints that the agents' handlers use in one run."""
 
     def __init__(self) -> None:
         self._uses: dict[type[Agent], dict[str, list[Use]]] = {}
@@ -130,7 +130,7 @@ class Suspects:
                 self._note(key, variable)
 
     def _note(self, key: _Key, variable: Variable) -> None:
-        """Another process would begin with the variable as it was: if nobody but the run before has changed it, it is set back."""
+        """Reset the variable, as a new process would have it, if only the previous run has changed it."""
         left, first = variable.left().pop(key, (b"", None))
         if left == _image(variable.get()):
             variable.set(copy.deepcopy(first))
@@ -186,7 +186,7 @@ def relative(text: str) -> str:
 
 
 def _reason_of(agent_class: type[Agent], uses: dict[str, list[Use]], key: _Key) -> tuple[str, str] | None:
-    """One variable that has changed, and the handler that uses it: one that sets it, if there is any."""
+    """Return the place of a handler that uses a changed variable, one that sets it if any does, and the reason."""
     of_key = [(name, use) for name, each in uses.items() for use in each if use.key == key and not use.is_call]
     if not of_key:
         return None
@@ -266,7 +266,7 @@ class _Search:
         return Use(key, place, is_set=is_set)
 
     def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
-        """Something of a module, of a class, or of what may be the agent."""
+        """Follow an attribute of a module, of a class, or of what may be the agent."""
         if isinstance(holder, ModuleType):
             if holder.__name__ in OUTSIDE and holder.__name__ != "os":
                 found.append(Use(("", f"{holder.__name__}.{name}"), place, is_call=True))
@@ -299,7 +299,7 @@ class _Search:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """It, and what is written within it."""
+    """Yield the code object, and all nested in it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -311,7 +311,7 @@ def _functions_of(of_class: type) -> Iterator[object]:
 
 
 def _is_variable(value: object) -> bool:
-    """Something whose value may change: no module, function, class, and nothing of a library that is only called."""
+    """Return whether the value may change: no module, function, class, and nothing of a library that is only called."""
     if isinstance(value, ModuleType | type) or callable(value):
         return False
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))

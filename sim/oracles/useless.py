@@ -208,7 +208,7 @@ def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str
 
 
 class _Run:
-    """One agent's turns and images again, as far as vectors go."""
+    """Replay of one agent's turns and images, as far as vectors go."""
 
     def __init__(self, history: AgentHistory, checkpoints: list[Captured]) -> None:
         self.agent = history.agent
@@ -216,7 +216,7 @@ class _Run:
         self.turn = 0
         self.vector: dict[str, int] = {self.agent: 0}
         self.after: list[dict[str, int]] = [self.vector]
-        """By turn: the vector at its end, before any image."""
+        """Vector at the end of each turn, before any image."""
         self.ends: list[dict[str, int]] = []
         self.flows: dict[int, list[Flow]] = {}
         self._images = [x.turns for x in checkpoints]
@@ -228,7 +228,7 @@ class _Run:
             self.vector = {**self.vector, self.agent: len(self.ends)}
 
     def carried(self, flow: Flow) -> dict[str, int] | None:
-        """What a message of this agent carries; None while it has not left yet."""
+        """Return the vector that a message of this agent carries; None while it has not left yet."""
         if flow.left_at >= len(self.after):
             return None
         return {**self.after[flow.left_at], self.agent: flow.sent_in}  # between that turn and it lie images at most
@@ -252,7 +252,7 @@ class _Run:
 
 
 def _is_told(branch: Branch, flows: list[Flow]) -> bool:
-    """Is it known of all messages what their senders knew when they left? Not of one that left in a turn that never ended."""
+    """Return whether the senders' knowledge at departure is known of all messages; not of one that left in a turn that never ended."""
     return all(0 <= flow.left_at <= branch.histories[flow.sender].turns for flow in flows)
 
 
@@ -260,7 +260,7 @@ def _is_told(branch: Branch, flows: list[Flow]) -> bool:
 
 
 class UselessReport(msgspec.Struct):
-    """What the end of a run says: how many checkpoints were useless, and what must not be."""
+    """Report at the end of a run: how many checkpoints were useless, and violations."""
 
     checkpoints: int
     useless: int

@@ -12,7 +12,7 @@ from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import JournalEntry
 
 PATIENCE_NS = 2_000_000_000
-"""For the handler to come to its wait again, and for freezes."""
+"""Time allowed for the handler to reach its wait again, and for freezes."""
 
 EARLY_NS = 1_000_000
 
@@ -20,7 +20,7 @@ Place = tuple[object, ...]
 
 
 class WaitOracle:
-    """Of one run."""
+    """Wait oracle of one run."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

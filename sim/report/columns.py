@@ -14,11 +14,11 @@ from snapline.sim.world.recording import Recording
 
 
 class Columns:
-    """Which column a position or a time has.
+    """Mapping of positions and times to columns.
 
     Attributes:
-        times: of the window's events, not falling.
-        window: what it spans in time: up to the edges of the run, where it reaches them.
+        times: of the window's events, never decreasing.
+        window: its time span: up to the edges of the run, where it reaches them.
         bounds: other times in the window that have a column, ascending, each once.
     """
 

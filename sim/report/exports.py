@@ -24,7 +24,7 @@ SHIVIZ_EVENTS_MAX = 20_000
 """The last ones; a browser draws no more of them, and clocks grow with the agents."""
 
 SLICE_MAX_NS = 1_000
-"""How long a slice is drawn, if nothing follows earlier: it takes no time, and what takes none cannot be seen."""
+"""Drawn length of a slice, if nothing follows earlier: an event takes no time, and would be invisible."""
 
 COORDINATOR = "coordinator"
 ELSEWHERE = "spawned later"
@@ -47,7 +47,7 @@ def _clock_steps(timed: TimedEvent) -> Iterator[ClockStep]:
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
-    """Who does what: several agents in a recovery, one otherwise."""
+    """Yield each agent and its action: several agents in a recovery, one otherwise."""
     event = timed.event
     if isinstance(event, Recovery):
         for agent, number in event.line.items():
@@ -154,7 +154,7 @@ def _epoch_entries(span: EpochSpan, places: _Places, end_ns: int) -> Iterator[En
 
 
 def _slices(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """What one agent did at one time, together."""
+    """Yield slices, each with all that one agent did at one time."""
     open_: dict[str, tuple[int, list[Event]]] = {}
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     for timed in recording.events:

@@ -30,7 +30,7 @@ RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoice
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """What made a result. `schema`: the version of the scenario's format. `commit`: of the code, "" if unknown."""
+    """Origin of a result. `schema`: the version of the scenario's format. `commit`: of the code, "" if unknown."""
 
     schema: int
     commit: str
@@ -53,10 +53,10 @@ def result_json(result: Result, provenance: Provenance) -> bytes:
 
 
 def read_result(path: Path) -> tuple[Result, Provenance]:
-    """What `result_json` wrote.
+    """Read the output of `result_json`.
 
     Raises:
-        UsageError: there is no such file, or it is none of ours.
+        UsageError: there is no such file, or it has another format.
     """
     fields = _read_document(path, RESULT_KIND)
     metrics = fields.get("metrics")

@@ -80,7 +80,7 @@ def write_run(
 
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
-    """By name, in the order of writing; None for a file that this run has not."""
+    """Return files by name, in the order of writing; None for a file that this run lacks."""
     recording = run.recording
     return {
         CONFIG: run.config.encode(),
@@ -109,7 +109,7 @@ def report_of(run: StoredRun) -> str:
 
 
 def page_of(run: StoredRun) -> Page:
-    """What the report is made of."""
+    """Return the contents of the report."""
     liveness = run.scenario.liveness
     last_end_ns = max((max(fault.at_ns, fault.until_ns) for fault in run.result.faults), default=0)
     return Page(
@@ -223,10 +223,10 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
 
 
 def sweep_file(base: Path, name: str, now: datetime) -> Path:
-    """Where a sweep's summary goes, `base/<name>/<UTC time>-sweep.json`; the folder is made.
+    """Return the path of a sweep's summary, `base/<name>/<UTC time>-sweep.json`; the folder is created.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: it cannot be created.
     """
     parent = base / _safe(name)
     try:

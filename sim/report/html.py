@@ -18,7 +18,7 @@ from snapline.sim.result import Result, Violation
 from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 2_000
-"""Of the diagram in the page: more make a browser slow. `spacetime.svg` holds more."""
+"""Largest number of events of the diagram in the page: more make a browser slow. `spacetime.svg` holds more."""
 
 VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 500
 """Rows of a list; beyond, nobody reads, and `result.json` has all."""
@@ -30,13 +30,13 @@ SIGNS = {"pass": "✓", "violation": "✗", "undecided": "?", "broken": "!"}
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What the page is made of.
+    """Contents of the page.
 
     Attributes:
         config: the scenario as drawn, as TOML.
         schema: version of its format. commit: of the code, "" if unknown.
-        heal_ns: when everything was made to work again. within_ns: how long the fleet then may take.
-        catalogue: all probes that there are, with what they mean.
+        heal_ns: when all faults were healed. within_ns: how long the fleet then may take.
+        catalogue: all existing probes with their meanings.
     """
 
     result: Result

@@ -17,7 +17,7 @@ from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 10_000
-"""Of a picture; more are a grey wall and a file of many megabytes."""
+"""Largest number of events in a picture; more are a grey wall and a file of many megabytes."""
 
 LANES_MAX = 60
 """Agents of a picture: more fit on no page."""
@@ -56,7 +56,7 @@ def draw_run(
 def scene_of(
     recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
 ) -> Scene:
-    """At most `events_max` events around the first violation, or the last ones of a run without any."""
+    """Return a scene of at most `events_max` events around the first violation, or of the last ones of a run without any."""
     first, last = window_of(recording, result, events_max)
     past = past_of(recording)
     columns = Columns(recording, result, first, last)
@@ -105,7 +105,7 @@ def scene_of(
 
 
 def past_of(recording: Recording) -> PastEvents:
-    """All events, with the cut of every complete epoch."""
+    """Return all events, with the cut of every complete epoch."""
     past = PastEvents(lambda position: seconds(recording.events[position].t_ns))
     complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
     waiting = deque(sorted(complete, key=lambda span: span.ended_ns))
@@ -147,7 +147,7 @@ def window_of(recording: Recording, result: Result, events_max: int) -> tuple[in
 
 
 def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
-    """Some of it lies within; the initial states are within a window that begins at the start."""
+    """Return whether some of it lies within; the initial states are within a window that begins at the start."""
     floor = first if first else INITIAL
     return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
 
@@ -169,7 +169,7 @@ def _agents(
 
 
 def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines: int) -> str:
-    """For who does not see the picture."""
+    """Return the picture's text alternative."""
     states = [arrow.state for arrow in arrows]
     parts = [count(len(agents), "agent"), count(marks, "checkpoint"), count(len(states), "message")]
     parts += [f"{states.count('in-transit')} in transit", f"{states.count('orphan')} orphan"]

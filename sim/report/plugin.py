@@ -31,10 +31,10 @@ from snapline.sim.world.recording import Recording
 STEPS = "steps.txt"
 
 CHOICES_SHOWN_MAX = 12
-"""More of them tell nobody anything, and stand in the folder."""
+"""Largest number of choices shown; more are no help, and are in the folder."""
 
 ERROR_LINES_MAX = 30
-"""Of a broken run's traceback, the last ones."""
+"""Number of lines shown of a broken run's traceback, the last ones."""
 
 LOOK_FOR = (
     "Look for values kept outside of an agent's state, in a module, a class or the object itself, for sets that are "
@@ -50,7 +50,7 @@ HINTS = {
     "replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}",
     "workload": f"If it holds without faults, something outlived a recovery that should not, or did not and should. {LOOK_FOR}",
 }
-"""By oracle: where to look first, if it is the user's code that is wrong."""
+"""Hints by oracle: where to look first, if the user's code is wrong."""
 
 HINT_WIDTH = 96
 
@@ -73,7 +73,7 @@ class Failure(msgspec.Struct):
 
 
 class TestLocation(msgspec.Struct, frozen=True):
-    """Where the test stands. `command`: runs it. `folder`: for files."""
+    """Location of a test. `command`: runs it. `folder`: for files."""
 
     command: str
     folder: Path
@@ -106,7 +106,7 @@ def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) 
 
 
 def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided: bool) -> Failure | None:
-    """Unless the run was well."""
+    """Return the failure of a run; None if it passed."""
     is_well = result.verdict == "pass" or (result.verdict == "undecided" and allow_undecided)
     return None if is_well else Failure(scenario, seed, result)
 
@@ -166,7 +166,7 @@ def _replay_line(place: TestLocation, folder: Path) -> str:
 
 
 def headline(failure: Failure) -> str:
-    """One sentence."""
+    """Return the outcome in one sentence."""
     before = f", after {failure.passed} that passed" if failure.passed else ""
     return f"{failure.scenario.name}: seed {failure.seed} ended as {failure.result.verdict!r}{before}"
 
@@ -199,7 +199,7 @@ def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | Non
 
 
 def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
-    """What the scenario says of a user's fleet changes nothing in it, so every change of that was kept: take it back."""
+    """Restore the original fleet settings, which do not affect a user's fleet, so that shrinking kept every change of them."""
     fleet = original.fleet
     if not fleet.module:
         return shrunk
@@ -218,7 +218,7 @@ def _small(shrunk: Shrunk) -> Iterator[str]:
 
 
 def _toml_of(scenario: Scenario) -> Iterator[str]:
-    """Without what is as by default."""
+    """Yield a scenario's TOML without default values."""
     fields = _differing(msgspec.to_builtins(scenario), msgspec.to_builtins(Scenario()))
     yield from (f"  {line}" for line in format_toml(fields).splitlines() if line)
 

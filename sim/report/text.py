@@ -16,14 +16,14 @@ from snapline.sim.search.coverage import exercised, kinds_of
 
 WIDTH = 96
 BRIEF_WIDTH = 160
-"""Of one that says what steps have really run."""
+"""Width of a line that lists steps that really ran."""
 
 LINES_MAX = 24
-"""Of the smallest usual terminal."""
+"""Lines of the smallest usual terminal."""
 
 VIOLATIONS_MAX, PENDING_MAX, FAULTS_MAX = 3, 5, 5
 TEXT_LINES_MAX = 5
-"""Of one violation, or of an error."""
+"""Largest number of lines of one violation, or of an error."""
 
 _Item = TypeVar("_Item")
 

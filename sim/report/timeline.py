@@ -49,7 +49,7 @@ def _end_ns(result: Result, recording: Recording | None) -> int:
 
 
 def _timeline_words(result: Result, recording: Recording | None) -> str:
-    """For who does not see the picture."""
+    """Return the picture's text alternative."""
     parts = [count(len(result.faults), "fault")]
     if recording is not None:
         outcomes = [span.outcome for span in recording.epochs.values()]

@@ -1,4 +1,4 @@
-"""What stands above a run's lanes: hosts up and down, epochs with their outcome, faults, the healed end.
+"""Tracks above a run's lanes: hosts up and down, epochs with their outcome, faults, the healed end.
 
 Used by the timeline, where time is linear, and by the space-time diagram, where it is not: `place` maps time to places.
 """
@@ -17,7 +17,7 @@ HOSTS_MAX = 40
 def tracks_of(
     recording: Recording | None, faults: Iterable[ExecutedFault], place: Callable[[int], Place], window: tuple[int, int]
 ) -> tuple[list[Track], list[str]]:
-    """What there is to show between the two times of `window`, and what is left out, in words."""
+    """Return the tracks between the two times of `window`, and notes on omitted items."""
     end_ns = window[1]
 
     def bar(start_ns: int, until_ns: int, kind: BarKind, label: str, words: str) -> Iterator[Bar]:

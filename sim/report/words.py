@@ -17,7 +17,7 @@ GUARANTEES: dict[str, str] = {
     "none discarded without its compensation.",
     "core": "A core's own invariant holds after every event.",
 }
-"""What each name in `Violation.guarantee` promises."""
+"""Guarantee behind each name in `Violation.guarantee`."""
 
 VERDICTS: dict[str, str] = {
     "pass": "Every guarantee held, and everything that had to happen did.",

@@ -1,4 +1,4 @@
-"""What the host of a script keeps of one agent, and what stands in channels."""
+"""State that the host of a script keeps for one agent, and the markers in channels."""
 
 import msgspec
 

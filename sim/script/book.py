@@ -1,8 +1,8 @@
-"""What really happened in a script: the books of its host, taken from what agents did, never from what a protocol says.
+"""Ground truth of a script: the books of its host, taken from what agents did, never from what a protocol says.
 
 Every send, consumption and checkpoint is one line of a trace as `recovery.trace` reads it, recoveries too. So
-recovery lines, orphans and messages in transit come from `recovery`, and a cut that a protocol claims can be held
-against them.
+recovery lines, orphans and messages in transit come from `recovery`, and a cut that a protocol claims can be compared
+with them.
 """
 
 from collections.abc import Collection, Mapping
@@ -68,7 +68,7 @@ class Book:
         self._lines.append(encode(Recovery(line)))
 
     def is_sent(self, name: str) -> bool:
-        """There is a message of this name that no recovery has undone."""
+        """Return whether a message of this name exists that no recovery has undone."""
         return any(isinstance(event, MessageSent) and event.message == name for event in self.trace().events)
 
     def trace(self) -> Trace:

@@ -1,4 +1,4 @@
-"""What fleets with cuts of their own have in common: complete cuts, and holding them against what really happened."""
+"""Common part of fleets with cuts of their own: complete cuts, and their comparison with the ground truth."""
 
 from collections.abc import Callable
 
@@ -52,7 +52,7 @@ class ScriptedCuts:
         }
 
     def _do_line(self, command: ScriptCommand) -> None:
-        """The same whoever fails; `failed` is only checked."""
+        """Print the last cut as the line, whichever agents fail; `failed` is only checked."""
         self._fleet.agents_of(command, command.options.get("failed", "all"))
         number = max(self.by_number)
         self._fleet.trace.append(f"{self._word} {number}: {self._in_words(self.by_number[number])}")
@@ -77,11 +77,11 @@ class ScriptedCuts:
         return found
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
-        """Who had left keeps all it did; who came later has done nothing."""
+        """Return the cut as a line: an agent that had left keeps all it did; a later one has done nothing."""
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
     def go_back(self) -> None:
-        """The whole fleet to the last complete cut."""
+        """Set the whole fleet back to the last complete cut."""
         number = max(self.by_number)
         cut = self.by_number[number]
         self._fleet.say(COORDINATOR, f"recovery to {self._word} {number}")
@@ -89,7 +89,7 @@ class ScriptedCuts:
         self._fleet.set_back(self._book_line(cut), cut.in_transit)
 
     def _forget_all_outside(self, cut: ScriptedCut) -> None:
-        """Agents that no message inside the cut has made are not there yet; who left since is there again."""
+        """Remove agents that no message inside the cut has created; bring back those that left since."""
         receivers = [message.receiver for message in cut.in_transit]
         for agent in list(self._fleet.agents.values()):
             if agent.name in cut.gone:

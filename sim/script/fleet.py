@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer")
 COORDINATOR = "coordinator"
 
 LINE_USAGE = "line [failed=AGENT,AGENT,…]"
-"""How all protocols are asked for their line."""
+"""Usage of `line`, the same for all protocols."""
 
 
 class ScriptedFleet:
@@ -77,7 +77,7 @@ class ScriptedFleet:
     # -- words of commands --------------------------------------------------------------------------------------------
 
     def agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """One that is there, and of use."""
+        """Return an agent that exists and has not failed."""
         agent = self.agents.get(name)
         if agent is None:
             raise command.error(f"there is no agent {name!r}: the fleet has {', '.join(self.agents)}")
@@ -88,7 +88,7 @@ class ScriptedFleet:
         return agent
 
     def agents_of(self, command: ScriptCommand, names: str) -> list[ScriptedAgent]:
-        """Of a list `a,b`; `all` stands for everyone that lives."""
+        """Return the agents of a list `a,b`; `all` is every living agent."""
         if names == "all":
             return [agent for agent in self.agents.values() if agent.phase == "living"]
         return [self.agent(command, name) for name in dict.fromkeys(names.split(","))]
@@ -177,7 +177,7 @@ class ScriptedFleet:
         self.settle(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
-        """What reaches an agent that has left is a dead letter; its core sees it while an epoch needs it."""
+        """Dead-letter a message to an agent that has left; its core sees it while an epoch needs it."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -247,7 +247,7 @@ class ScriptedFleet:
             return []
 
     def settle(self, agent: ScriptedAgent) -> None:
-        """Something came to it: carry out what is owed, unless a turn runs."""
+        """Carry out what is owed after an arrival, unless a turn runs."""
         if not agent.is_busy and not agent.failure:
             self._protocol.between_turns(agent)
 
@@ -274,7 +274,7 @@ class ScriptedFleet:
         self.say(agent.name, word_of("SendMessage", name, to=receiver, number=number, **words))
 
     def empty_outbox(self, agent: ScriptedAgent) -> None:
-        """What was parked leaves."""
+        """Send the parked messages."""
         if not agent.outbox:
             return
         for receiver, name in agent.outbox:

@@ -130,7 +130,7 @@ class ScriptedKooToueg(ScriptedProtocol):
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
     def _tell(self, decision: Decide) -> None:
-        """Everyone who was asked hears of the decision, then what was parked leaves."""
+        """Send the decision to all agents asked, then send the parked messages."""
         assert self._round is not None
         self._questions.clear()
         told = [self._fleet.agents[name] for name in self._round.asked if name not in self._dead]
@@ -145,7 +145,7 @@ class ScriptedKooToueg(ScriptedProtocol):
                 self._fleet.empty_outbox(agent)
 
     def recover(self, failed: list[str]) -> None:
-        """The open round ends first: a survivor hears of it before it says where it stands."""
+        """End the open round first: a survivor learns of it before it reports its state."""
         self._dead = failed
         if self._round is not None:
             for name in failed:

@@ -1,4 +1,4 @@
-"""What fleets have in common whose agents keep checkpoints of their own: the line is computed, and survivors keep what they can."""
+"""Common part of fleets whose agents keep their own checkpoints: the line is computed, and survivors keep what they can."""
 
 from snapline.sim.script.book import channels_in_words, line_in_words
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
@@ -13,7 +13,7 @@ class ScriptedLines:
         self._fleet = fleet
 
     def verbs(self) -> dict[str, Verb]:
-        """What such a fleet can be told."""
+        """Return the commands of such a fleet."""
         return {
             "line": Verb(LINE_USAGE, self._do_line),
             "join": Verb("join AGENT", self._fleet.add),

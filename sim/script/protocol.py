@@ -1,4 +1,4 @@
-"""What a protocol is to the host of a script: its cores, its words, and what it may add at each place; by default nothing."""
+"""Interface of a protocol to the host of a script: its cores, its words, and its hooks, empty by default."""
 
 from abc import ABC, abstractmethod
 
@@ -21,7 +21,7 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def verbs(self) -> dict[str, Verb]:
-        """What a fleet of it can be told besides."""
+        """Return the additional commands of its fleets."""
 
     @abstractmethod
     def make_core(self, name: str) -> Image:
@@ -33,7 +33,7 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def recover(self, failed: list[str]) -> None:
-        """These agents have crashed: bring the fleet back."""
+        """Recover the fleet after these agents have crashed."""
 
     @abstractmethod
     def show_core(self, agent: ScriptedAgent) -> list[str]:
@@ -63,10 +63,10 @@ class ScriptedProtocol(ABC):
         """A turn that sent has ended."""
 
     def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """No turn runs: carry out what is owed."""
+        """Carry out what is owed while no turn runs."""
 
     def is_blocked(self, agent: ScriptedAgent) -> bool:
-        """May it neither take a turn nor send?"""
+        """Return whether it may neither take a turn nor send."""
         return False
 
     def validate(self) -> None:  # noqa: B027  # a hook

@@ -76,7 +76,7 @@ class ScriptedRule(ScriptedProtocol):
             self._fleet.trace.append("every Z-path is tracked")
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """All that a message could say; a copy says it, as sending changes a rule."""
+        """Show all that a message could carry, from a copy, as sending changes a rule."""
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)

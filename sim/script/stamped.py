@@ -123,7 +123,7 @@ class ScriptedStamps(ScriptedProtocol):
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
-        """From outside, or by a turn of an agent, whose message makes it."""
+        """Add an agent from outside, or by the message of another agent's turn."""
         maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
         self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
@@ -139,7 +139,7 @@ class ScriptedStamps(ScriptedProtocol):
         self._retire()
 
     def _retire(self) -> None:
-        """Who has left goes when no open epoch needs it."""
+        """Remove agents that have left once no open epoch needs them."""
         for agent in self._fleet.agents.values():
             is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
             if agent.phase == "left" and not is_needed:

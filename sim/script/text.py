@@ -31,7 +31,7 @@ class ScriptCommand(msgspec.Struct, frozen=True):
     options: dict[str, str]
 
     def error(self, sentence: str) -> UsageError:
-        """What is wrong with this line, and what to do."""
+        """Return an error about this line."""
         return UsageError(f"line {self.line}: {sentence}")
 
 

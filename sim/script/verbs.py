@@ -1,4 +1,4 @@
-"""What a fleet of a script can be told: each verb with its usage, which checks the form of a command."""
+"""Commands of a scripted fleet: each verb with its usage, which checks the form of a command."""
 
 from collections.abc import Callable, Mapping
 

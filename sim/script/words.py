@@ -1,6 +1,6 @@
-"""How commands of cores, and what the host of a script does, are written in a trace: `Name(value, name=value)`.
+"""Trace format of core commands and of the actions of a script's host: `Name(value, name=value)`.
 
-Commands of cores are written field by field, whatever fields they have: a trace hides nothing that a core says. A
+Commands of cores are written field by field: a trace hides nothing that a core says. A
 piggyback is written in words, as its protocol means it, with agents by name.
 """
 
@@ -40,7 +40,7 @@ def value_of(value: object) -> str:
 
 
 def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
-    """What a piggyback says, as fields for `word_of`; none for protocols that are silent.
+    """Return the content of a piggyback, as fields for `word_of`; none for protocols without one.
 
     Args:
         protocol: a name of `rules.RULES`.

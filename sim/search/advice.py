@@ -1,13 +1,13 @@
-"""Which protocol, and how often: from measured cells, with words on how sure that is.
+"""Choice of a protocol and an interval from measured cells, with the confidence in words.
 
 The expected cost of an hour, and which of equal protocols to take, are those of `protocols/costs.py`. If runs say how many
 turns were lost, the loss is these turns at the bare pace plus the time in recoveries; else it is what failures made the same work longer, seed by seed, divided by their number.
 
-The protocol with the least cost at its best measured interval wins, unless others cannot be told from it: then the simplest of
+The protocol with the least cost at its best measured interval wins, unless others cannot be distinguished from it: then the simplest of
 those does (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced). Its interval is Daly's
 (`protocols/interval.py`) for the measured price of one checkpoint, overhead × interval, if it lies between measured
-intervals and costs no more there than the best measured one; else the best measured one. What is measured wins over
-formulas, and a price that cannot be told from nothing is no input for one.
+intervals and costs no more there than the best measured one; else the best measured one. Measurements win over
+formulas, and a price that cannot be distinguished from zero is no input for one.
 """
 
 import math
@@ -36,7 +36,7 @@ class Priced(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What to run. `why`: sentences with the numbers. `priced`: everything that was weighed, the cheapest first."""
+    """Recommended settings. `why`: sentences with the numbers. `priced`: all options considered, the cheapest first."""
 
     protocol: str
     interval_s: float
@@ -45,10 +45,10 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
-    """What costs the least when the fleet fails every `mtbf_s` seconds on average.
+    """Return the cheapest settings for a fleet that fails every `mtbf_s` seconds on average.
 
     Raises:
-        UsageError: `mtbf_s` is no time, or the comparison has no cells with or none without failures.
+        UsageError: `mtbf_s` is not a positive time, or the comparison has no cells with or none without failures.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
         raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
@@ -81,7 +81,7 @@ class Pricer:
         self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
 
     def all(self) -> list[Priced]:
-        """Every protocol at every interval that has a price, the cheapest first."""
+        """Return every protocol at every interval that has a price, the cheapest first."""
         every = range(len(self._comparison.seeds))
         settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
         costs = {setting: self.cost_s(*setting, every) for setting in settings}
@@ -97,7 +97,7 @@ class Pricer:
         costs: dict[tuple[str, float], float],
         resampled: dict[tuple[str, float], list[float]],
     ) -> Priced:
-        """With intervals from the same draws of seeds for all, so that costs can be subtracted draw by draw."""
+        """Price a setting, using the same draws of seeds for all, so that costs can be subtracted draw by draw."""
         count = len(self._comparison.seeds)
         cost = enclosed(count, costs[setting], resampled[setting])
         more = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
@@ -111,7 +111,7 @@ class Pricer:
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
     def overhead(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Of cells without failures."""
+        """Return the overhead in cells without failures."""
         cells = [self._cells[Setting(protocol, pattern, interval_s, 0.0)] for pattern in self._comparison.patterns]
         return _mean([_mean(_column(cell, "overhead", picked)) for cell in cells])
 
@@ -131,7 +131,7 @@ class Pricer:
         return lost_s / failures if failures else math.nan
 
     def _losses_s(self, cell: Cell, pattern: str, picked: Sequence[int]) -> list[float]:
-        """Of each run, all that its failures cost."""
+        """Return each run's total cost of failures."""
         if "lost_turns" not in cell.values or "turns" not in cell.values:
             each = zip(_column(cell, "loss_s", picked), _column(cell, "failures", picked), strict=True)
             return [loss_s * count for loss_s, count in each]
@@ -142,7 +142,7 @@ class Pricer:
         return [lost[place] * pace_s[place] + recovery_s[place] for place in range(len(picked))]
 
     def interval_of(self, chosen: Priced, priced: Sequence[Priced]) -> tuple[float, list[str]]:
-        """How often, and why."""
+        """Return the checkpoint interval and its reasons."""
         price_s = chosen.overhead * chosen.interval_s
         count = len(self._comparison.seeds)
         resampled = [self.overhead(chosen.protocol, chosen.interval_s, picked) for picked in draws(count)]

@@ -49,19 +49,19 @@ METRICS: Mapping[str, str] = {
     "piggyback_bytes": "bytes of piggyback",
     "store_bytes": "bytes in the store at the end",
 }
-"""What is compared, in the order of tables; those that no run has are left out."""
+"""Metrics compared, in table order; metrics that no run has are left out."""
 
 RESTART_AFTER_S = 0.2
 """A crashed host's absence: short, so that what is measured is the protocol and not the machine's reboot."""
 
 FAILURES_MAX = 1_000
-"""In one run; more would be a rate at which nothing gets done."""
+"""Largest number of failures in one run; at a higher rate nothing gets done."""
 
 CELLS_MAX = 10_000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What a cell is about; an interval of 0 is the bare run."""
+    """Settings of a cell; an interval of 0 is the bare run."""
 
     protocol: str
     pattern: str
@@ -86,7 +86,7 @@ class Cell(msgspec.Struct):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """How a protocol differs from the first one in one cell, seed by seed."""
+    """Difference of a protocol from the first one in one cell, seed by seed."""
 
     setting: Setting
     baseline: str
@@ -95,7 +95,7 @@ class Contrast(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """All cells. `bare`: pattern → virtual seconds that the work takes by itself, one value per seed."""
+    """Comparison of all cells. `bare`: pattern → virtual seconds that the work takes by itself, one value per seed."""
 
     name: str
     protocols: list[str]
@@ -181,7 +181,7 @@ def _settings(
 
 
 def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
-    """What one seed runs in one cell."""
+    """Return the scenario that one seed runs in one cell."""
     replace = msgspec.structs.replace
     drawn = draw(template, seed)
     trigger = TriggerPart(kind="none")
@@ -268,7 +268,7 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
 
 
 def work_s(result: Result) -> float:
-    """How long the work took; of work that never ends, how long a thousand messages took; NaN if unknown."""
+    """Return the duration of the work; for endless work, that of a thousand messages; NaN if unknown."""
     if "finish_s" in result.metrics:
         return result.metrics["finish_s"]
     per_s = result.metrics.get("throughput_per_s", 0.0)
@@ -282,7 +282,7 @@ def failures_of(result: Result, took_s: float) -> int:
 
 
 def _contrasts(found: Comparison) -> Iterator[Contrast]:
-    """Each protocol against the first, where all else is equal."""
+    """Yield the contrasts of each protocol with the first, where all else is equal."""
     baseline = found.protocols[0]
     for cell in found.cells:
         if cell.setting.protocol == baseline:
@@ -295,7 +295,7 @@ def _contrasts(found: Comparison) -> Iterator[Contrast]:
 
 
 def difference_of(baseline: Sequence[float], values: Sequence[float]) -> Difference:
-    """Over the seeds that have a value in both."""
+    """Return the paired difference over the seeds that have a value in both."""
     pairs = [
         (base, value)
         for base, value in zip(baseline, values, strict=True)

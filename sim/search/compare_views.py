@@ -1,7 +1,7 @@
-"""What people see of a comparison: a table for a terminal, and a figure.
+"""Views of a comparison: a table for a terminal, and a figure.
 
 The figure has one panel per pattern and failure rate, in it one group of bars per interval and one bar per protocol; a
-whisker is the mean's interval of 95 % confidence. Protocols are told apart by their number under the bar, not by colour
+whisker is the mean's interval of 95 % confidence. Protocols are distinguished by their number under the bar, not by colour
 alone. The same comparison gives the same bytes; there is no script.
 """
 
@@ -54,7 +54,7 @@ def table(
 
 
 def number(summary: Summary | None, *, is_clear: bool) -> str:
-    """For a table."""
+    """Format a summary for a table."""
     if summary is None or summary.count == 0:
         return "–"
     half = summary.high - summary.mean
@@ -63,7 +63,7 @@ def number(summary: Summary | None, *, is_clear: bool) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """For a terminal: the advice, its reasons, and everything that was weighed."""
+    """Format the advice for a terminal, with its reasons and all options considered."""
     lines = [f"Run {advice.protocol} with a checkpoint every {advice.interval_s:.3g} s.", ""]
     lines += [f"  {words}" for words in advice.why]
     lines += ["", "  seconds an hour  protocol and interval"]

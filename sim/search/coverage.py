@@ -1,9 +1,9 @@
-"""How much work a run of somebody's own fleet does, and what a run has exercised.
+"""Turn budget of a run of a user's fleet, and coverage of a run.
 
-Of a pattern it is known when its work is done. Of a user's fleet nobody knows: so it is run once on a quick network, without faults, and
-that tells how many turns there are to take, up to `TURNS`. A run goes on until so many were taken, or the fleet is done, and
-what its template promises happens in the midst of them. A run in which it has not happened is *hollow*: it says nothing of the fleet, and
-is undecided.
+A pattern knows when its work is done. A user's fleet does not: so it runs once on a quick network, without faults, which
+gives its number of turns, up to `TURNS`. A run goes on until that many turns were taken, or the fleet is done, and
+the faults that its template promises happen in between. A run in which they did not happen is *hollow*: it proves nothing about the fleet,
+and is undecided.
 """
 
 from collections.abc import Callable, Iterable

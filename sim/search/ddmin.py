@@ -42,7 +42,7 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 
 
 def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
-    """What is needed of one chunk, or of all others; and whether it was one chunk."""
+    """Return the needed items of one chunk, or of all others; and whether it was one chunk."""
     for chunk in chunks:
         found = needed(chunk)
         if found is not None:

@@ -39,7 +39,7 @@ MS = 1_000_000
 S = 1_000_000_000
 
 MESSAGES_ENDLESS = 1000
-"""In one run, of a pattern without an end."""
+"""Number of messages assumed for one run of an endless pattern."""
 
 _Option = TypeVar("_Option")
 
@@ -54,7 +54,7 @@ class Dice:
         return self._choices.pick("swarm", key, n)
 
     def between(self, least: int, most: int, *key: str | int) -> int:
-        """Both included; `most` if there is nothing between."""
+        """Draw a number between the two, both included; `most` if there is nothing between."""
         return min(least, most) + self.below(max(1, most - least + 1), *key)
 
     def of(self, options: Sequence[_Option], *key: str | int) -> _Option:
@@ -64,7 +64,7 @@ class Dice:
         return self.below(n, *key) == n - 1
 
     def one_in_apart(self, n: int, *key: str | int) -> bool:
-        """From a stream of its own: what can be drawn since lately leaves all else that a seed draws as it was."""
+        """Draw from a separate stream: a recently added draw leaves all else that a seed draws unchanged."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
     def below_apart(self, n: int, *key: str | int) -> int:
@@ -100,7 +100,7 @@ class Dice:
 
 
 _START_NS = 400 * MS
-"""How long a fleet at full speed has work to do, about; and how long it takes to begin."""
+"""Approximate working time of a fleet at full speed; also its time to start."""
 
 
 def _work_ns(pattern: PatternPart) -> int:
@@ -110,7 +110,7 @@ def _work_ns(pattern: PatternPart) -> int:
 
 
 class Span:
-    """When one fault happens: it begins in the midst of the work in two thirds of cases, soon after the fleet's start.
+    """Time of one fault: in two thirds of cases it begins during the work, soon after the fleet's start.
 
     Attributes:
         at: when it begins. room_ns: from there until the run's faults must be over.
@@ -149,7 +149,7 @@ class Span:
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Of two thirds of what can be everywhere: which pair has it, or which direction of one."""
+        """Draw the scope of a fault that can be everywhere: in two thirds of cases a pair, or one direction of it."""
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"

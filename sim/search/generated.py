@@ -1,6 +1,6 @@
-"""What a scenario holds of all that a swarm may draw: so a sweep can say what its runs were given, and what none was.
+"""Parts of a scenario that a swarm may draw: a sweep reports which ones its runs were given, and which none was.
 
-A fault that was drawn may still hit nothing, and a limit may never be reached: what runs really met the probes say.
+A fault that was drawn may still hit nothing, and a limit may never be reached: the probes show what runs really met.
 """
 
 from collections.abc import Iterable, Iterator

@@ -32,7 +32,7 @@ CHANGES_MAX = 20
 """Choices of a run that are not benign: most bugs need fewer than five."""
 
 PLACES_MAX = 300
-"""How late in its stream a choice may be changed: a run of a small fleet makes some hundred in each."""
+"""Latest position in a stream at which a choice may change: a run of a small fleet makes some hundred in each."""
 
 VALUE_MAX = 64
 """A choice has up to 64 outcomes that matter; those with more take the remainder."""

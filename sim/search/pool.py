@@ -28,13 +28,13 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, name_of, perform_all
 
 SEED_TIMEOUT_S = 120.0
-"""Of real time, for one seed: a hundred times what a large one takes."""
+"""Real time allowed for one seed: a hundred times what a large one takes."""
 
 GRACE_S = 5.0
-"""After its time limit a worker ends the run itself; one that has not done so by now will not."""
+"""Time that a worker has to end a timed-out run itself; one that has not done so by then will not."""
 
 START_TIMEOUT_S = 120.0
-"""For a new interpreter and its imports, on a machine with much else to do."""
+"""Time allowed for a new interpreter and its imports, on a busy machine."""
 
 AHEAD_S = 0.25
 AHEAD_MAX = 256
@@ -45,7 +45,7 @@ HASH_SEED = "0"
 """PYTHONHASHSEED of workers, unless this process has one: so that a sweep can be repeated bit by bit."""
 
 OTHER_HASH_SEED = "20260131"
-"""For the second run of a seed. Any other one will do."""
+"""Hash seed of a seed's second run. Any other value works too."""
 
 Answered = tuple[Task, Result]
 
@@ -57,14 +57,14 @@ def hash_seed_here() -> str:
 
 
 def other_hash_seed() -> str:
-    """One that is not `hash_seed_here()`."""
+    """Return a hash seed that is not `hash_seed_here()`."""
     return OTHER_HASH_SEED if hash_seed_here() != OTHER_HASH_SEED else HASH_SEED
 
 
 def make_setup(
     templates: Iterable[Scenario], *, runner: Runner | None = None, seed_timeout_s: float = SEED_TIMEOUT_S
 ) -> Setup:
-    """What workers are told."""
+    """Return the setup that workers receive."""
     given = list(templates)
     texts = [format_scenario(template) for template in given]
     names = [template.name for template in given]
@@ -124,7 +124,7 @@ class Process:
         self.send(setup)
 
     def send(self, what: Setup | list[Task]) -> None:
-        """Whether it still lives is seen when we read."""
+        """Send without a check: a dead worker is detected on reading."""
         with suppress(OSError):
             self.connection.send_bytes(msgspec.msgpack.encode(what))
 
@@ -135,7 +135,7 @@ class Process:
         self.send(tasks)
 
     def limit_s(self, seed_timeout_s: float) -> float | None:
-        """When it has been silent for too long; None while it has nothing to say."""
+        """Return the time at which the worker's silence is a timeout; None while it has no work."""
         if not self.is_ready:
             return self.since_s + START_TIMEOUT_S
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
@@ -169,7 +169,7 @@ class WorkerPool:
         self.seed_s = 0.0
 
     def run(self) -> Iterator[Answered]:
-        """Every task with its answer, as they are done."""
+        """Yield every task with its answer, as they are done."""
         while self._queue or any(process.waiting for process in self._processes.values()):
             while self._queue and len(self._processes) < self._jobs:
                 process = Process(self._setup, self._hash_seed)

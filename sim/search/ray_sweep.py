@@ -28,7 +28,7 @@ from snapline.sim.search.sweep import Collector, SweepSummary, check_again
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, perform_all
 
 RETRIES = 2
-"""Of a chunk whose node or process died."""
+"""Number of retries of a chunk whose node or process died."""
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -40,7 +40,7 @@ CHUNK_SEEDS = 50
 
 
 def perform_chunk(setup: bytes, seeds: Sequence[int]) -> bytes:
-    """On a worker: run these seeds."""
+    """Run these seeds on a worker."""
     worker = _worker(setup)
     with garbage_kept():
         return msgspec.msgpack.encode(list(perform_all(worker, [Task(seed) for seed in seeds])))
@@ -168,7 +168,7 @@ class Cluster:
         return bool(self._waiting or self._running)
 
     def queue(self, seeds: Sequence[int], chunk_seeds: int) -> None:
-        """More to do."""
+        """Add seeds to run."""
         starts = range(0, len(seeds), max(1, chunk_seeds))
         self._waiting.extend(list(seeds[start : start + max(1, chunk_seeds)]) for start in starts)
 

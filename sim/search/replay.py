@@ -31,7 +31,7 @@ SHOWN_BEFORE = 3
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What two runs of one seed must have in common."""
+    """Values that two runs of one seed must share."""
 
     trace_hash: str
     verdict: str
@@ -68,7 +68,7 @@ class Divergence(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """For a terminal."""
+        """Return the report for a terminal."""
         lines = [f"seed {self.seed} ran twice and differed in {', '.join(self.differing)}"]
         if self.entry is not None:
             lines.append(f"first at entry {self.entry} of the journal:")
@@ -80,7 +80,7 @@ class Divergence(msgspec.Struct):
 
 
 def fingerprint_of(result: Result) -> Fingerprint:
-    """Of one run."""
+    """Return the fingerprint of one run."""
     return Fingerprint(
         result.trace_hash,
         result.verdict,
@@ -173,7 +173,7 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
 
 
 def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
-    """What is needed to run again what a folder holds: scenario, seed, choices; no record if only the seed was kept.
+    """Return what a rerun of a folder needs: scenario, seed, choices; no record if only the seed was kept.
 
     Raises:
         UsageError: not the folder of a run, or one with another schema.
@@ -194,7 +194,7 @@ def _scenario(path: Path) -> Scenario:
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
-    """Why running it again may give something else; `commit` is of the code that runs now, "" if unknown."""
+    """Return why a rerun may give another result; `commit` is of the code that runs now, "" if unknown."""
     _, provenance = files.read_result(folder / RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []

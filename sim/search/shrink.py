@@ -65,7 +65,7 @@ OTHER_SEEDS = 4
 of ten; more would cost more time than they save."""
 
 ROUNDS_MAX = 8
-"""Of all steps; mostly two or three change anything."""
+"""Largest number of rounds of all steps; mostly two or three change anything."""
 
 FAULT_STREAM = "fault"
 
@@ -77,7 +77,7 @@ PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
 """Paces of messages and of checkpoints that are tried. Slow messages first: then few are consumed before anything happens."""
 
 RATES_PER_S = (2.0, 10.0, 50.0)
-"""Of messages, for runs in which something takes its time and too many messages pass meanwhile."""
+"""Message rates to try, for runs in which too many messages pass while something slow happens."""
 
 PACE = "another pace"
 
@@ -86,7 +86,7 @@ FINENESS = 8
 
 
 class Size(msgspec.Struct, frozen=True, order=True):
-    """How much there is to understand."""
+    """Size of a failing case."""
 
     choices: int
     faults: int
@@ -124,7 +124,7 @@ class Shrunk(msgspec.Struct):
 
 
 def signature_of(result: Result) -> str:
-    """What must stay the same: the first oracle that failed, that something is pending, or the kind of error."""
+    """Return what must stay the same: the first oracle that failed, that something is pending, or the kind of error."""
     match result.verdict:
         case "violation":
             return f"violation {result.violations[0].oracle}" if result.violations else "violation"
@@ -135,7 +135,7 @@ def signature_of(result: Result) -> str:
 
 
 def is_same_bug(result: Result, signature: str) -> bool:
-    """Whether a run fails likewise; of several violations at once, the order does not matter."""
+    """Return whether a run fails the same way; the order of several violations does not matter."""
     if result.verdict == "violation":
         return any(signature == f"violation {violation.oracle}" for violation in result.violations)
     return signature_of(result) == signature
@@ -226,7 +226,7 @@ class Shrinker:
         self._original = (scenario, seed, self.record)
 
     def minimise(self) -> None:
-        """All steps, again and again, until nothing changes or the time is over."""
+        """Repeat all steps until nothing changes or the time is over."""
         try:
             for number in range(ROUNDS_MAX):
                 kept = self._kept
@@ -279,14 +279,14 @@ class Shrinker:
         return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
-        """With fresh choices in these streams, and benign ones in the others; nothing may grow."""
+        """Try fresh choices in these streams, and benign ones in the others; the size must not grow."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
     def _fails(
         self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, growth_max: int | None = None
     ) -> bool:
-        """Whether a candidate fails likewise: then it is kept. `chosen`: its choices, or the streams that the seed draws."""
+        """Return whether a candidate fails the same way, and keep it then. `chosen`: its choices, or the streams that the seed draws."""
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
         digest = _digest(scenario, seed, chosen)
@@ -313,7 +313,7 @@ class Shrinker:
         return size_of(self.scenario, self.record, self.result)
 
     def _limited(self, scenario: Scenario) -> Scenario:
-        """Not for ever; what would have violated something later counts as if it did not."""
+        """Limit the events of a candidate; a violation after the limit counts as none."""
         if not self._signature.startswith("violation"):
             return scenario
         events_max = min(scenario.run.events_max, EVENTS_FACTOR * self.result.events + EVENTS_LEAST)
@@ -332,7 +332,7 @@ class Shrinker:
     # Steps.
 
     def _plainly(self) -> None:
-        """All choices benign, or all but those of one stream; or all of them at another pace."""
+        """Try all choices benign, or all but those of one stream; or all of them at another pace."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -352,7 +352,7 @@ class Shrinker:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _paces(self) -> None:
-        """Fewer messages at another pace: the order of events that the bug needs may come sooner there."""
+        """Try fewer messages at another pace: the order of events that the bug needs may come sooner there."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:
@@ -381,7 +381,7 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _fleet(self) -> None:
-        """Fewer of everything; a fleet of the user's own stays as it is."""
+        """Try fewer of everything; a user's own fleet stays as it is."""
         self._users()
         if not self.scenario.fleet.module:
             self._pattern()
@@ -392,7 +392,7 @@ class Shrinker:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
     def _users(self) -> None:
-        """Who uses the fleet, or runs it."""
+        """Reduce clients, inputs, restores and moves."""
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
             self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_part(s, "clients", inputs=n), least=1)
@@ -453,7 +453,7 @@ class Shrinker:
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
     def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
-        """Unless the state becomes larger by more than that."""
+        """Try a candidate, unless the state grows by more than `growth_max`."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)

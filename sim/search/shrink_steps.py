@@ -20,7 +20,7 @@ TIMES = ("at", "lasts", "restart_after", "back_after", "every")
 
 
 class FreshChoices(RandomChoices):
-    """Those of a seed, in some streams; in all others the benign ones."""
+    """Choices of a seed in some streams, benign ones in all others."""
 
     def __init__(self, seed: int, streams: Collection[str]) -> None:
         super().__init__(seed, is_recording=True)
@@ -37,7 +37,7 @@ def duration_of(fault: FaultPart, field: str) -> int:
 
 
 def is_valid(scenario: Scenario) -> bool:
-    """Whether it could be read from a file."""
+    """Return whether the scenario could be read from a file."""
     try:
         parse_scenario(format_scenario(scenario), source="a candidate")
     except UsageError:
@@ -54,12 +54,12 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
 
 
 def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
-    """With other values in a section, such as "clients"."""
+    """Return the scenario with other values in a section, such as "clients"."""
     return msgspec.structs.replace(scenario, **{part: msgspec.structs.replace(getattr(scenario, part), **fields)})
 
 
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
-    """Fewer messages, and checkpoints and faults as much earlier."""
+    """Return a scenario with fewer messages, and checkpoints and faults as much earlier."""
     most = max(1, scenario.fleet.pattern.messages)
 
     def earlier(time_ns: int) -> int:

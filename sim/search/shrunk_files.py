@@ -1,9 +1,9 @@
-"""What is handed to who mends a bug that was shrunk: the scenario, a test that fails while it is there, and the story.
+"""Files for the fixer of a shrunk bug: the scenario, a test that fails while the bug exists, and the steps of shrinking.
 
-<name>.toml        the scenario, to be run with `snapline sim run` and looked at
+<name>.toml        the scenario, for `snapline sim run`
 choices.json       the choices that are not benign, for `snapline sim replay`
-test_<name>.py     fails while the bug is there, and is kept when it is gone
-steps.txt          what was left out, and what is left: faults, choices, entries of the journal
+test_<name>.py     fails while the bug exists; keep it as a regression test
+steps.txt          removed parts and remaining ones: faults, choices, entries of the journal
 """
 
 import re
@@ -57,7 +57,7 @@ def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal
 
 
 def identifier(shrunk: Shrunk) -> str:
-    """Of the scenario and its seed, as a Python name."""
+    """Return a Python name for the scenario and its seed."""
     words = re.sub(r"[^a-z0-9]+", "_", shrunk.scenario.name.lower()).strip("_") or "scenario"
     return f"{words}_seed_{shrunk.seed}"
 
@@ -85,14 +85,14 @@ def choices_literal(record: Record) -> str:
 
 
 def evidence(shrunk: Shrunk) -> list[str]:
-    """What went wrong, one sentence a line."""
+    """Return the failure, one sentence a line."""
     result = shrunk.result
     lines = [f"{violation.guarantee} {violation.oracle}: {violation.text}" for violation in result.violations]
     return lines or result.pending or [result.error]
 
 
 def story(shrunk: Shrunk, journal: Sequence[str] = ()) -> Iterator[str]:
-    """What was left out, and what is left."""
+    """Yield the lines of `steps.txt`: removed parts and remaining ones."""
     yield f"{shrunk.signature}: from {size_text(shrunk.before)} to {size_text(shrunk.size)}"
     yield f"in {shrunk.tries} runs, {shrunk.seconds:.1f} s"
     yield ""
@@ -121,5 +121,5 @@ def _fleet_text(scenario: Scenario) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As part of a triple-quoted string."""
+    """Escape a text for a triple-quoted string."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

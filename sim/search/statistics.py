@@ -1,15 +1,15 @@
-"""What can be said about a number from a few runs: mean, percentiles, and how far the truth may be from them.
+"""Statistics of a number from a few runs: mean, percentiles and confidence intervals.
 
 Model: the runs of a sweep are independent and alike, since seeds are. Two kinds of intervals, both for 95 %:
 
 - of one mean, Student's: mean ± t(n - 1) · s / √n. Exact for normal values; for others good from some thirty runs on;
 - of the difference of two settings, run with the *same* seeds, the paired bootstrap (Efron 1979; Efron and Tibshirani 1993,
-  chapter 13): draw n of the n seeds with replacement, take the mean of the differences, do that many times; the interval
-  lies between the percentiles 2.5 and 97.5. What a seed does to both settings alike cancels out. With fewer than ten
+  chapter 13): draw n of the n seeds with replacement, take the mean of the differences, repeat many times; the interval
+  lies between the percentiles 2.5 and 97.5. Effects of a seed that both settings share cancel out. With fewer than ten
   seeds it is too narrow.
 
 An interval without enough values is from minus to plus infinity: nothing is known, and nothing may be concluded. Bootstraps
-draw from a seed of their own, so that the same runs give the same words.
+use their own seed, so that the same runs give the same text.
 """
 
 import math
@@ -34,7 +34,7 @@ NORMAL_975 = 1.959963984540054
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Of one metric over runs. `low` and `high` enclose the mean with 95 % confidence."""
+    """Summary of one metric over runs. `low` and `high` enclose the mean with 95 % confidence."""
 
     count: int
     mean: float
@@ -55,7 +55,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def is_clear(self) -> bool:
-        """Whether zero is outside of the interval."""
+        """Return whether zero is outside of the interval."""
         return self.low > 0 or self.high < 0
 
 
@@ -104,7 +104,7 @@ def t_975(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """How probable it is to lie within -t … t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """Return the probability of a value within -t … t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(degrees))
     square = math.cos(angle) ** 2
     is_odd = degrees % 2 == 1
@@ -127,7 +127,7 @@ def _expanded(degrees: int) -> float:
 
 
 def paired_difference(baseline: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Difference:
-    """How much larger `values` are than `baseline`, pair by pair; both in the order of the same seeds."""
+    """Return how much larger `values` are than `baseline`, pair by pair; both in the order of the same seeds."""
     differences = [value - base for base, value in zip(baseline, values, strict=True)]
     if differences and min(differences) == max(differences) and len(differences) > 1:
         return Difference(len(differences), differences[0], differences[0], differences[0])

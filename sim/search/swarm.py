@@ -51,16 +51,16 @@ from snapline.sim.workloads.registry import takes_inputs
 from snapline.sim.world.limits import LIMITS
 
 AGENTS_LEAST = 2
-"""All patterns can be played by two."""
+"""Fewest agents: two can run every pattern."""
 
 BY_HAND_ALONE = 16
-"""One run of so many has no trigger."""
+"""Share of runs without a trigger: one in so many."""
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
-"""Of one round of koo-toueg: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
+"""Messages and store calls of one koo-toueg round: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
 
 EPOCH_EXCHANGES = 6
-"""Of an epoch: it is written that it begins, told, marked, stored, reported, and written that it is complete. Rounds of koo-toueg take twice as many."""
+"""Exchanges of an epoch: begin logged, begin sent, marked, stored, reported, completion logged. Rounds of koo-toueg take twice as many."""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 """Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
@@ -70,20 +70,20 @@ _OUTPUT_POINTS = "store.outputs."
 """Points that fleets to which nobody speaks never pass."""
 
 _COSTLY = ("memory", "orders")
-"""They cost ten times as much as the others."""
+"""Patterns that cost ten times as much as the others."""
 
 _BOOKING = ("booking", "booking-until")
 _PAYING = ("paying", *_BOOKING)
-"""Their agents call stubs, and people look after what they could not undo."""
+"""Patterns whose agents call stubs; operators handle failed compensations."""
 
 PAYING_NS = 90 * S
-"""Of a run that pays: calls that fail again and again, and the word of somebody who has them made once more."""
+"""Extra time for a run that pays: repeated failures of calls, and an operator's retry command."""
 
 SELDOM_NS = 250 * MS
-"""Between two epochs by the clock in such a run; effects bring their own."""
+"""Time between two epochs by the clock in such a run; effects bring their own."""
 
 _DURABLE = ("planning", *_PAYING)
-"""What matters of them are recoveries in the midst of their turns, of which each takes as long as all the messages of others."""
+"""Patterns tested mainly by recoveries within a turn; one turn takes as long as all messages of another pattern."""
 
 _LATELY = {
     "astray": (21, "pattern"),
@@ -91,10 +91,10 @@ _LATELY = {
     "paying": (19, "paying"),
     "returning": (37, "returning"),
 }
-"""Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
+"""Patterns drawn separately, instead of the drawn one, by one seed in so many: all else that a seed draws is unchanged."""
 
 _IN_TURN = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
-"""Every other seed has one of these, in turn: what they combine is the youngest part of the product, and a draw by chance would seldom bring it."""
+"""Patterns of every other seed, in turn: they combine the youngest parts of the product, and a random draw would seldom bring them."""
 
 _PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY, *_BOOKING)] * 2, *_COSTLY)
 
@@ -178,7 +178,7 @@ def small_limits(seed: int) -> dict[str, int]:
 
 
 def _possible_timeout(scenario: Scenario) -> str:
-    """What was drawn, unless no epoch can keep to it in what else was drawn: then what a fleet has that says nothing."""
+    """Return the drawn timeout, or the default ("") if no epoch can meet it under the other draws."""
     exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
     least_ns = exchanges * _exchange_ns(scenario)
     timeout = scenario.fleet.epoch_timeout
@@ -263,7 +263,7 @@ def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> 
 
 
 def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
-    """Where the coordinator asks for checkpoints it does so by the clock."""
+    """Draw a trigger; a coordinator requests checkpoints only by the clock."""
     every = dice.duration(20 * MS, 600 * MS, "every")
     jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
     match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
@@ -286,20 +286,20 @@ def _draw_clients(dice: Dice, pattern: str) -> ClientsPart:
 
 
 def _draw_outputs(dice: Dice) -> OutputsPart:
-    """In half of the runs agents speak, and in half of these somebody reads it as it comes."""
+    """Draw outputs: agents emit in half of the runs, and in half of these a consumer reads them as they come."""
     one_in = (0, 0, 0, 3, 1, 12)[dice.of_outputs(6, "outputs")]
     return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.of_outputs(2, "watched outputs") == 1)
 
 
 def _draw_steps(dice: Dice) -> StepsPart:
-    """In two thirds of the runs some calls of stubs go wrong."""
+    """Draw failing stub calls for two thirds of the runs."""
     late, lost, failed = ((0, 0, 20, 200)[dice.of_steps(4, "calls", what)] for what in ("late", "lost", "failed"))
     is_well = dice.of_steps(3, "calls") == 0
     return StepsPart() if is_well else StepsPart(late_per_mille=late, lost_per_mille=lost, failed_per_mille=failed)
 
 
 def _draw_restores(dice: Dice, one_in: int) -> RestoresPart:
-    """In one of so many runs somebody takes the fleet back, once or more often, with its inputs or without."""
+    """Draw restores by an operator for one in `one_in` runs: once or twice, with inputs or without."""
     if not dice.one_in_apart(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_apart(2, "restores twice") else 1
@@ -307,7 +307,7 @@ def _draw_restores(dice: Dice, one_in: int) -> RestoresPart:
 
 
 def _draw_moves(dice: Dice, one_in: int) -> int:
-    """In one of so many runs an operator moves agents: once, or many times."""
+    """Draw the number of times that an operator moves agents: one or many, in one of `one_in` runs."""
     return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(one_in, "moves") else 0
 
 
@@ -318,7 +318,7 @@ def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPar
 
 
 def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
-    """In a quarter of the runs up to three directed pairs are much slower, or much faster, than all others, for good."""
+    """Draw up to three directed pairs that are permanently much slower or faster than all others, for a quarter of the runs."""
     if not dice.one_in(4, "paths"):
         return scenario.network
     nodes = host_names(scenario) + coordinator_names(scenario)
@@ -333,7 +333,7 @@ def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
 
 
 def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
-    """In a quarter of the runs a policy keeps more than is needed, and in a quarter somebody asks for snapshots by hand."""
+    """Draw a retention policy for a quarter of the runs, and manual snapshots for a quarter."""
     retention = run.retention
     if not retention and dice.one_in(4, "retention"):
         last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
@@ -345,7 +345,7 @@ def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
 
 
 def _by_hand_alone(scenario: Scenario) -> Scenario:
-    """Nothing but somebody's word asks for checkpoints; without it there is none."""
+    """Return the scenario with manual snapshots as the only source of checkpoints; without them there are none."""
     every = scenario.run.snapshots_every or "250ms"
     return msgspec.structs.replace(
         scenario,
@@ -355,7 +355,7 @@ def _by_hand_alone(scenario: Scenario) -> Scenario:
 
 
 def _draw_limits(dice: Dice) -> dict[str, int]:
-    """In half of the runs some limits are small: few of them, or up to a half."""
+    """Draw small limits for half of the runs: few of them, or up to a half."""
     if not dice.one_in(2, "limits"):
         return {}
     one_in = dice.of((2, 4, 16), "limits", "how many")
@@ -364,7 +364,7 @@ def _draw_limits(dice: Dice) -> dict[str, int]:
 
 
 def _draw_bounds(dice: Dice, fleet: FleetPart) -> FleetPart:
-    """What a fleet may say of its logs, its epochs and its messages, unless the template has said it."""
+    """Draw a fleet's log size, epoch timeout and payload size, unless the template sets them."""
     pattern = fleet.pattern
     if dice.one_in(3, "payload") and pattern.payload_bytes == PatternPart().payload_bytes:
         pattern = msgspec.structs.replace(pattern, payload_bytes=dice.of((0, 100, 600, 3000), "payload bytes"))
@@ -394,7 +394,7 @@ def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
 
 
 def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
-    """What runs of some kind show little without."""
+    """Add the faults without which some kinds of run show little."""
     if scenario.fleet.pattern.name in _DURABLE:
         scenario = _with_restarts(dice, scenario)
     if not scenario.clients.count:
@@ -405,7 +405,7 @@ def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
 
 
 def _with_restarts(dice: Dice, scenario: Scenario) -> Scenario:
-    """In the midst of durable turns."""
+    """Add restarts during durable turns."""
     for index in range((0, 1, 2, 4)[dice.below_apart(4, "restarts")]):
         at = format_duration((1 + dice.below_apart(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
         after = ("50ms", "200ms", "1s")[dice.below_apart(3, "restart", index, "after")]
@@ -431,7 +431,7 @@ def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
 
 
 def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
-    """Whoever takes one of the turns of the first half of the work, of a user's fleet of its second quarter, is killed, and comes back."""
+    """Draw a crash and restart of the process that takes a turn in the first half of the work; for a user's fleet, in its second quarter."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
@@ -440,7 +440,7 @@ def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
-    """With these too, if that is within the budget; else as it was."""
+    """Return the scenario with these faults added, or unchanged if they exceed the budget."""
     more = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
     return more if scenario.budget == "beyond" or not any(budget_problems(more)) else scenario
 
@@ -482,7 +482,7 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
 
 
 STANDARD = Scenario(name="swarm", swarm=SwarmPart())
-"""Everything drawn, within the budget."""
+"""Scenario with everything drawn, within the budget."""
 
 BUILT_IN: Mapping[str, Scenario] = {
     "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),

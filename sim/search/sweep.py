@@ -1,4 +1,4 @@
-"""Many seeds of one scenario: what broke, what was never reached, and the numbers of a usual run.
+"""Sweep over many seeds of one scenario: failures, probes never reached, and the numbers of a usual run.
 
 Runs are independent, so they are dealt to processes (`pool.py`) and come back in any order. The summary does not depend on
 that order: everything in it is a count, a smallest seed, or a number of a sorted list. So one process and many give the
@@ -42,7 +42,7 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
 
 class SweepFinding(msgspec.Struct):
-    """What some seeds have in common: an oracle that was broken, or why runs were undecided or broken.
+    """Finding shared by some seeds: a violated oracle, or the reason why runs were undecided or broken.
 
     Attributes:
         oracle: of a violation; else what was pending or the error.
@@ -58,10 +58,10 @@ class SweepFinding(msgspec.Struct):
 
 
 class SweepSummary(msgspec.Struct, kw_only=True):
-    """What a sweep found.
+    """Result of a sweep.
 
     Attributes:
-        runs: seeds that were answered; fewer than asked for if it was stopped.
+        runs: seeds that were answered; fewer than requested if it was stopped.
         verdicts: how many runs of each. findings: the most frequent first.
         probes: name → hits in all runs. never_hit: names of the catalogue that no run hit.
         drawn: group → name → runs that were given it (`generated.py`). never_drawn: what none was; both of drawn scenarios only.
@@ -123,7 +123,7 @@ class MetricTable:
         self.verdicts.append(result.verdict)
 
     def summaries(self) -> dict[str, Summary]:
-        """Of the runs that passed: others end early, or have no meaning."""
+        """Return summaries over the runs that passed: others end early, or have no meaning."""
         passed = [verdict == "pass" for verdict in self.verdicts]
         found: dict[str, Summary] = {}
         for name in sorted(self._columns):
@@ -171,7 +171,7 @@ class Collector:
         return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
 
     def add(self, result: Result) -> None:
-        """One run."""
+        """Add the result of one run."""
         summary = self._summary
         summary.runs += 1
         summary.verdicts[result.verdict] += 1
@@ -199,7 +199,7 @@ class Collector:
         old.seeds = sorted({*old.seeds, *new.seeds})[:SEEDS_KEPT]
 
     def summary(self, *, elapsed_s: float, is_stopped: bool = False) -> SweepSummary:
-        """What has come so far."""
+        """Return the summary of the results so far."""
         summary = self._summary
         summary.elapsed_s, summary.is_stopped = elapsed_s, is_stopped
         order = {verdict: rank for rank, verdict in enumerate(("violation", "broken", "undecided"))}
@@ -213,7 +213,7 @@ class Collector:
 
 
 def findings_of(result: Result) -> list[SweepFinding]:
-    """What a result adds to the findings: one for each oracle."""
+    """Return the findings of a result: one for each oracle."""
     seed = result.seed
     match result.verdict:
         case "pass":
@@ -229,7 +229,7 @@ def findings_of(result: Result) -> list[SweepFinding]:
 
 
 def is_checked(seed: int) -> bool:
-    """Whether a sweep runs this seed twice."""
+    """Return whether a sweep runs this seed twice."""
     digest = blake2b(f"determinism/{seed}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % 1000 < CHECKED_PER_MILLE
 

@@ -1,4 +1,4 @@
-"""One process that runs seeds: what it is told, and what it answers.
+"""Worker process that runs seeds: its requests and answers.
 
 A sweep, a comparison and the check of determinism give their runs to such processes; on Ray the same code runs inside of a
 task. A worker is told once what is the same for all its runs (`Setup`), then gets small tasks. It draws the scenario
@@ -48,7 +48,7 @@ TEMPLATES_MAX = 64
 
 
 class Runner(Protocol):
-    """What runs one seed: `snapline.sim.run.run`, or a toy of the same form. It never raises for what happens inside."""
+    """Runner of one seed: `snapline.sim.run.run`, or a test double. Never raises for failures inside the run."""
 
     def __call__(self, scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result: ...
 
@@ -62,7 +62,7 @@ class JournalRunner(Protocol):
 
 
 class RunnerName(msgspec.Struct, frozen=True):
-    """Where another process finds a runner. `file` is for modules that are not on its path, such as tests."""
+    """Import location of a runner, for another process. `file` is for modules that are not on its path, such as tests."""
 
     module: str = "snapline.sim.run"
     name: str = "run"
@@ -71,7 +71,7 @@ class RunnerName(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a worker needs to know before its first task; `templates` are scenarios as TOML, `names` theirs."""
+    """Setup of a worker, sent before its first task; `templates` are scenarios as TOML, `names` their names."""
 
     runner: RunnerName
     templates: list[str]
@@ -89,7 +89,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class SeedTimeoutError(BaseException):
-    """Not an Exception: the code of a user's handler must not take it for its own."""
+    """Timeout of a seed. Not an Exception: the code of a user's handler must not catch it as its own."""
 
 
 def name_of(runner: Runner | None) -> RunnerName:
@@ -215,7 +215,7 @@ def broken(name: str, seed: int, error: str) -> Result:
 
 
 def error_kind(error: str) -> str:
-    """What errors of one cause have in common: the type that a traceback ends with, or the words without their numbers."""
+    """Return a key that errors of one cause share: the type at a traceback's end, or the message without its numbers."""
     last = error.strip().rpartition("\n")[2]
     kind = re.match(r"[A-Za-z_.]+(?=: )", last)
     return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
@@ -227,7 +227,7 @@ def _place(frame: FrameType | None) -> str:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """No garbage collection inside; what there is already is never looked at again."""
+    """Run a block without garbage collection; existing objects are never scanned again."""
     was_enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -240,7 +240,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 def collect_if_due() -> None:
-    """Between two runs."""
+    """Collect garbage between two runs, if due."""
     if gc.get_count()[0] > CONTAINERS_MAX:
         gc.collect()
 

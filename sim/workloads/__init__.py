@@ -1,4 +1,4 @@
-"""What simulated fleets do: traffic patterns whose every consistent cut can be checked."""
+"""Workloads of simulated fleets: traffic patterns whose every consistent cut can be checked."""
 
 from snapline.sim.workloads.registry import PATTERNS as PATTERNS
 from snapline.sim.workloads.registry import make_workload as make_workload

@@ -25,7 +25,7 @@ from snapline.sim.workloads.ledger import FOREVER, WrongBooksError, name_of, sha
 from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, pause_ns
 
 NOBODY = "nobody"
-"""Who never exists."""
+"""Name of an agent that never exists."""
 
 LATECOMERS = ("late0", "late1", "late2")
 
@@ -33,10 +33,10 @@ ASKED_AT = 3
 """An agent asks for a latecomer more, or leaves it to the others, at every third of its first ticks."""
 
 PEERS_MAX = 8
-"""Each agent has channels to so many others at most."""
+"""Largest number of agents to which each agent has channels."""
 
 PAUSE_NS = 2_000_000
-"""Between two messages of an agent, unless the pattern says how fast."""
+"""Time between two messages of an agent, unless the pattern has a rate."""
 
 Channel = tuple[str, str]
 """Sender and receiver."""
@@ -55,7 +55,7 @@ class Tick(snapline.Message):
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """Of one channel: the numbers of the first and the last message that were consumed, and how many there were."""
+    """Messages consumed on one channel: the numbers of the first and the last, and how many there were."""
 
     first: int
     last: int
@@ -124,7 +124,7 @@ class Seeker(snapline.Agent):
 
 
 class AstrayWorkload(Workload):
-    """What was sent, asked for, consumed and given up. None of it may be left over."""
+    """Account of messages and creations sent, requested, consumed and dead-lettered. None may be left over."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -136,7 +136,7 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """All was sent, and all that can be was consumed: from what a receiver consumed first on, all."""
+        """Return whether all was sent, and all from a receiver's first consumed message on was consumed."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)
@@ -174,7 +174,7 @@ class _Account:
                 self.waiting.setdefault((each.sender, each.receiver), []).append(_word(each.message).number)
 
     def letters(self) -> int:
-        """How many dead letters there have to be.
+        """Return the number of dead letters that there must be.
 
         Raises:
             WrongBooksError: no number would be right.
@@ -198,7 +198,7 @@ class _Account:
 
 
 def is_asking(index: int, place: int) -> bool:
-    """Does the agent of this index ask for the latecomer at this place?"""
+    """Return whether the agent of this index spawns the latecomer at this place."""
     return (index + place) % 3 > 0
 
 
@@ -212,7 +212,7 @@ def _word(message: object) -> Word:
 
 
 def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
-    """All that somebody has sent on or consumed from, each with how many were sent."""
+    """Yield all channels that an agent has sent on or consumed from, each with the number sent."""
     for agent, state in agents.items():
         for receiver, sent in state.sent.items():
             yield (agent, receiver), sent
@@ -222,7 +222,7 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _given_up(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """How many messages must have become dead letters: those before the first that was consumed, or waits.
+    """Return how many messages must be dead letters: those before the first that was consumed, or waits.
 
     Raises:
         WrongBooksError: the numbers do not follow each other.

@@ -30,11 +30,11 @@ from snapline.sim.world.waiting import sleep
 
 EFFECTS = ("keyed", "unkeyed", "probed", "once")
 TASKS = (*EFFECTS, "step", "wait", "call", "emit")
-"""What a request may have its agent do."""
+"""Tasks that a request may give its agent."""
 
 ENDINGS = ("stands", "block stands", "block undone", "fails", "rolls back", "stops")
-"""How a request ends: well; well, in a saga; in a saga that is undone; in a dead letter; well, after the fleet was rolled back for
-it; well, and then its agent stops."""
+"""Endings of a request: success; success in a saga; an undone saga; a dead letter; success after a rollback of the fleet for
+the request; success, and then its agent stops."""
 
 _ENDINGS_DRAWN = (*ENDINGS[:2] * 3, *ENDINGS[2:4] * 2, ENDINGS[4])
 
@@ -42,10 +42,10 @@ TASKS_MAX = 4
 STOPS_ONE_IN = 24
 
 MESSAGES_OF_A_REQUEST = 40
-"""Of the pattern's messages: the request, and what its tasks say and hear."""
+"""Messages of the pattern per request: the request, and those that its tasks send and receive."""
 
 ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""By the host's wall clock: nobody remembers that it has asked, and work has to be done some day."""
+"""Host wall-clock time after which no request rolls back: agents forget earlier rollbacks, and work must end."""
 
 ROLLS_BACK = 0.5
 LONG, LONG_S = 0.25, 4.0
@@ -79,7 +79,7 @@ class Booked(snapline.Message, frozen=True):
 
 
 class Told(snapline.Message, frozen=True):
-    """What a request has its agent emit."""
+    """Output that an agent emits for a request."""
 
     name: str
     place: int
@@ -95,7 +95,7 @@ class Answer(snapline.Message, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a request has ended, "done" or "undone", or "stuck" if something could not be undone; and the keys of its effects."""
+    """Outcome of a request, "done" or "undone", or "stuck" if a compensation failed; and the keys of its effects."""
 
     how: str
     keys: dict[str, str] = {}
@@ -311,7 +311,7 @@ def own_request(agent: str, index: int, serial: int) -> Book:
 
 
 class BookingWorkload(Workload):
-    """What must be true of bookings. `service`: of the present run."""
+    """Workload that checks the rules of bookings. `service`: the service of the present run."""
 
     rolls_back = True
 
@@ -334,7 +334,7 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """What a cut holds for done is done outside; no recovery undoes it."""
+        """Check that whatever is done in a cut is done outside; no recovery undoes it."""
         self._helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Book)}
         return self._check(cut.states)
 

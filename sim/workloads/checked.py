@@ -66,7 +66,7 @@ class CheckedWorkload(Workload):
         return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """At rest: who looks at idle hosts alone does not see timers."""
+        """Return whether the fleet is at rest; idle hosts alone do not show timers."""
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -120,7 +120,7 @@ class _ReadStates(Mapping[str, object]):
         return len(self._states)
 
     def told(self) -> str:
-        """Which one, to be said behind a place in the code."""
+        """Name the state read last, to follow a place in the code."""
         if self._last is None:
             return "; it read no state"
         if self._last not in self._states:
@@ -135,14 +135,14 @@ class _ReadStates(Mapping[str, object]):
 
 
 def _line_of(error: Exception, below: int | None = None) -> str:
-    """Where it was raised; or the line of the frame so far below ours, on the way there."""
+    """Return the line that raised the error; or, with `below`, the line of the frame that far below ours."""
     frames = traceback.extract_tb(error.__traceback__)
     found = frames[-1] if below is None else frames[: below + 1][-1]
     return f"{found.filename}:{found.lineno}"
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:
-    """Where it is defined."""
+    """Return the place where a question is defined."""
     code = getattr(question, "__code__", None)
     return (
         f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")

@@ -1,13 +1,13 @@
-"""What work costs the processor of a simulated host, at full speed. Only what is named here takes a host any time."""
+"""CPU costs of work on a simulated host, at full speed. Only the work listed here takes a host any time."""
 
 import msgspec
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """In virtual nanoseconds.
+    """Costs of work, in virtual nanoseconds.
 
     Attributes:
-        turn_ns: a turn: a plain handler with its share of everything around it.
+        turn_ns: a turn: a plain handler with its share of the overhead.
         batch_ns: a look at everything else.
         capture_ns: taking one agent's image: some 2.5 ms for fifty agents, measured. capture_byte_ns: the same for each of its bytes.
         send_ns: a message that leaves under a logged protocol: its place in the sender's log, and what it carries for the protocol.
@@ -20,7 +20,7 @@ class Costs(msgspec.Struct, frozen=True):
     send_ns: int = 0
 
     def for_messages(self, times: int) -> "Costs":
-        """If each message stands for so many: what they cost, and what they leave in states."""
+        """Return costs for messages that each represent `times` many, including their share of images."""
         return msgspec.structs.replace(
             self,
             turn_ns=times * self.turn_ns,

@@ -25,7 +25,7 @@ from snapline.sim.workloads.workload import (
 )
 
 PAUSE_NS = 1_000_000
-"""Between receiving and passing on, without a rate: at least a turn, so that the checkpoint is between the two."""
+"""Time between receiving and passing on, without a rate: at least a turn, so that the checkpoint is between the two."""
 
 GROUP = 2
 
@@ -65,7 +65,7 @@ class Player(Worker):
 
 
 class DominoWorkload(LedgerWorkload):
-    """Its agents take no inputs: a turn of another kind would make a line where the domino effect is to be seen."""
+    """Workload whose agents take no inputs: another kind of turn would create a recovery line and hide the domino effect."""
 
     input_of = Workload.input_of
 

@@ -29,7 +29,7 @@ TELLERS_MAX = 1_000
 MODULES_PER_SHARD = 3
 
 TOKENS = 100
-"""What each teller of the bank has at the beginning."""
+"""Initial tokens of each teller of the bank."""
 
 LINES = 2
 """Transfers per teller that are under way at once."""
@@ -94,7 +94,7 @@ def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[flo
 
 
 def make_pagerank(part: FleetPart) -> Workload:
-    """As many rounds as come closest to the messages; 0 is as many rounds as make a difference.
+    """Make a workload of the rounds that come closest to the messages; 0: as many rounds as make a difference.
 
     Raises:
         UsageError: NumPy is missing, or there are too few or too many agents.

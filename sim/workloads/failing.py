@@ -18,14 +18,14 @@ from snapline.sim.workloads.workload import Choose, Workload, check_agents, make
 POISON_EVERY = 10
 
 CRASH_AT = 3
-"""Of the first agent's messages to each other one, in patterns crashing and killing."""
+"""Number of the failing message on each channel of the first agent, in patterns crashing and killing."""
 
 PAUSE_NS = 2_000_000
-"""Between two messages of an agent, unless the pattern says how fast."""
+"""Time between two messages of an agent, unless the pattern has a rate."""
 
 
 PEERS_MAX = 8
-"""Each agent has channels to so many others at most."""
+"""Largest number of agents to which each agent has channels."""
 
 
 class ProcessKilled(BaseException):
@@ -82,7 +82,7 @@ class Unlucky(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """From outside: the turn is all there is to it."""
+        """Handle a client's input, which changes no state."""
         if not (message.raises and self.state.crashes):
             message.take(ctx)
 
@@ -92,13 +92,13 @@ class Unlucky(snapline.Agent):
 
 
 class Crashing(Unlucky):
-    """Its state is not to be trusted after a turn that failed: the fleet goes back for it."""
+    """Agent whose state is not trusted after a failed turn: the fleet is rolled back."""
 
     on_error = "recover"
 
 
 class Killing(Unlucky):
-    """Its process dies of what it cannot handle."""
+    """Agent whose process dies of a message that it cannot handle."""
 
     @snapline.handler
     async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:

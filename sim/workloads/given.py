@@ -19,7 +19,7 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.messages.inputs import GivenInput
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
-"""What a test gives. A function takes nothing, or a `random.Random`; a text is "module:name" or the path of a file."""
+"""Inputs given by a test. A function takes nothing, or a `random.Random`; a text is "module:name" or the path of a file."""
 
 MakeInputs = Callable[[Random], Iterable[AgentInput]]
 

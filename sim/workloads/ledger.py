@@ -59,23 +59,23 @@ class Parcel(snapline.Message, frozen=True, gc=False):
 
     @property
     def content(self) -> int:
-        """What the chain covers besides the id and the number; subclasses with more fields add them."""
+        """Fields that the chain covers besides the id and the number; subclasses with more fields add them."""
         return self.work
 
 
 class Tick(snapline.Message, frozen=True):
-    """To itself, by the timer: go on."""
+    """Timer message to the agent itself: continue."""
 
 
 class Tally(msgspec.Struct, array_like=True, gc=False):
-    """What went over one ordered pair so far, as one of its ends saw it."""
+    """Messages of one ordered pair so far, as seen by one of its ends."""
 
     count: int = 0
     chain: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What all agents of a fleet know. `pause_ns`: of the timer; 0: no timer, on with it at once."""
+    """Settings that all agents of a fleet share. `pause_ns`: the timer's delay; 0: no timer, continue at once."""
 
     agents: int
     payload_bytes: int
@@ -110,7 +110,7 @@ class Worker(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """From outside: the turn is all there is to it."""
+        """Handle a client's input, which changes no state."""
         message.take(ctx)
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
@@ -194,7 +194,7 @@ def books_of(cut: snapline.Cut) -> Books:
 
 
 def _note_creation(books: Books, agent: str, *, is_late: bool) -> None:
-    """Who creates an agent sends it nothing before that."""
+    """Count a creation. An agent's creator sends nothing to it earlier."""
     if is_late:
         raise WrongBooksError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
@@ -226,14 +226,14 @@ def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
 
 
 def check_members(books: Books, agents: Iterable[str]) -> None:
-    """Every agent of the fleet is there."""
+    """Check that every agent of the fleet has a state."""
     for agent in agents:
         if agent not in books.states:
             raise WrongBooksError(f"{agent} has no state")
 
 
 def check_pairs(books: Books) -> None:
-    """For each ordered pair: sent = consumed + in transit, with the right numbers and contents, in order."""
+    """Check for each ordered pair: sent = consumed + in transit, with the right numbers and contents, in order."""
     nothing = Tally()
     channels: dict[Channel, None] = dict.fromkeys(books.transit)
     for agent, state in books.states.items():
@@ -263,7 +263,7 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
 
 
 def check_work(books: Books, total: int, *, sends_of_departed: int = 0) -> None:
-    """No work was lost or made."""
+    """Check that no work was lost or made."""
     sends = sum([state.sends for state in books.states.values()]) + sends_of_departed
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
@@ -273,7 +273,7 @@ def check_work(books: Books, total: int, *, sends_of_departed: int = 0) -> None:
 
 
 def check_timers(books: Books) -> None:
-    """As many timers are set as the states say."""
+    """Check that as many timers are set as the states say."""
     ticking = sum([state.is_ticking for state in books.states.values()])
     if ticking != books.timers:
         raise WrongBooksError(f"{books.timers} timers are set, by their states {ticking} agents have one")

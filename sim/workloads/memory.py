@@ -27,7 +27,7 @@ else:
     Array = object if np is None else np.ndarray
 
 TABLE_LENGTH = 25_000
-"""Of 64-bit numbers: 200 KB, four chunks."""
+"""Number of 64-bit values in the table: 200 KB, four chunks."""
 
 KEPT = 30
 """Records that an agent remembers; older ones are dropped."""
@@ -64,7 +64,7 @@ class Rememberer(RandomWalker):
 
 
 class MemoryWorkload(LedgerWorkload):
-    """Each agent's table and history agree with its ledger."""
+    """Workload that checks each agent's table and history against its ledger."""
 
     def check_books(self, books: Books) -> None:
         super().check_books(books)

@@ -1,9 +1,9 @@
-"""What simulated clients say to agents of patterns: nothing that changes their state, but a turn, and each time another one."""
+"""Inputs that simulated clients give to agents of patterns: each causes a turn, and none changes the state."""
 
 import snapline
 
 RAISES = 0.75
-"""How often a handler does that raises. Three tries in a row are mostly a dead letter, and three more of them mostly not for good."""
+"""Probability that a raising handler raises. Three failed tries are mostly a dead letter, and three more mostly do not fail permanently."""
 
 
 class Nudge(snapline.Message, frozen=True):
@@ -16,10 +16,10 @@ class Nudge(snapline.Message, frozen=True):
     speaks: bool = False
 
     def take(self, ctx: snapline.Context) -> None:
-        """What a handler does with it: each time another answer, so that one that was undone is told from one that stands.
+        """Handle the input. Each answer differs, so that an undone answer is distinguished from a valid one.
 
         Raises:
-            ValueError: it is one that raises.
+            ValueError: the input is one that raises.
         """
         if self.raises and ctx.random() < RAISES:
             raise ValueError(f"input {self.serial} of {self.client} cannot be handled")

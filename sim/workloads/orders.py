@@ -24,7 +24,7 @@ WORKERS_MAX = 64
 ENDLESS = 1 << 30
 
 PAUSE_S = 0.02
-"""Between two ticks of the planner, unless the pattern says how fast."""
+"""Time between two ticks of the planner, unless the pattern has a rate."""
 
 
 _State = TypeVar("_State", bound=msgspec.Struct)
@@ -43,7 +43,7 @@ class OrdersWorkload(Workload):
         return broken or (found.unfinished(self.count) if cut.is_quiet else None)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """All were planned, each that can be handled has its outcome, and every receipt has come back."""
+        """Return whether all were planned, each that can be handled has its outcome, and every receipt has come back."""
         plan, accounts = states.get("planner"), states.get("ledger")
         if not isinstance(plan, orders.Plan) or not isinstance(accounts, orders.Accounts):
             return False

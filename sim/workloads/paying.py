@@ -20,18 +20,18 @@ from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
-"""What becomes of an order, by its number: it takes over the seat of the one before, which has failed; or it is cancelled, and its seat is wanted again after all. The last one of
-each agent stands: nothing comes after it."""
+"""Kind of an order, by its number: among others, it takes over the seat of the failed order before it; or it is
+cancelled, and its seat is wanted again. The last order of each agent is valid: nothing comes after it."""
 
 PARTS = ("seat", "hotel")
 UNDO = "/undo"
-"""How the key ends under which something is given back."""
+"""Suffix of the key of a compensation."""
 
 MESSAGES_OF_AN_ORDER = 8
 """Go, and what is said to the service, there and back."""
 
 SHUT_CALLS = 4
-"""So often the service refuses to give back the seat of an order that has failed: as often as is tried at once. Then people have it tried again."""
+"""Number of refusals to give back the seat of a failed order: as many as there are tries at once. Then an operator retries."""
 
 TIMEOUT_S, WAITS_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0)
 
@@ -98,14 +98,14 @@ class Shop:
         return self.done.get(key)
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """For the simulator."""
+        """Return the stubs for the simulator."""
         names: dict[str, Callable[..., Any]] = {}
         for part in PARTS:
             names |= {part: self.pay, f"{part}/undo": self.undo, f"{part}/probe": self.find}
         return names
 
     def standing(self, order: str) -> list[str]:
-        """What is paid, and was not given back."""
+        """Return the parts that are paid and were not given back."""
         return [part for part in PARTS if (order, part) in self.paid]
 
 
@@ -143,12 +143,12 @@ class Payer(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """From outside: a wait, and no trace in the state."""
+        """Handle a client's input: wait, and change no state."""
         await ctx.sleep(0.001)
         message.take(ctx)
 
     async def _order(self, ctx: snapline.Context, order: str, parts: Sequence[str], *, is_full: bool = False) -> str:
-        """All of these, or none."""
+        """Pay all parts, or none."""
         try:
             async with ctx.saga("order"):
                 for part in parts:
@@ -170,7 +170,7 @@ class Payer(snapline.Agent):
         return True
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
-        """Every other one with a probe, and every other one with a key."""
+        """Pay a part: the first with a probe and an explicit key, the other with neither."""
         has_probe = part == PARTS[0]
         receipt = await ctx.effect(
             part,
@@ -187,22 +187,22 @@ class Payer(snapline.Agent):
 
 
 def kind_of(order: int, orders: int) -> int:
-    """What is to become of an order."""
+    """Return the kind of an order."""
     return STANDS if order == orders - 1 else order % 5
 
 
 def is_shut(order: str) -> bool:
-    """Whether the service refuses for a while to give its seat back. That takes half a minute, so it is one of them all."""
+    """Return whether the service refuses for a while to give the order's seat back. That takes half a minute, so only one order does."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
 def is_mute(order: str, part: str) -> bool:
-    """Whether the service does it, and says each time that it has failed: so it has to be given back. That takes a while, so it is one of them all."""
+    """Return whether the service performs the call but always reports failure, so it must be given back. That is slow, so only one does."""
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
 class PayingWorkload(Workload):
-    """What must be true of payers. `shop`: the service of the present run."""
+    """Workload that checks the rules of payers. `shop`: the service of the present run."""
 
     def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
@@ -217,7 +217,7 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """What a cut says to be settled is settled outside, for good: no recovery undoes it."""
+        """Check that whatever is settled in a cut is settled outside, permanently: no recovery undoes it."""
         helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Go | Nudge)}
         return self._check(cut.states) or self._check_failed(cut.states, helpless)
 
@@ -236,7 +236,7 @@ class PayingWorkload(Workload):
         return None
 
     def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
-        """Of orders that have failed, unless a letter says that this could not be done: their seats are the next ones' to judge."""
+        """Check failed orders, unless a dead letter reports that undoing failed; the next orders judge their seats."""
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order in range(max(state.ended, default=0) if agent not in helpless else 0):
@@ -245,7 +245,7 @@ class PayingWorkload(Workload):
         return None
 
     def _check_order(self, agent: str, order: int, how: str, kind: int) -> str:
-        """What has failed is the next one's to judge."""
+        """Check an order; the next order judges a failed one."""
         name = f"{agent}.{order - (kind == TAKES_OVER)}"
         judged = PARTS[:1] if kind == TAKES_OVER else PARTS
         standing = [part for part in self.shop.standing(name) if part in judged]
@@ -259,7 +259,7 @@ class PayingWorkload(Workload):
 
 
 def make_paying(part: FleetPart) -> PayingWorkload:
-    """So many orders that there are about as many messages as the scenario says."""
+    """Make as many orders as need about the scenario's number of messages."""
     check_agents(part)
     orders = shares(part.pattern.messages // MESSAGES_OF_AN_ORDER, part.agents)
     made = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)

@@ -17,16 +17,16 @@ from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 WAIT_S = 3600.0
-"""For what is sure to come. Longer than any run: being late is tried where nothing will come."""
+"""Timeout of waits that surely end. Longer than any run: timeouts are tested where nothing will come."""
 
 DRAWS = 1_000_000
-"""What an answer draws is below this: no two pasts are the same."""
+"""Upper bound of an answer's draw: no two histories are the same."""
 
 MESSAGES_OF_A_PLAN = 5
 """Go, the hint, the call, the note, the answer."""
 
 REFUSED, NOBODY = 11, 13
-"""What a plan gets out of calls that nobody answers: the turn fails for good, or there is no such agent."""
+"""Value to a plan of an unanswered call: the turn fails permanently, or there is no such agent."""
 
 
 class Go(snapline.Message):
@@ -36,7 +36,7 @@ class Go(snapline.Message):
 
 
 class Hint(snapline.Message):
-    """Of a plan that begins: it leaves with the first step."""
+    """Announcement of a new plan, sent with the first step."""
 
 
 class Ask(snapline.Message):
@@ -56,7 +56,7 @@ class Note(snapline.Message):
 
 
 class Told(snapline.Message):
-    """What planners say to the outside: `place` differs within a plan, `draw` between histories."""
+    """Output of planners: `place` differs within a plan, `draw` between histories."""
 
     agent: str
     plan: int
@@ -65,11 +65,11 @@ class Told(snapline.Message):
 
 
 class Refuse(snapline.Message):
-    """Its turn fails for good."""
+    """Request whose turn fails permanently."""
 
 
 class Never(snapline.Message):
-    """Nobody sends this."""
+    """Message that is never sent."""
 
 
 class PlannerState(msgspec.Struct):
@@ -96,7 +96,7 @@ def double(number: int) -> int:
 
 
 def worth(plan: int, *, has_neighbour: bool) -> int:
-    """What a plan comes to."""
+    """Return the value of a plan."""
     steps = sum([-1 if number % 5 == 4 else 2 * number for number in (plan, plan + 1, plan + 2)])
     of_neighbour = plan + 1 + 3 * plan + (REFUSED if plan % 5 == 1 else 0) if has_neighbour else 0
     return steps + (7 if plan % 4 == 0 else 0) + (NOBODY if plan % 6 == 5 else 0) + of_neighbour
@@ -152,12 +152,12 @@ class Planner(snapline.Agent):
             ctx.send(ctx.agent, Go(self.state.done))
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
-        """Some plans are heard of outside, in their middle and at their end."""
+        """Emit an output for some plans, in their middle and at their end."""
         if plan % 3 == 0:
             ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 
     def _stumble(self, plan: int) -> None:
-        """Every third plan fails once in the life of this object: it is tried again, by its journal."""
+        """Fail every third plan once in the life of this object: it is retried from its journal."""
         if plan % 3 == 2 and self.stumbled != plan:
             self.stumbled = plan
             raise RuntimeError("stumbled")
@@ -189,7 +189,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
-        """Every other note leaves before the answer, so that it has to be put off."""
+        """Answer; every other note leaves before the answer, so that it has to be deferred."""
         self.state.asked += 1
         answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
         self.state.told.append(answer.draw)
@@ -202,7 +202,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """From outside: a step, and no trace in the state."""
+        """Handle a client's input: take a step, and change no state."""
         await self._look(message.serial, ctx)
         message.take(ctx)
 
@@ -216,7 +216,7 @@ class Planner(snapline.Agent):
 
 
 class PlanningWorkload(Workload):
-    """What must be true of planners."""
+    """Workload that checks the rules of planners."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         return nudge(client, serial, choose)
@@ -252,7 +252,7 @@ class PlanningWorkload(Workload):
 
 
 def make_planning(part: FleetPart) -> PlanningWorkload:
-    """So many plans that there are about as many messages as the scenario says."""
+    """Make as many plans as need about the scenario's number of messages."""
     check_agents(part)
     plans = shares(part.pattern.messages // MESSAGES_OF_A_PLAN, part.agents)
     make = functools.partial(_planner, part.agents, plans)

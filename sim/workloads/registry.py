@@ -98,7 +98,7 @@ def make_workload(fleet: FleetPart) -> Workload:
 
 @cache
 def takes_inputs(pattern: str) -> bool:
-    """Whether clients have anything to say to agents of a pattern."""
+    """Return whether agents of a pattern take inputs from clients."""
     return make_workload(FleetPart(pattern=PatternPart(name=pattern))).takes_inputs
 
 

@@ -14,10 +14,10 @@ from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_f
 from snapline.sim.world.clocks import START_OF_TIME_NS
 
 ASKS = 0.02
-"""How often a token makes who gets it ask."""
+"""Probability that a token makes its receiver request a rollback."""
 
 UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""By the wall clock of its host: nobody remembers that he has asked, and work has to be done some day."""
+"""Host wall-clock time after which agents request no rollback: they forget earlier requests, and work must end."""
 
 
 class Returner(RandomWalker):

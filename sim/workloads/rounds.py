@@ -67,7 +67,7 @@ class RoundWorker(Worker):
 
 
 def make_all_to_all(part: FleetPart) -> LedgerWorkload:
-    """To all others; in large fleets to as many of the next ones as the messages allow."""
+    """Make agents that send to all others; in large fleets to as many of the next ones as the messages allow."""
     check_agents(part)
     messages = part.pattern.messages
     receivers = min(part.agents - 1, max(1, messages // part.agents) if messages else RECEIVERS_MAX)
@@ -88,7 +88,7 @@ def make_grid(part: FleetPart) -> LedgerWorkload:
 
 
 def rounds_for(messages: int, messages_per_round: int) -> int:
-    """As many rounds as come closest, at least one; 0 messages are for ever."""
+    """Return the closest number of rounds, at least one; for 0 messages, an endless number."""
     return max(1, (messages + messages_per_round // 2) // messages_per_round) if messages else FOREVER
 
 

@@ -40,14 +40,14 @@ SKEW_SHARES_MAX = 1_000
 
 
 class SourceState(Ledger, kw_only=True):
-    """What each agent is and does.
+    """State of an agent, with its role.
 
     Attributes:
-        peers: receivers: one where the way is fixed.
-        item: work that each message of its own uses, with the sending itself; 0: it is no source.
+        peers: receivers: one where the route is fixed.
+        item: work that each message of its own uses, with the sending itself; 0: the agent is no source.
         batch: messages at each tick.
         pause_ns: between ticks.
-        is_skewed: it prefers the first of its peers.
+        is_skewed: the agent prefers the first of its peers.
     """
 
     peers: list[str]
@@ -87,7 +87,7 @@ class Source(Worker):
             self.tick(ctx, state.pause_ns)
 
     def route(self, ctx: snapline.Context) -> str:
-        """Where the next message goes."""
+        """Return the receiver of the next message."""
         state = self.state
         if len(state.peers) == 1:
             return state.peers[0]
@@ -112,7 +112,7 @@ def make_lanes(part: FleetPart) -> LedgerWorkload:
 
 
 def hops_of(pattern: str, lane: range) -> int:
-    """How many messages one item is."""
+    """Return the number of messages of one item."""
     return (len(lane) - 1) * (LOOPS if pattern == "cyclic" else 1)
 
 

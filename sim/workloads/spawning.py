@@ -45,15 +45,15 @@ PER_LODGER = 4 * TOKENS + 2
 
 
 class Token(Parcel, frozen=True, gc=False):
-    """For a lodger, which answers; it brings the work for that."""
+    """Message to a lodger, which answers; it carries the work for the answer."""
 
 
 class Answer(Parcel, frozen=True, gc=False):
-    """From a lodger."""
+    """Answer of a lodger."""
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """To the neighbour: look after this lodger too. Brings the work for it."""
+    """Message that introduces a lodger to the neighbour. It carries the work for the lodger."""
 
     lodger: str = ""
 
@@ -63,7 +63,7 @@ class Introduction(Parcel, frozen=True, gc=False):
 
 
 class Farewell(Parcel, frozen=True, gc=False):
-    """To the landlord: the neighbour has done with the lodger."""
+    """Message to the landlord: the neighbour has finished with the lodger."""
 
 
 class LandlordState(Ledger, kw_only=True):
@@ -113,7 +113,7 @@ class Landlord(Worker):
         self._settle(ctx)
 
     def _settle(self, ctx: snapline.Context) -> None:
-        """One of the two is done with the lodger; after the second the next one may come."""
+        """Note that one of the two has finished with the lodger; after the second the next one may come."""
         state = self.state
         state.awaited -= 1
         if state.awaited or not state.work:
@@ -161,12 +161,12 @@ def lodger_of(landlord: str, serial: int) -> str:
 
 
 def landlord_of(lodger: str) -> str:
-    """Whose lodger it is."""
+    """Return the landlord of a lodger."""
     return lodger.partition("-")[0]
 
 
 def serial_of(lodger: str) -> int:
-    """How many lodgers its landlord had had, with this one."""
+    """Return the lodger's number at its landlord, counted from 1."""
     return int(lodger.partition("-")[2])
 
 
@@ -238,7 +238,7 @@ class _Lodgers:
             raise WrongBooksError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
-        """Both have forgotten it, and it is still in the cut: it had its last turn."""
+        """Complete a lodger that both have forgotten and that is still in the cut: it had its last turn."""
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
@@ -258,7 +258,7 @@ class _Lodgers:
             self._remember(neighbour, lodger)
 
     def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
-        """For every message in transit from landlord to neighbour: does it introduce the lodger?"""
+        """Return, for every message in transit from landlord to neighbour, whether it introduces the lodger."""
         transit = self.books.transit.get((landlord, neighbour), [])
         return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
 
@@ -287,7 +287,7 @@ def _whole(*guardians: str) -> dict[str, Tally]:
 
 
 def make_spawning(part: FleetPart) -> LedgerWorkload:
-    """As many lodgers as the messages allow, at least one."""
+    """Make as many lodgers as the messages allow, at least one."""
     check_agents(part)
     messages = part.pattern.messages
     lodgers = max(1, round(messages / PER_LODGER)) if messages else 0

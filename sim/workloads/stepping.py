@@ -14,7 +14,7 @@ from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
 from snapline.sim.workloads.workload import Choose, LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 AT_ONCE_EVERY = 3
-"""Of an agent's tokens, one in so many is taken without steps."""
+"""Share of an agent's tokens taken without steps: one in so many."""
 
 
 LOOKS = 2
@@ -49,7 +49,7 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """From outside. A recovery goes on with it, or begins it again; there is one answer all the same."""
+        """Handle a client's input. A recovery continues or restarts the turn; there is one answer in either case."""
         found = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(found) + ctx.random()))
 

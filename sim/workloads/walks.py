@@ -21,16 +21,16 @@ DEGREE = 4
 """Most neighbours of an agent in graphs that may be large, so that states stay small."""
 
 ALL_MOST = 9
-"""Up to so many agents a random graph is complete."""
+"""Largest number of agents with a complete random graph."""
 
 CLUSTER = 4
 """Agents in a cluster."""
 
 ACROSS = 0.125
-"""How likely a token leaves its cluster."""
+"""Probability that a token leaves its cluster."""
 
 MONEY = 100
-"""What each agent of the bank has at the beginning."""
+"""Initial money of each agent of the bank."""
 
 
 class WalkerState(Ledger, kw_only=True):
@@ -85,7 +85,7 @@ class Walker(Worker):
         self.send(ctx, self.route(ctx), work - 1)
 
     def route(self, ctx: snapline.Context) -> str:
-        """Where the next token goes."""
+        """Return the receiver of the next token."""
         state = self.state
         state.turn = (state.turn + 1) % len(state.peers)
         return state.peers[state.turn]
@@ -177,7 +177,7 @@ def tree_peers(index: int, agents: int) -> list[str]:
 
 
 def random_peers(index: int, agents: int) -> list[str]:
-    """All others, or a few that look drawn; the next one is among them, so that everybody can be reached."""
+    """Return all others, or a few pseudorandom ones; the next agent is among them, so that every agent can be reached."""
     if agents <= ALL_MOST:
         return [name_of(other) for other in range(agents) if other != index]
     jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
@@ -232,7 +232,7 @@ def make_bank(part: FleetPart) -> LedgerWorkload:
 
 
 def _plan(part: FleetPart) -> Plan:
-    """In a star the hub sends every other message, so it alone has to keep to the rate."""
+    """Return the plan. In a star only the hub keeps to the rate, since it sends every other message."""
     return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
 
 

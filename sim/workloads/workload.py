@@ -1,4 +1,4 @@
-"""What a world knows of the work that its fleet does: when it is done, and what must be true of every cut."""
+"""Work of a simulated fleet: when it is done, and which conditions every cut must satisfy."""
 
 import copy
 import functools
@@ -29,13 +29,13 @@ from snapline.sim.workloads.ledger import (
 from snapline.sim.workloads.nudge import Nudge
 
 OWN_TURN_NS = 1_000_000
-"""Of a user's fleet: two agents on one host would take tens of thousands of turns, with nothing to be found in them, before a second fault comes."""
+"""Cost of a turn of a user's fleet; if less, two agents on one host take tens of thousands of useless turns before a second fault."""
 
 PERIOD_MAX_S = 1.0
 """A user's fleet saves at least so often: a run lasts some seconds of virtual time, and its cuts are what is checked."""
 
 PERIOD_S = 0.5
-"""Of a fleet whose checkpoints are taken by hand: nobody does that here."""
+"""Checkpoint period of a fleet whose checkpoints are manual: nobody takes them here."""
 
 Make = Callable[[int], snapline.Agent]
 
@@ -81,11 +81,11 @@ class Workload:
 
     @property
     def takes_inputs(self) -> bool:
-        """Whether clients have anything to say to agents of this fleet."""
+        """Return whether agents of this fleet take inputs from clients."""
         return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """No agent will take a turn again: nothing is left to send, all was consumed, no timer is set."""
+        """Return whether no agent will take a turn again: nothing is left to send, all was consumed, no timer is set."""
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
@@ -182,7 +182,7 @@ class LedgerWorkload(Workload):
 
 
 def nudge(client: str, serial: int, choose: Choose) -> Nudge:
-    """What agents of most patterns are given: a turn, and an answer."""
+    """Return the input for agents of most patterns: it causes a turn and an answer."""
     return Nudge(client, serial, choose("raises", RAISES_ONE_IN) == RAISES_ONE_IN - 1)
 
 
@@ -228,12 +228,12 @@ def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
 
 
 def plan_of(part: FleetPart, pause_ns: int) -> Plan:
-    """What all agents are told."""
+    """Return the settings that all agents share."""
     return Plan(part.agents, part.pattern.payload_bytes, pause_ns)
 
 
 def pause_ns(part: FleetPart, senders: int) -> int:
-    """How long each of so many senders waits after a message, so that all of them keep to the rate; 0 if there is none."""
+    """Return each sender's pause after a message, so that all `senders` together keep to the rate; 0 if there is no rate."""
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
@@ -251,6 +251,6 @@ def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
 
 
 def lanes_of(agents: int, length: int) -> list[range]:
-    """All agents in lanes of about `length`, none shorter, unless there are fewer agents in all."""
+    """Return all agents in lanes of about `length`, none shorter, unless there are fewer agents in all."""
     lanes = max(1, agents // length)
     return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]

@@ -23,21 +23,21 @@ from snapline.sim.world.replicated_log import SimulatedLog
 MS = 1_000_000
 
 BROKEN_NS = 400 * MS
-"""Until a client notices that a stream has broken."""
+"""Time until a client notices a broken stream."""
 
 LATE_NS = 600 * MS
-"""By so much a late request comes after it was sent."""
+"""Extra delay of a late request."""
 
 CONNECT_NS = 2000 * MS
-"""For a connection, as in `client/hosts.py`."""
+"""Time-out of a connection, as in `client/hosts.py`."""
 
 WRITTEN_NS, WRITTEN_LOOKS = 200 * MS, 25
-"""What was written to a connection is sent again that often, and so many times, while nothing gets through."""
+"""Period and number of retransmissions on a connection while nothing gets through."""
 
 LOST_ONE_IN, TWICE_ONE_IN, LATE_ONE_IN, ASTRAY_ONE_IN = 12, 12, 20, 10
 
 Pick = Callable[[str, int], int]
-"""What is drawn, and from how many; 0 is benign."""
+"""Draw by name, from a number of choices; 0 is benign."""
 
 
 class ClientInput:
@@ -78,13 +78,13 @@ class ClientCalls:
         """Hosts that have answered, and to which no request has failed since."""
 
     def close(self) -> None:
-        """No request comes back any more."""
+        """Drop all open requests."""
         self._open.clear()
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def find(self, command: ev.FindAgents) -> None:
-        """Ask whoever leads where agents live."""
+        """Ask the leader where agents live."""
         self._begin(command.request, command.limit_ns, ev.FindingFailed(command.request, "nobody answers"))
         leader = self._log.leader
         way_ns = self._way_ns(leader) if leader else None
@@ -144,7 +144,7 @@ class ClientCalls:
     # ---- the way there --------------------------------------------------------------------------------------------
 
     def _travel(self, request: int, host: str, copies: int, arrive: Callable[[SimHost], None]) -> None:
-        """Bring a request to a host, so many times."""
+        """Send copies of a request to a host."""
         broken = ev.RequestFailed(request, "the stream broke")
         if self._way_ns(host) is None:
             if host in self._connected:
@@ -165,7 +165,7 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _get_through(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Nothing gets there now; the socket of a process that stands still takes it all the same."""
+        """Deliver once a path exists; the socket of a paused process accepts it all the same."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):

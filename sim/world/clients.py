@@ -32,15 +32,15 @@ MS = 1_000_000
 S = 1000 * MS
 
 PATIENCE_NS = (30 * S, 2 * S, 500 * MS)
-"""For a send, or an answer: as of `client.TIMEOUT_S`, or shorter."""
+"""Time-outs of a send or an answer: as of `client.TIMEOUT_S`, or shorter."""
 
 AGAIN_NS = 50 * MS
-"""Before a program says again what it knows nothing of."""
+"""Time before a program repeats a send of unknown outcome."""
 
 ASK_AGAIN_NS = 200 * MS
 
 OVERDUE_NS = 1 * MS
-"""After its deadline a send has ended."""
+"""Time after its deadline by which a send has ended."""
 
 REQUEST_MAX, OPEN_MAX = 4, 12
 """Inputs that are given at once, and that a hasty program has under way."""
@@ -65,12 +65,12 @@ class Clients:
         self._all = [SimClient(desk, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
-        """They do not wait until there is a fleet."""
+        """Start all clients, without waiting for a fleet."""
         for client in self._all:
             client.start()
 
     def stay(self) -> None:
-        """All is whole: nobody gives up any more."""
+        """Make clients patient once all faults are over: none gives up any more."""
         for client in self._all:
             client.is_patient = True
 
@@ -80,13 +80,13 @@ class Clients:
             client.core.validate()
 
     def pending(self) -> list[str]:
-        """Who still waits for an answer."""
+        """Return the clients that still wait for an answer."""
         if self._log.canonical.image.outcome:
             return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
     def deserted(self, since_ns: int) -> list[str]:
-        """Who has heard nothing new since then, of agents that live."""
+        """Return the clients without progress since then that wait for a living agent."""
         if self._log.canonical.image.outcome:
             return []
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
@@ -136,25 +136,25 @@ class SimClient:
         self._timer_ns = None
 
     def _pick(self, what: str, n: int) -> int:
-        """0 is benign."""
+        """Draw a choice; 0 is benign."""
         return self._desk.choices.pick("clients", (self.name, what, self._given), n)
 
     def _misfortune(self, what: str, n: int) -> int:
-        """What happens to its requests, until all is whole."""
+        """Draw what happens to its requests, until all faults are over."""
         return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Whether the program forgets an input; never one that a user gives, who may count on it."""
+        """Return whether the program forgets an input; never a user's input, on which the user may rely."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
 
     def waits_for(self) -> str:
-        """What it has no answer to, though the agent is there; "" if there is nothing of the kind."""
+        """Return what it has no answer to although the agent lives; "" if there is none."""
         told = [(each, "been told whether it was taken") for each in self._sends.values()]
         asked = [(each, "had an answer to it") for each in self._asks.values()]
         for each, what in (*told, *asked):
@@ -166,7 +166,7 @@ class SimClient:
     # ---- the core -------------------------------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> None:
-        """As `client/client.py` does."""
+        """Run the core on an event, as `client/client.py` does."""
         try:
             commands = self.core.handle(self._desk.kernel.now_ns, event)
         except Exception as error:
@@ -256,7 +256,7 @@ class SimClient:
         return GivenInput(agent, self._key(), encode_message(message))
 
     def _taken(self, source: Iterator[AgentInput]) -> GivenInput | None:
-        """What the user gives next. Its bytes are its own, by the trace that it says to be of."""
+        """Return the user's next input. Its trace parent makes its bytes unique."""
         each = next(source, None)
         if each is None:
             self._left = 0
@@ -271,7 +271,7 @@ class SimClient:
         return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
-        """One that lives, or has stopped."""
+        """Draw an agent that lives, or has stopped."""
         living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._desk.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)
@@ -294,7 +294,7 @@ class SimClient:
         self._feed(ev.InputsGiven(tuple(sends)))
 
     def _give_again(self, inputs: list[ClientInput]) -> None:
-        """Under the same keys, behind all that was given before."""
+        """Send inputs again under the same keys, after all earlier ones."""
         self._resting -= len(inputs)
         for each in inputs:
             self._given += 1
@@ -364,7 +364,7 @@ class SimClient:
         return agent in self._desk.agents and not self._desk.judge.books.has_stopped(agent)
 
     def _say_again(self, one: ClientInput) -> None:
-        """It is not known whether it was taken, or it was not, in the time there was."""
+        """Retry an input of unknown outcome, or one not accepted in time."""
         is_over = bool(self._log.canonical.image.outcome)
         if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
             self._again(one)
@@ -408,7 +408,7 @@ class SimClient:
         self._go_on()
 
     def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
-        """Not of what is over for good, or will be asked for when it has been taken."""
+        """Return whether to ask again: not if it is permanently over, or will be asked for once accepted."""
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason

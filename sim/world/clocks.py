@@ -3,7 +3,7 @@
 from snapline.sim.world.kernel import Kernel
 
 START_OF_TIME_NS = 1_700_000_000_000_000_000
-"""What wall clocks show at first."""
+"""Initial value of wall clocks."""
 
 
 class Clocks:
@@ -14,11 +14,11 @@ class Clocks:
         self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and since when
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
-        """From now on that node's clock is wrong by so much, and goes wrong."""
+        """Skew a node's clock from now on, and let it drift."""
         self._wrong[node] = (skew_ns, drift_ppm, self._kernel.now_ns)
 
     def wall_ns(self, node: str) -> int:
-        """What that node's clock shows."""
+        """Return the node's wall-clock time."""
         now_ns = self._kernel.now_ns
         if node not in self._wrong:
             return START_OF_TIME_NS + now_ns

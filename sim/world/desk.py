@@ -1,4 +1,4 @@
-"""What all parts of a simulated world share: time, chance, disks, the network, and those who watch."""
+"""Shared parts of a simulated world: time, chance, disks, the network and the observers."""
 
 import traceback
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class WorldDesk:
         self.kernel.at(t_ns, _call, call)
 
     def say(self, oracle: str, guarantee: str, text: str) -> None:
-        """Something is wrong that the world itself has seen."""
+        """Report a violation that the world itself has seen."""
         self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
 
     def misused(self, why: str) -> None:

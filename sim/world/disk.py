@@ -34,7 +34,7 @@ STALE_NS = 50_000_000
 """How long a stale cache hides a new file. Longer than a turn of the coordinator, shorter than its retries."""
 
 FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow", "away")
-"""What `set_fault` knows. "slow" is only remembered: the world decides what it costs. "away": its mount is gone, and an empty directory is there."""
+"""Faults of `set_fault`. "slow" is only recorded: the world decides its cost. "away": the mount is gone; an empty directory is in its place."""
 
 _WORDS = {
     errno.EIO: "Input/output error",
@@ -71,10 +71,10 @@ class _File:
 
 
 class _Changes:
-    """What happened to one name since its directory was synced.
+    """Changes to one name since its directory was synced.
 
     Attributes:
-        base: what the disk holds. made: (node, what the name stood for after it), in order; None is nothing.
+        base: what the disk holds. made: (node, what the name referred to after it), in order; None is nothing.
     """
 
     __slots__ = ("base", "made")
@@ -245,7 +245,7 @@ class NodeDisk:
         return node
 
     def _missing(self, path: str) -> OSError:
-        """Which error a path gives that does not lead on: there may be a file where a directory should be."""
+        """Return the error of a path that does not resolve: a file may be where a directory should be."""
         ancestor = path
         while ancestor:
             if isinstance(self._nodes.get(ancestor), _File):
@@ -381,7 +381,7 @@ class VirtualDisk:
         self._tell_faults()
 
     def is_slow(self, node: str) -> bool:
-        """Whether "slow" is on for this node, or for all."""
+        """Return whether "slow" is on for this node, or for all."""
         return "slow" in self._faults.get(node, ()) or "slow" in self._faults.get("", ())
 
     def flip(self, path: str, bit: int) -> None:

@@ -1,4 +1,4 @@
-"""What faults may do to a simulated world; `faults/executor.py` says what each of these means."""
+"""Fault executor of a simulated world; `faults/executor.py` says what each of these means."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ class SimExecutor:
 
     @property
     def now_ns(self) -> int:
-        """Of the scenario's clock: faults count from the time at which `begin` was called."""
+        """Time of the scenario: faults count from the call of `begin`."""
         return self._desk.kernel.now_ns - self._origin_ns
 
     @property
@@ -84,7 +84,7 @@ class SimExecutor:
         self._desk.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
 
     def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
-        """What was armed at this point happens to the node that passes it now."""
+        """Apply what was armed at this point to the node that passes it now."""
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
@@ -108,7 +108,7 @@ class SimExecutor:
 
     @property
     def waits_for_work(self) -> bool:
-        """Somebody is to be killed in a turn that has not come yet."""
+        """Return whether a kill is armed for a turn that has not come yet."""
         return self._desk.points.waits_at(WHEN_WORKING)
 
     def disarm_failpoints(self) -> None:
@@ -181,7 +181,7 @@ class SimExecutor:
         self._desk.stores.disk.clear_faults()
 
     def flip_bit(self, pick: int) -> str:
-        """Within the budget an older epoch that is whole must be left."""
+        """Damage a file; within the budget an older whole epoch must be left."""
         complete = self._log.canonical.complete_epochs()
         whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
         if self._desk.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):

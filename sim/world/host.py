@@ -50,7 +50,7 @@ Taking = Callable[[GivenInput, bytes], None]
 Then = Callable[[Sequence[InputOutcome]], None]
 
 STOPPED, BLOCKED = "stopped", "blocked"
-"""Why nothing of a run goes on: its process stands still, or a handler blocks it."""
+"""Reasons to pause a run: its process is stopped, or a handler blocks it."""
 
 
 class _Timer:
@@ -289,7 +289,7 @@ class SimCarrier(HostDriver):
 
 
 class Around(Protocol):
-    """What a run asks of those that keep it: `hosts.Hosts`."""
+    """Interface of a run's owner: `hosts.Hosts`."""
 
     @property
     def steps(self) -> Steps: ...
@@ -298,19 +298,19 @@ class Around(Protocol):
         ...
 
     def speed_of(self, host: str) -> int:
-        """In percent."""
+        """Return the host's speed in percent."""
         ...
 
     def hangs(self, host: str, what: Hanging) -> bool:
-        """Whether nothing of it comes back."""
+        """Return whether such calls of the host hang."""
         ...
 
     def crash(self, host: str) -> None:
-        """It dies at this instant."""
+        """Crash the host at this instant."""
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """It has ended by itself."""
+        """Note that the run has ended by itself."""
         ...
 
 
@@ -380,7 +380,7 @@ class SimHost:
         self.later(self._kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """As `agent_runtime/host/input_service.py` does."""
+        """Offer inputs, as `agent_runtime/host/input_service.py` does."""
         type_of = self.carrier.turns.type_of
         looked = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
@@ -421,16 +421,16 @@ class SimHost:
         self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Where the agent lives, as far as this host knows; empty if it is here."""
+        """Return the agent's host and address, as far as this host knows; empty if local."""
         host, _ = self.carrier.core.desk.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
-        """Nothing of it runs, until no reason is left."""
+        """Pause the run until no reason is left."""
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
-        """There is no such reason any more."""
+        """Remove this reason to pause."""
         if self.stops.pop(why, self) is self or self.stops:
             return
         held, self._held = self._held, deque()
@@ -502,7 +502,7 @@ class SimHost:
         return self.desk.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """All hosts are of one machine, which is never started anew."""
+        """Return the clock of one machine for all hosts, never rebooted."""
         return BootClock("simulated", self._kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -520,7 +520,7 @@ class SimHost:
         self._workers.log(lambda: then(function()))
 
     def block(self) -> None:
-        """A handler blocks it. A thread beside it reports that to the leader, every second."""
+        """Block the run by a handler. Another thread reports that to the leader, every second."""
         self.pause(BLOCKED)
         self._report_busy(self._kernel.now_ns)
 
@@ -531,7 +531,7 @@ class SimHost:
             self._kernel.at(self._kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def come_back(self, what: Hanging) -> None:
-        """What hung does so no more."""
+        """Release the calls that hung."""
         self.later(self._kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
@@ -546,7 +546,7 @@ class SimHost:
         self.carrier.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
-        """Nobody takes its time."""
+        """Do nothing: its time is not measured."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)

@@ -20,7 +20,7 @@ from snapline.storage.store.layout import LOG
 
 
 class HostLogNotes:
-    """Of one run. It says nothing once a fault has damaged files, or the bytes of a complete epoch are lost."""
+    """Log observer of one run. It reports nothing once a fault has damaged files, or the bytes of a complete epoch are lost."""
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
         self._desk = desk
@@ -62,7 +62,7 @@ class HostLogNotes:
     # ---- deletions --------------------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
-        """All that there is now."""
+        """Return all files of the logs as they are now."""
         return self._desk.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:

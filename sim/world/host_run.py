@@ -9,7 +9,7 @@ from snapline.sim.world.notes import WorldNotes
 
 
 class HostRun(Protocol):
-    """What `host.SimHost` is to its parts, and to the coordinator's."""
+    """Interface of `host.SimHost` to its parts, and to the coordinator's."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ class HostRun(Protocol):
     @property
     def carrier(self) -> HostDriver: ...
     def wall_ns(self) -> int:
-        """Its wall clock."""
+        """Return its wall-clock time."""
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:

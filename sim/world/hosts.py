@@ -1,4 +1,4 @@
-"""The hosts of a simulated world: they start, crash, stand still, are slow, hang, leave, and come back."""
+"""Hosts of a simulated world: they start, crash, pause, are slow, hang, leave, and come back."""
 
 import contextlib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ RESTART_NS = 500_000_000
 """A launcher starts a host again that ended although the fleet has not."""
 
 GOODBYE_NS = 100_000_000
-"""A host that leaves has so long for its last message."""
+"""Time that a leaving host has for its last message."""
 
 
 class Hosts:
@@ -54,11 +54,11 @@ class Hosts:
         return run if run is not None and run.is_alive else None
 
     def speed_of(self, host: str) -> int:
-        """In percent."""
+        """Return the host's speed in percent."""
         return self._speeds.get(host, 100)
 
     def hangs(self, host: str, what: Hanging) -> bool:
-        """Whether nothing of it comes back."""
+        """Return whether such calls of the host hang."""
         return (host, what) in self._hanging
 
     def ended(self, run: SimHost) -> None:
@@ -105,7 +105,7 @@ class Hosts:
     # ---- what faults do -------------------------------------------------------------------------------------------
 
     def start(self, host: str) -> None:
-        """Nothing if it is up."""
+        """Start the host; no-op if it is up."""
         if self.run_of(host) is not None:
             return
         desk = self._desk
@@ -117,7 +117,7 @@ class Hosts:
         desk.journal.add((desk.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:
-        """Nothing if it is down."""
+        """Crash the host; no-op if it is down."""
         run = self.run_of(host)
         if run is None:
             return
@@ -131,7 +131,7 @@ class Hosts:
         desk.journal.add((desk.kernel.now_ns, host, "", "crash", 0, 0))
 
     def leave(self, host: str) -> None:
-        """It says goodbye and ends; nothing if it is down."""
+        """Say goodbye and end; no-op if it is down."""
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
@@ -142,25 +142,25 @@ class Hosts:
             self.crash(run.name)
 
     def pause(self, host: str) -> None:
-        """Nothing if it is down."""
+        """Pause the host; no-op if it is down."""
         run = self.run_of(host)
         if run is not None:
             run.pause(STOPPED)
             self._desk.network.silence(host)
 
     def resume(self, host: str) -> None:
-        """Nothing if it is down, or does not stand still."""
+        """Resume the host; no-op if it is down or not paused."""
         run = self.run_of(host)
         if run is not None and STOPPED in run.stops:
             self._desk.network.wake(host)
             run.resume(STOPPED)
 
     def set_speed(self, host: str, percent: int) -> None:
-        """100 is normal, 10 ten times slower."""
+        """Set the speed in percent: 100 is normal, 10 ten times slower."""
         self._speeds[host] = max(1, percent)
 
     def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
-        """Nothing of it comes back; when it is off, all does."""
+        """Make such calls of the host hang; when off, all return."""
         run = self.run_of(host)
         if what == "loop" and run is not None:  # of this run: one that is started again is not in that turn
             if is_on:

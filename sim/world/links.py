@@ -7,14 +7,14 @@ from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.network import Stream
 
 RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 25_000_000, 18
-"""From 0.05 to 0.5 s, as in production."""
+"""Retry delay: from 0.05 to 0.5 s, as in production."""
 
 FRAMES_IN_A_ROW = 64
 """Written at one instant, before the writer looks up."""
 
 
 class LinkStream:
-    """One attempt of a link. `is_accepted`: the other side has taken it."""
+    """One attempt of a link. `is_accepted`: the other side has accepted it."""
 
     def __init__(self, dialler: "SimTransport", acceptor: "SimTransport", attempt: int) -> None:
         self.dialler = dialler

@@ -1,4 +1,4 @@
-"""What the coordinator's log commits, told to the judge, the recording and the figures."""
+"""Observer of the coordinator's log: reports its commits to the judge, the recording and the figures."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_notes import StoreNotes
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
-"""What ends open epochs; the epochs in its result are those."""
+"""Operations that end open epochs; their result lists these epochs."""
 
 Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
-"""Who froze in time for the plan of that request."""
+"""Hosts that froze in time for the plan of a request."""
 
 
 class LogNotes:
@@ -53,7 +53,7 @@ class LogNotes:
             self._lost_ns = 0
 
     def is_over(self) -> bool:
-        """Whether nobody needs the fleet's hosts any more."""
+        """Return whether the fleet's hosts are no longer needed."""
         return self.is_ended or bool(self._log.canonical.image.outcome)
 
     def on_proposed(self, node: str, entry: bytes) -> int:
@@ -64,7 +64,7 @@ class LogNotes:
         return self._proposals
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
-        """Its leader hears what became of it."""
+        """Report the outcome that a proposal's leader learned."""
         self._desk.judge.on_outcome(self._desk.kernel.now_ns, proposal, outcome, None)
 
     def on_standing(self, node: str, standing: Standing) -> None:

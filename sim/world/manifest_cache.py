@@ -23,7 +23,7 @@ class ManifestDecoder(Protocol):
 
 
 def remembering() -> contextlib.AbstractContextManager[None]:
-    """Of one run: the store decodes the same manifest once."""
+    """Cache decoded manifests during one run: the store decodes each once."""
     return patched([(files, "decode_manifest", remembered(decode_manifest))])
 
 

@@ -11,7 +11,7 @@ from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
 
 HOME_NS = 200_000_000
-"""Until he goes home he takes away the marks, again and again: there may be no leader just then."""
+"""Period at which he removes the marks, `HOME_TIMES` in all: there may be no leader at the first."""
 
 HOME_TIMES = 20
 
@@ -19,7 +19,7 @@ Ask = Callable[[MovesRequested], None]
 
 
 class Mover:
-    """Of one run."""
+    """Operator of one run."""
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, ask: Ask) -> None:
         self._desk = desk
@@ -29,7 +29,7 @@ class Mover:
         self._open: dict[int, None] = {}
 
     def start(self) -> None:
-        """The fleet has begun to work."""
+        """Schedule all moves, as the fleet has begun to work."""
         times, until_ns = self._desk.scenario.run.moves, self._desk.scenario.run.until_ns
         now_ns = self._desk.kernel.now_ns
         for time in range(times):

@@ -13,13 +13,13 @@ from snapline.sim.choices import Choices
 from snapline.sim.world.kernel import Kernel
 
 DELAY_STEPS = 16
-"""Jitter is drawn in so many steps: coarse choices are few, so they shrink well."""
+"""Number of steps of jitter: coarse choices are few, so they shrink well."""
 
 RETRANSMIT_NS = 200_000_000
-"""What a lost packet costs: TCP's least retransmission time-out on Linux."""
+"""Delay of a lost packet: TCP's least retransmission time-out on Linux."""
 
 KEEPALIVE_NS = 1_900_000_000
-"""After so long a stream between nodes that cannot talk is given up; measured with real namespaces (simulation.md, 4)."""
+"""Time until a stream between unreachable nodes is closed; measured with real namespaces (simulation.md, 4)."""
 
 Pair = tuple[str, str]
 
@@ -92,7 +92,7 @@ class Stream:
         }
 
     def send(self, sender: str, item: object) -> None:
-        """From one end to the other."""
+        """Send an item from one end to the other."""
         self.pipes[sender].send(item)
 
     def other(self, node: str) -> str:
@@ -152,7 +152,7 @@ class Network:
         return stream
 
     def forget(self, stream: Stream) -> None:
-        """It has broken."""
+        """Forget a broken stream."""
         self._streams = {number: each for number, each in self._streams.items() if each is not stream}
         for pipe in stream.pipes.values():
             self._stalled.get(pipe.pair, {}).pop(pipe.key, None)
@@ -169,7 +169,7 @@ class Network:
             stream.close()
 
     def can_reach(self, one: str, other: str) -> bool:
-        """Does a handshake work, in both directions?"""
+        """Return whether a handshake works, in both directions."""
         return not self._is_cut((one, other))
 
     def _is_cut(self, ends: Pair) -> bool:
@@ -184,7 +184,7 @@ class Network:
     # ---- pipes ----------------------------------------------------------------------------------------------------
 
     def delay_ns(self, pair: Pair, key: Hashable, number: int) -> int:
-        """How long one item takes."""
+        """Return the delay of one item."""
         least_ns, jitter_ns = self._delays.get(pair, self._usual) if self._delays else self._usual
         delay = least_ns
         if jitter_ns:
@@ -195,7 +195,7 @@ class Network:
         return delay
 
     def path_ns(self, one: str, other: str, key: Hashable) -> int | None:
-        """How long something takes that is no item of a stream; None if it cannot get there."""
+        """Return the delay of what is no item of a stream; None if it cannot get there."""
         if one == other:
             return 0
         if (one, other) in self._blocked or one in self._silent or other in self._silent:
@@ -237,7 +237,7 @@ class Network:
         self._go_on()
 
     def silence(self, node: str) -> None:
-        """The node stands still: nobody answers there."""
+        """Silence a paused node: nothing answers there."""
         self._silent[node] = None
         self.is_hurt = True
         for stream in self.streams_of(node):
@@ -271,7 +271,7 @@ class Network:
 
 
 def has_marker(item: object) -> bool:
-    """Is it a frame with a marker in it?"""
+    """Return whether it is a frame with a marker in it."""
     if not isinstance(item, Frame) or not isinstance(item.body, Items):
         return False
     body = item.body

@@ -1,4 +1,4 @@
-"""Who is told what hosts, the coordinator and its log do: one observer, who tells the judge, the recording and the figures."""
+"""Observer of hosts, the coordinator and its log: reports to the judge, the recording and the figures."""
 
 from collections.abc import Callable
 

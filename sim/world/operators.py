@@ -26,15 +26,15 @@ MS = 1_000_000
 LOOK_NS = 60 * MS
 TIMEOUT_NS = 400 * MS
 THINKS = (1, 1, 5, 20)
-"""So many times as long as between two looks."""
+"""Delays before a send, in multiples of `LOOK_NS`."""
 
 WORDS_MAX = 24
-"""Of a run: a letter that fails again and again must not keep the fleet from its rest."""
+"""Largest number of words in a run: a letter that always fails must not keep the fleet busy."""
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
 
 RETRIES_MAX = 2
-"""Of one letter: where each try crashes its agent, the fleet goes back for it, and gives up at last. Then the letter is dropped."""
+"""Largest number of retries of one letter, then it is dropped: where each crashes its agent, the fleet recovers each time, and gives up."""
 
 _MEANT = (b"\x05Nudge", b"\x08Numbered", b"\x04Book", UNDO)
 """Letters that may be handled, or not, without harm to what their pattern keeps count of; but what could not be undone is not dropped."""
@@ -56,17 +56,17 @@ class SimOperator:
         self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
-        """It does not wait until there is a fleet."""
+        """Start looking, without waiting for a fleet."""
         if self._desk.scenario.clients.is_settling or self._desk.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
-        """What it waits for."""
+        """Return what it waits for."""
         is_over = bool(self._log.canonical.image.outcome)
         return ["an operator waits for an answer"] if self._open and not is_over else []
 
     def _pick(self, what: str, n: int) -> int:
-        """0 is benign."""
+        """Draw a choice; 0 is benign."""
         return self._desk.choices.pick("operators", (what, self._said, self._attempt), n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
@@ -135,7 +135,7 @@ class SimOperator:
         return RETRY
 
     def _letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """As its owner would describe them: number, identity, and whether it is about what could not be undone."""
+        """Return letters as their owner would describe them: number, identity, and whether it is about what could not be undone."""
         run = self._hosts.run_of(self._host_of(agent))
         found = run.carrier.core.agents.get(agent) if run is not None else None
         if found is None:

@@ -1,5 +1,5 @@
-"""What simulated agents say to the outside: any agent's turn may emit, whatever its pattern. Which turns do is drawn from a stream of its
-own, and every output has other bytes."""
+"""Outputs of simulated agents: any agent's turn may emit, whatever its pattern. The turns are drawn from a separate stream, and every
+output has unique bytes."""
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ class Spoken(msgspec.Struct, frozen=True):
 
 
 class Speech:
-    """Lets one turn in so many emit; 0: none."""
+    """Injector that lets one turn in `one_in` emit; 0: none."""
 
     def __init__(self, choices: Choices, books: Books, one_in: int) -> None:
         self._choices = choices

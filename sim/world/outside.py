@@ -50,7 +50,7 @@ class SimOutside(Outside):
         return found
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """In the thread of the simulation, at one instant."""
+        """Run a handler in the thread of the simulation, at one instant."""
         outcome = handler(*arguments)
         if inspect.iscoroutine(outcome):
             await outcome

@@ -1,4 +1,4 @@
-"""How a simulated fleet stands: what it has to do yet, whether it rests, and who cannot go on."""
+"""State of a simulated fleet: its remaining work, whether it rests, and who cannot go on."""
 
 from collections.abc import Mapping
 
@@ -42,14 +42,14 @@ class Outlook:
         return found
 
     def resting(self) -> list[str]:
-        """Agents that stand between two turns, under the plan in force."""
+        """Agents between two turns, under the plan in force."""
         plan = self._log.canonical.plan_number
         cores = [run.carrier.core for run in self._hosts.alive() if run.carrier.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
         return [agent.id for agent in agents if agent.current is None and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
-        """Agents that stand in the middle of a durable turn that cannot be gone on with → why."""
+        """Agents in the middle of a durable turn that cannot continue → why."""
         agents = [agent for run in self._hosts.alive() for agent in run.carrier.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
@@ -59,7 +59,7 @@ class Outlook:
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
     def is_idle(self) -> bool:
-        """No host has anything to do: no turn, no message that has arrived, no timer."""
+        """Return whether no host has anything to do: no turn, no arrived message, no timer."""
         plan = self._log.canonical.plan
         for run in self._hosts.alive():
             core = run.carrier.core
@@ -73,13 +73,13 @@ class Outlook:
         return True
 
     def _is_on_the_way(self) -> bool:
-        """Whether a message has left its sender, and has not been consumed by a receiver that is there."""
+        """Return whether a message has left its sender, and its live receiver has not consumed it."""
         cores = [run.carrier.core for run in self._hosts.alive()]
         there = {name: agent for core in cores for name, agent in core.agents.items()}
         return any(_is_awaited(agent, there) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
-        """What has to happen yet, once everything is whole (since `since_ns`)."""
+        """Return what must still happen once all faults are over (since `since_ns`)."""
         state = self._log.canonical
         missing = []
         if state.image.outcome:
@@ -144,7 +144,7 @@ class Outlook:
         return done
 
     def is_at_rest(self) -> bool:
-        """Nothing has happened for a while, and nothing will; or the fleet has ended."""
+        """Return whether nothing has happened for a while and nothing will, or the fleet has ended."""
         if self._log.canonical.image.outcome:
             return True
         rests = self._desk.kernel.now_ns > self._desk.figures.last_turn_ns + REST_NS
@@ -161,7 +161,7 @@ class Outlook:
         return found
 
     def work_owed(self) -> str:
-        """What a fleet of which nobody knows when it is done has to do yet; "" if that is enough."""
+        """Return the turns still missing in a fleet without a known end; "" if it took enough."""
         turns, taken = self._desk.scenario.run.turns, self._desk.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
@@ -169,7 +169,7 @@ class Outlook:
 
 
 def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
-    """Whether one of those that are there has yet to consume a message of `sender` that has left."""
+    """Return whether a live receiver has yet to consume a message of `sender` that has left."""
     for name, outlet in sender.outlets.items():
         receiver = there.get(name)
         if receiver is not None:
@@ -180,7 +180,7 @@ def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
 
 
 def _is_going_on(agent: LocalAgent) -> bool:
-    """Whether a durable turn of its will go on by itself."""
+    """Return whether a durable turn of the agent will continue by itself."""
     turn = agent.turn
     is_unfinished = turn is not None and (
         turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class Points:
-    """Whoever passes a point at which something is armed, suffers it.
+    """Failpoints: the node that passes an armed one suffers what is armed.
 
     Attributes:
         acting: the node whose code runs at this moment.
@@ -15,7 +15,7 @@ class Points:
         self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
 
     def passed(self, name: str) -> None:
-        """`acting` passes this point. Raises whatever was armed here."""
+        """`acting` passes this point. Raises what was armed here."""
         armed = self._armed.get(name) if self._armed else None
         if not armed or not self.acting:
             return
@@ -25,13 +25,13 @@ class Points:
             due(self.acting)
 
     def arm(self, name: str, hit: int, act: Callable[[str], None]) -> None:
-        """Let whoever passes it for the `hit`-th time from now suffer this."""
+        """Let the node that passes it for the `hit`-th time from now suffer this."""
         self._armed.setdefault(name, []).append((hit, act))
 
     def waits_at(self, name: str) -> bool:
-        """Whether something is armed there yet."""
+        """Return whether something is still armed there."""
         return bool(self._armed.get(name))
 
     def disarm(self) -> None:
-        """What has not happened yet never will."""
+        """Disarm all points: what has not happened yet never will."""
         self._armed.clear()

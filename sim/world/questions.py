@@ -15,7 +15,7 @@ class AskedLeader(Protocol):
     @property
     def is_over(self) -> bool: ...
     def ask(self, number: int) -> None:
-        """Have it make a snapshot."""
+        """Request a snapshot from it."""
         ...
 
 
@@ -28,7 +28,7 @@ class SnapshotQuestion(NamedTuple):
 
 
 class SnapshotQuestions:
-    """Those that nobody has answered yet, by number."""
+    """Snapshot requests not answered yet, by number."""
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._desk = desk
@@ -61,6 +61,6 @@ class SnapshotQuestions:
             self._desk.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
-        """RecoveryQueries that a leader who leads still was asked before that time."""
+        """Return the queries that a present leader received before that time."""
         open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]

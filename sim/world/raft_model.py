@@ -1,14 +1,14 @@
-"""Who leads and what is committed: Raft at the level of whole logs, in virtual time, without its messages.
+"""Leadership and commits: Raft at the level of whole logs, in virtual time, without its messages.
 
 The model (Ongaro and Ousterhout 2014; the section numbers are theirs):
 
 1. A *reign* is one term of one leader: an append-only list of slots, which begins with the log that the leader had when it was
    elected, then a barrier (an empty slot). Every replica's durable log is the first `length` slots of some reign; so
    equal slots have equal pasts (log matching, 5.3) by construction.
-2. A leader sends its whole log to whoever can be reached. Arrival and sync are computed at once and take effect when somebody
+2. A leader sends its whole log to all that can be reached. Arrival and sync are computed at once and take effect when somebody
    looks (`settle`). One event, at the instant when a majority has acknowledged, commits: if a majority then really holds
    the slots, and the barrier is among them (5.4.2).
-3. Whoever has not heard a leader for an election time-out, reaches a majority, and whose log is at least as good as the log of
+3. A replica that has not heard a leader for an election time-out, reaches a majority, and whose log is at least as good as the log of
    each voter (5.4.1) is elected after a drawn delay, in a term of its own. Voters refuse older terms from then on. Nobody
    votes while it hears a leader, but with a drawn chance: the real library has no such rule.
 4. A leader that reaches no majority goes on believing for `LEASE_NS`, and fills its own reign meanwhile.
@@ -38,10 +38,10 @@ ELECTION_STEPS = 16
 """A time-out is 150 to 300 ms: a fifth of the real ones, so that a run meets more elections."""
 
 LEASE_NS = 1_000 * MS
-"""How long a leader without a majority believes that it leads. Several elections fit in: stale leaders are common."""
+"""Time for which a leader without a majority believes that it leads. Several elections fit in: stale leaders are common."""
 
 ALONE_NS = 100 * MS
-"""One replica needs no votes, only this long to start."""
+"""Start time of a single replica, which needs no votes."""
 
 VOTE_STEP_NS = 5 * MS
 VOTE_STEPS = 10
@@ -50,7 +50,7 @@ SYNC_STEPS = 10
 
 SPLITS = 8
 DISRUPTIONS = 4
-"""One election of so many fails with split votes; one candidate of so many disturbs a leader that is well."""
+"""One election in `SPLITS` fails with split votes; one candidate in `DISRUPTIONS` disturbs a healthy leader."""
 
 Key = tuple[str | int, ...]
 
@@ -73,7 +73,7 @@ class Reign:
         match: replica → how many slots it has acknowledged. committed: how many the leader knows to be committed.
         commit_ns: when the last of the commits under way is due; they come in order.
         sends: how often the log was sent since its last slot came.
-        is_deposed: the leader's heartbeats are held back, until somebody else is elected.
+        is_deposed: the leader's heartbeats are held back, until another is elected.
     """
 
     def __init__(self, term: int, leader: str, slots: list[Slot]) -> None:
@@ -86,7 +86,7 @@ class Reign:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the barrier is committed."""
+        """Return whether the barrier is committed."""
         return self.committed > self.barrier
 
 
@@ -117,9 +117,9 @@ class SimReplica:
         log, length: its durable log is `log[:length]`. appends: on their way to it, in order, all of one reign.
         leading: the reign that it believes it leads. heard_from: the reign whose leader it hears.
         heard_ns: when it last heard a leader, or voted. majority_ns: when it last reached a majority, as a leader.
-        told: what was last said of its standing.
+        told: its standing as last reported.
         attempt, timeout_ns, is_disrupting: drawn for that attempt at an election.
-        state, applied: what it has applied: so many committed slots. known: how many it knows to be committed.
+        state, applied: what it has applied: number of committed slots. known: number it knows to be committed.
         waiting: its proposers. proposals: how many it ever had.
     """
 
@@ -144,11 +144,11 @@ class SimReplica:
 
     @property
     def last(self) -> tuple[int, int]:
-        """How good its log is: term of the last slot, then length (5.4.1)."""
+        """Rank of its log: term of the last slot, then length (5.4.1)."""
         return (self.log[self.length - 1].term if self.length else 0), self.length
 
     def settle(self, now_ns: int) -> None:
-        """What has arrived and is synced by now is in the durable log."""
+        """Move what has arrived and is synced by now into the durable log."""
         appends = self.appends
         while appends and appends[0].durable_ns <= now_ns:
             append = appends.popleft()
@@ -157,7 +157,7 @@ class SimReplica:
                 append.reign.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """From now on older leaders are refused, also what they have on its way."""
+        """Refuse older leaders from now on, also what they have on its way."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -165,7 +165,7 @@ class SimReplica:
 
 
 class ReignKeeper(Protocol):
-    """Says what reigns mean to states and proposers: `SimulatedLog`."""
+    """Effect of reigns on states and proposers: `SimulatedLog`."""
 
     def on_committed(self, reign: Reign, leader: SimReplica, length: int) -> None:
         """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
@@ -174,17 +174,17 @@ class ReignKeeper(Protocol):
         """`told` has changed."""
 
     def on_leader_changed(self, replica: SimReplica) -> None:
-        """It has heard of a leader that is new to it."""
+        """The replica has heard of a leader that is new to it."""
 
     def on_beat(self, replica: SimReplica) -> None:
-        """It is up, and time passes."""
+        """The replica is up, and time passes."""
 
 
 class Reigns:
     """Elects, replicates and commits.
 
     Attributes:
-        newest: the reign of the newest term, `term`. majority: so many replicas are one.
+        newest: the reign of the newest term, `term`. majority: size of one.
         at, now, pick: as given.
     """
 
@@ -258,7 +258,7 @@ class Reigns:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def replicate(self, reign: Reign) -> None:
-        """Send the reign's whole log to whoever can be reached, and plan the commit."""
+        """Send the reign's whole log to all that can be reached, and plan the commit."""
         leader, now_ns, length = self.replicas[reign.leader], self.now(), len(reign.slots)
         reign.sends += 1
         sync_ns = (1 + self.pick(("sync", reign.term, length, reign.sends), SYNC_STEPS)) * SYNC_STEP_NS
@@ -328,7 +328,7 @@ class Reigns:
                 self.tell(leader, Standing(reign.term, leader.name, is_leader=True))
 
     def _agreed(self, reign: Reign) -> int:
-        """How many slots a majority holds."""
+        """Return the number of slots that a majority holds."""
         if len(reign.match) < self.majority:
             return 0
         return sorted(reign.match.values(), reverse=True)[self.majority - 1]
@@ -381,7 +381,7 @@ class Reigns:
     # ---- elections ------------------------------------------------------------------------------------------------
 
     def _stand(self, replicas: list[SimReplica]) -> None:
-        """Of those past their time-outs that would win, the one that has waited longest is elected, after a while."""
+        """Elect, after a while, the longest-waiting replica past its time-out that would win."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -418,7 +418,7 @@ class Reigns:
         return replica.timeout_ns
 
     def _voters(self, candidate: SimReplica) -> list[SimReplica]:
-        """Who would vote for it now."""
+        """Return the replicas that would vote for it now."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
@@ -431,11 +431,11 @@ class Reigns:
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
     def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
-        """Whether the voter may vote for the candidate: the rule that keeps committed entries (5.4.1)."""
+        """Return whether the voter may vote for the candidate: the rule that keeps committed entries (5.4.1)."""
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Whether it hears no leader, nor is one that reaches a majority."""
+        """Return whether it hears no leader, nor is one that reaches a majority."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -467,19 +467,19 @@ class Reigns:
     # ---- small things ---------------------------------------------------------------------------------------------
 
     def step_down(self, replica: SimReplica) -> None:
-        """It leads no more, and knows of nobody else yet."""
+        """Step down, with no other leader known yet."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: SimReplica, standing: Standing) -> None:
-        """What the replica believes may have changed."""
+        """Notify the replica of its standing, if that has changed."""
         if standing != replica.told:
             replica.told = standing
             self._keeper.on_told(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:
-        """From one to the other now; None if one is down or the other cannot be reached."""
+        """Return the delay between two replicas now; None if either is down or the target unreachable."""
         if not (source.is_up and target.is_up):
             return None
         return self._delay_ns(source.name, target.name)

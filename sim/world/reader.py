@@ -1,6 +1,6 @@
-"""Who reads the outputs of a simulated fleet: all of them, by a cursor.
+"""Reader of the outputs of a simulated fleet: all of them, by a cursor.
 
-Now and then the reader dies, and goes on from a cursor that it had written down. What it has at the end is compared with the files.
+Now and then the reader dies, and resumes from a saved cursor. What it has at the end is compared with the files.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class SimReader:
         self._saved: tuple[list[Had], str] = [], ""
 
     def start(self) -> None:
-        """It does not wait until there is a fleet."""
+        """Start reading, without waiting for a fleet."""
         if reads_outputs(self._desk.scenario):
             self._later()
 
@@ -46,7 +46,7 @@ class SimReader:
         self._later()
 
     def read(self) -> list[Had]:
-        """All that there is now; returns what it has."""
+        """Read all that there is now; return what it has."""
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:

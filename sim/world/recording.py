@@ -1,7 +1,7 @@
-"""What pictures, reports and exports need of a run: its events with their times. Kept only when somebody asks for it.
+"""Recording of a run for pictures, reports and exports: its events with their times. Kept only on request.
 
-Events are those of a trace (`recovery/trace.py`), each with the virtual time `t_ns`; beside them stand epochs, hosts and
-faults, which traces do not know.
+Events are those of a trace (`recovery/trace.py`), each with the virtual time `t_ns`; next to them are epochs, hosts
+and faults, which traces do not have.
 """
 
 from typing import Literal
@@ -11,7 +11,7 @@ import msgspec
 from snapline.recovery.trace import Event, Recovery
 
 EVENTS_MAX = 2_000_000
-"""Beyond that a recording keeps no more: a trace of half a gigabyte serves nobody."""
+"""Largest number of events kept: a trace of half a gigabyte serves nobody."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

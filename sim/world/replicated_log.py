@@ -31,10 +31,10 @@ from snapline.sim.choices import Choices
 from snapline.sim.world.raft_model import MS, Reign, Reigns, SimReplica, Slot, Waiting
 
 PROPOSE_NS = 5_000 * MS
-"""As the real driver's deadline."""
+"""Deadline of a proposal, as in the real driver."""
 
 IMAGE_AFTER = 64
-"""Who lacks more slots than this takes the state as a whole, as a replica does that gets a dump."""
+"""Largest number of slots applied singly; a replica that lacks more takes the whole state, as from a dump."""
 
 Then = Callable[[ProposalOutcome], None]
 
@@ -80,18 +80,18 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Who leads in the newest term and has been told so; empty if nobody does."""
+        """Leader of the newest term that knows it leads; empty if there is none."""
         reign = self.reigns.newest
         if reign is None or not reign.is_ready or self._replicas[reign.leader].leading is not reign:
             return ""
         return reign.leader
 
     def is_up(self, node: str) -> bool:
-        """Whether the node was started and has not crashed since."""
+        """Return whether the node was started and has not crashed since."""
         return self._replicas[node].is_up
 
     def state_of(self, node: str) -> FleetState:
-        """What this replica has applied: one object for a run of the node. A leader's holds all that it has seen committed."""
+        """Return the state that this replica has applied: one object for a run of the node. A leader's holds all it has seen committed."""
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
@@ -119,11 +119,11 @@ class SimulatedLog:
         self.reigns.depose()
 
     def set_unknown(self, per_mille: int) -> None:
-        """From now on so many of a thousand proposals end unknown by mere chance."""
+        """Let so many of a thousand proposals end unknown by chance from now on."""
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
-        """Have `entry` committed; `then` hears once what became of it, or nothing if the node crashes before."""
+        """Propose `entry`; `then` gets its outcome once, or nothing if the node crashes before."""
         replica = self._replicas[node]
         if not replica.is_up:
             return
@@ -209,7 +209,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.slot.index < applied, self._outcome_of)
 
     def _outcome_of(self, slot: Slot) -> ProposalOutcome:
-        """Of a slot whose place is committed."""
+        """Return the outcome of a slot whose place is committed."""
         if self._committed[slot.index] is slot:
             return Committed(slot.result)
         return Rejected("another entry took its place")

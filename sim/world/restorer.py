@@ -18,22 +18,22 @@ from snapline.sim.world.simulated_replica import SimLeader
 from snapline.sim.world.waiting import Future, VirtualLoop, drive, settle
 
 AGAIN_NS = 400_000_000
-"""Without an answer he asks again: an election takes as long."""
+"""Time before he repeats an unanswered request: an election takes as long."""
 
 ASKED_MAX = 8
 
 HELPS_NS = 700_000_000
-"""Between two looks of his: long enough for a restore."""
+"""Time between two of his looks: long enough for a restore."""
 
 LOOK_NS, LOOKS_MAX = 10_000_000, 200
 """Half of the times he comes in the middle of an effect's call, if there is one soon."""
 
 READ_S = 0.002
-"""What the service reads of the store for one restore takes so long."""
+"""Time that the service takes to read the store for one restore."""
 
 
 class OperatorsRestore(NamedTuple):
-    """One restore; `asked`: how often."""
+    """One restore; `asked`: number of requests."""
 
     token: str
     epoch: int
@@ -55,7 +55,7 @@ class _LeaderLoop(VirtualLoop):
 
 
 class Restorer:
-    """Of one run."""
+    """Operator of one run."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Restorer:
         stands: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """`leader`: whoever leads, if anybody does. `stands`: an agent does, and was refused. `is_calling`: an effect is being called."""
+        """`leader`: the leader, if any. `stands`: an agent is stopped, as its rollback was refused. `is_calling`: an effect is being called."""
         self._desk = desk
         self._log = log
         self._leader = leader
@@ -87,7 +87,7 @@ class Restorer:
             self._look()
 
     def _look(self) -> None:
-        """Every now and then, whether somebody needs him."""
+        """Restore the newest epoch if an agent needs it, then look again later."""
         complete = self._log.canonical.complete_epochs()
         if complete and self._stands():
             self._helps += 1
@@ -141,7 +141,7 @@ class Restorer:
         future.set_result(answer)
 
     def _ended(self, wish: OperatorsRestore, answer: Callable[[], RestoreReply]) -> None:
-        """What he is told must be so in the log."""
+        """Check that the answer to a restore agrees with the log."""
         probes = self._desk.judge.probes
         try:
             reply = answer()

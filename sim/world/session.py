@@ -11,11 +11,11 @@ from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.network import Stream
 
 RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 50_000_000, 9
-"""From 0.05 to 0.5 s, as in production."""
+"""Retry delay: from 0.05 to 0.5 s, as in production."""
 
 
 class SeatDoor(Protocol):
-    """One of the coordinator's, as hosts see it: `seat.Seat`."""
+    """Replica of the coordinator, as hosts see it: `seat.Seat`."""
 
     @property
     def is_up(self) -> bool: ...
@@ -23,7 +23,7 @@ class SeatDoor(Protocol):
     def leads(self) -> bool: ...
     @property
     def known_leader(self) -> str:
-        """ "" is nobody."""
+        """Known leader; "" is none."""
         ...
 
     def attend(

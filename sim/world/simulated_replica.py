@@ -30,7 +30,7 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.storage.retention.retention_policy import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
-"""As in production."""
+"""Deadline of a proposal, as in production."""
 
 
 def _options(desk: WorldDesk, client: str) -> LeaderOptions:
@@ -123,7 +123,7 @@ class SimLeader:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
-        """It leads no more: its streams end. What it has proposed may or may not come."""
+        """Stop leading and close its streams. What it has proposed may or may not commit."""
         self.is_over = True
         for stream in list(self._sessions.values()):
             stream.close()
@@ -164,11 +164,11 @@ class SimLeader:
         self.feed(ev.TimerFired())
 
     def has_released(self, epoch: int) -> bool:
-        """Whether it has released all that is complete up to this epoch."""
+        """Return whether it has released all that is complete up to this epoch."""
         return not self._core.parts.releases.is_owed_up_to(epoch)
 
     def ask(self, number: int) -> None:
-        """Somebody wants a snapshot."""
+        """Request a snapshot."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
     def tell(self, wanted: ev.Event | MovesRequested) -> None:
@@ -339,7 +339,7 @@ class Seat:
         self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
 
     def on_standing(self, standing: Standing) -> None:
-        """Who leads has changed, as this replica sees it."""
+        """Start or stop leading: the leader has changed, as this replica sees it."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
             self.leader = SimLeader(self._desk, self._log, self._notes, self._node, standing.term, self.crash)

@@ -19,7 +19,7 @@ STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
 """A tool's or a model's call, on the quick side: turns that wait are to overlap with everything else."""
 
 FOREIGN = "no running event loop"
-"""What asyncio says to those who call it outside of its loop."""
+"""Error text of asyncio for calls outside its loop."""
 
 
 class Steps:
@@ -42,7 +42,7 @@ class Steps:
 
 
 async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
-    """Wait so long for a step; TimeoutError after that."""
+    """Wait at most the limit for a step; TimeoutError after that."""
     ends_ns = host.desk.kernel.now_ns + limit_ns
     inner = running.__await__()
     try:
@@ -58,7 +58,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
-    """What is waited for, or the end of the time."""
+    """Wait for an event or the time-out."""
     left_ns = ends_ns - host.desk.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
@@ -84,7 +84,7 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Drawing(Protocol):
-    """What notes the draws of the turn that runs now: `outside.SimOutside`."""
+    """Recorder of the draws of the running turn: `outside.SimOutside`."""
 
     draws: list[object]
 
@@ -138,7 +138,7 @@ def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> s
 
 
 def may_wait(known: AgentType | None) -> bool:
-    """Has the class a durable handler?"""
+    """Return whether the class has a durable handler."""
     return known is not None and any(handler.is_durable for handler in known.handlers.values())
 
 

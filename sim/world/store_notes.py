@@ -1,4 +1,4 @@
-"""What lies in the store, read behind everybody's back, and told to the judge when somebody says that it is there, or gone."""
+"""Store observer: reads the store out of band, and reports to the judge when a part says that something is there, or gone."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +50,7 @@ class StoreNotes:
             self._see_pack(message.pack.path)
 
     def see_packs(self, plan: int) -> None:
-        """All of that plan are looked at, also those of which nobody has reported."""
+        """Look at all packs of the plan, also unreported ones."""
         for path in self._reader.checkpoint_packs(plan):
             if path not in self._packs:
                 self._unreported[path] = None
@@ -101,7 +101,7 @@ class StoreNotes:
             return None
 
     def releases(self) -> dict[int, Release]:
-        """All files of outputs."""
+        """Return all files of outputs."""
         found = {epoch: self._read_release(epoch) for epoch in self._reader.output_epochs()}
         return {epoch: release for epoch, release in found.items() if release is not None}
 
@@ -121,7 +121,7 @@ class StoreNotes:
             self._desk.judge.on_deleted(self._desk.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """Which epochs are left in the store, when a policy says more than the log."""
+        """Report the epochs left in the store, where a retention policy is set."""
         if not self._desk.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())
@@ -131,7 +131,7 @@ class StoreNotes:
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
     def _created_ms(self, untold: set[int]) -> dict[int, int]:
-        """When these epochs were created. Their refs lie there, for the policy to see, and who wrote them died before saying so."""
+        """Return when these epochs were created. Their refs are visible to the policy; the writer died before reporting them."""
         found = {}
         for epoch in sorted(untold):
             with contextlib.suppress(SnaplineError):
@@ -149,7 +149,7 @@ class StoreNotes:
         self._desk.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
 
     def files_of(self, epoch: int) -> list[str]:
-        """All that a complete epoch consists of."""
+        """Return all files of a complete epoch."""
         root = self._log.canonical.image.epochs[epoch].root
         try:
             packs = [pack.path for pack in self._reader.read_manifest(root, epoch=epoch).packs]
@@ -158,11 +158,11 @@ class StoreNotes:
         return [layout.ref_path(epoch), layout.manifest_path(root), *packs]
 
     def is_flipped(self, epoch: int) -> bool:
-        """Whether a fault has damaged a file of it."""
+        """Return whether a fault has damaged a file of the epoch."""
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """What was complete is whole. A pack whose writer died before it said that it is durable may be as if it had never been."""
+        """Check that complete epochs are whole. A pack whose writer died before reporting it durable may be lost."""
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)
@@ -176,7 +176,7 @@ class StoreNotes:
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
-        """Whatever is listed is whole: an epoch goes with its ref first. A torn ref says so itself."""
+        """Check that listed epochs are whole: deletion removes the ref first. A torn ref is detected on reading."""
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
                 found, error = self.read_root(epoch, self._reader.read_ref(epoch))
@@ -193,7 +193,7 @@ class StoreNotes:
                 self._desk.judge.on_read_back(self._desk.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
-        """Whether every byte of a complete epoch can be read. Files that are the very same as last time need no reading."""
+        """Return whether every byte of a complete epoch can be read. Files identical to last time are not read again."""
         root = self._log.canonical.image.epochs[epoch].root
         read_root, files = self._last_read
         if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):

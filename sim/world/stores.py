@@ -10,7 +10,7 @@ from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.store import Store
 
 SLOW_FACTOR = 100
-"""A slow disk takes so many times as long."""
+"""Slowdown of a slow disk."""
 
 
 class Stores:
@@ -29,7 +29,7 @@ class Stores:
         self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
 
     def _random_bytes(self, count: int) -> bytes:
-        """For names of files: any, as long as they differ."""
+        """Return random bytes for names of files: any, as long as they differ."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
 
     def of(self, node: str) -> Store:
@@ -37,7 +37,7 @@ class Stores:
         return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
 
     def cost_ns(self, node: str, key: Hashable) -> int:
-        """How long one call takes that node."""
+        """Return the duration of one call for that node."""
         least_ns, jitter_ns = self._delay
         cost_ns = least_ns + jitter_ns * self._choices.pick("storage", (key,), DELAY_STEPS) // DELAY_STEPS
         return cost_ns * SLOW_FACTOR if self.disk.is_slow(node) else cost_ns

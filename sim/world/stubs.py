@@ -23,19 +23,19 @@ from snapline.sim.world.waiting import VirtualLoop, Wait, drive
 MS = 1_000_000
 
 WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
-"""From a step to its stub, and back: together as long as a step that has no stub."""
+"""Delay from a step to its stub, and back: together as long as a step without a stub."""
 
 LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
-"""How much later an answer may come: shorter and longer than what a step usually waits."""
+"""Extra delays of late answers: shorter and longer than a step usually waits."""
 
 LOST_NS = 15_000 * MS
-"""A step without a time-out hears after this that its connection has broken: without an end nobody could tell it from a bug."""
+"""Time until a step without a time-out sees a broken connection: endless, it would look like a bug."""
 
 _PER_MILLE = 1000
 
 
 class Outages:
-    """Which calls go wrong, and how; `is_over`: none any more."""
+    """Failures of calls, by kind; `is_over`: none any more."""
 
     def __init__(self, desk: WorldDesk) -> None:
         self._desk = desk
@@ -150,7 +150,7 @@ class StubCall:
             self._desk.misused(f"step {self._name!r}: {error}")
 
     def _broken(self) -> None:
-        """Nobody will say how it has ended."""
+        """Break the connection: the outcome stays unknown."""
         error = ConnectionError(f"the connection of step {self._name!r} was lost, says the simulation")
         self._answer = functools.partial(_raise, error)
         self._in(self._back_ns, self.wait.end)
@@ -180,7 +180,7 @@ class StubDesk:
         self._under_way: dict[str, int] = {}
 
     def is_under_way(self, key: str) -> bool:
-        """Whether a call under this outside key has left, and is not there yet."""
+        """Return whether a call under this outside key has left, and not arrived yet."""
         return self._under_way.get(key, 0) > 0
 
     def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:

@@ -29,10 +29,10 @@ class HostTrace:
         """The whole fleet's line is traced when the plan is committed."""
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is buffered."""
 
     def _is_current(self) -> bool:
-        """What a host does under an older plan has been undone."""
+        """Return whether the host is under the newest plan: work under an older one was undone."""
         return self._plan() == self._shared.plan
 
 
@@ -51,7 +51,7 @@ class SharedTrace:
         recording.agents = list(agents)
 
     def of(self, plan: Callable[[], int]) -> HostTrace:
-        """For one run of a host; `plan`: the one that it is under."""
+        """Return the trace of one run of a host; `plan`: its current plan."""
         return HostTrace(self, plan)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What handlers, and stubs, wait for in virtual time."""
+"""Waits of handlers and stubs in virtual time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -13,10 +13,10 @@ SECOND_NS = 1_000_000_000
 
 
 class Wait:
-    """What a handler yields to its driver: it goes on after `delay_ns`; None: when somebody ends it.
+    """Wait that a handler yields to its driver: resumes after `delay_ns`; None: when ended.
 
     Attributes:
-        is_late: it was ended for the time alone.
+        is_late: it was ended by the time-out alone.
     """
 
     __slots__ = ("_is_over", "_then", "delay_ns", "is_late")
@@ -36,20 +36,20 @@ class Wait:
         self._then = then
 
     def end(self) -> None:
-        """What was waited for is there. Nothing if it is over."""
+        """End the wait; no-op if it is over."""
         if not self._is_over:
             self._is_over = True
             if self._then is not None:
                 self._then()
 
     def expire(self, _: object = None) -> None:
-        """It took too long. Nothing if it is over."""
+        """End the wait as timed out; no-op if it is over."""
         self.is_late = self.is_late or not self._is_over
         self.end()
 
 
 class Call:
-    """Of a function, at some time, unless it is cancelled before."""
+    """Scheduled call of a function, unless cancelled before."""
 
     __slots__ = ("_function", "_is_cancelled")
 
@@ -87,7 +87,7 @@ def sleep(seconds: float) -> Awaitable[None]:
 
 
 class VirtualLoop:
-    """As much of an event loop as `asyncio.sleep`, futures and locks ask for, in virtual time."""
+    """Minimal event loop for `asyncio.sleep`, futures and locks, in virtual time."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

@@ -1,4 +1,4 @@
-"""What one run of a simulated host does beside its loop."""
+"""Work of one run of a simulated host outside its loop."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from snapline.storage.store.store import Store
 
 
 class Workers:
-    """What one run does beside its loop: calls of the store, one after the other, and `stop_when`."""
+    """Work of one run outside its loop: store calls, one after the other, and `stop_when`."""
 
     def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
-        """`hangs`: whether nothing of that comes back."""
+        """`hangs`: whether such calls hang."""
         self._host = host
         self._stores = host.desk.stores
         self._hangs = hangs
@@ -22,23 +22,23 @@ class Workers:
         self._store: Store | None = None
 
     def open_store(self) -> Store:
-        """The run's own."""
+        """Return the run's own store."""
         if self._store is None:
             self._store = self._stores.of(self._host.name)
         return self._store
 
     def store(self, work: Callable[[], None]) -> None:
-        """Do it when those before it are done, and its time has passed."""
+        """Run a store call after those before it, when its time has passed."""
         begin_ns = max(self._host.desk.kernel.now_ns, self._busy_until_ns)
         self._busy_until_ns = begin_ns + self._cost_ns()
         self._host.later(self._busy_until_ns, self._work, ("store", work))
 
     def evaluate(self, work: Callable[[], None]) -> None:
-        """Do it when its time has passed."""
+        """Run `stop_when` when its time has passed."""
         self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Do it when its time has passed; the same disk may hang."""
+        """Run a log call when its time has passed; the same disk may hang."""
         self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -51,6 +51,6 @@ class Workers:
         self.carry_on(what)
 
     def carry_on(self, what: Hanging) -> None:
-        """Do what is due, unless it hangs."""
+        """Run the calls that are due, unless they hang."""
         while self._stuck[what] and not self._hangs(what):
             self._stuck[what].popleft()()

@@ -106,7 +106,7 @@ class World:
         self.notes.log.on_committed(index, node, entry, result)
 
     def _frozen(self, request: tuple[str, int], kind: CommitPlan) -> list[Frozen]:
-        """Who froze in time for a plan, or would have."""
+        """Return the hosts that froze in time for a plan, or would have."""
         leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
         return [
             self._awaited(each) if each.is_awaited else each
@@ -115,7 +115,7 @@ class World:
         ]
 
     def _awaited(self, frozen: Frozen) -> Frozen:
-        """The same of the run that is there: what does not move just now would have stood still."""
+        """Return the same for the present run: agents now in no turn would have frozen."""
         run = self.hosts.run_of(frozen.host)
         if run is None or run.carrier.core.plan != frozen.plan:
             return frozen
@@ -134,7 +134,7 @@ class World:
         self.desk.call_at(self.desk.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
-        """From now on somebody asks whoever leads, now and then."""
+        """Ask the leader for a snapshot now, and periodically from then on."""
         every_ns = self.desk.scenario.run.snapshots_every_ns
         if not every_ns:
             return
@@ -152,29 +152,29 @@ class World:
             leader.tell(wanted)
 
     def _does_one_stand(self) -> bool:
-        """An agent whose wish to go back was refused."""
+        """Return whether an agent's rollback request was refused."""
         return any(run.carrier.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def _is_calling(self) -> bool:
-        """Whether an effect is being called."""
+        """Return whether an effect is being called."""
         agents = [agent for run in self.hosts.alive() for agent in run.carrier.core.agents.values()]
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """A fleet that has never begun waits for all its hosts: those that have left for good are needed once."""
+        """Start all hosts of a fleet that has never begun: it needs each once, even those that left permanently."""
         if self.log.canonical.plan is None:
             for host in self.desk.hosts[: self.desk.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def owed(self) -> list[str]:
-        """Nothing else is: what was complete when this was first asked, and whoever leads has not released yet. Where epochs come quickly
-        there is always a newer one."""
+        """Return the outputs owed: complete at the first call, and not released by the leader yet. Where epochs come quickly there is
+        always a newer one."""
         if self._release_awaited is None:
             self._release_awaited = self.log.canonical.newest_complete()
         return [] if self._has_released(self._release_awaited) else ["outputs are not released"]
 
     def is_released(self) -> bool:
-        """Whether all that is complete now is: then the end of the run is judged by it."""
+        """Return whether all that is complete now is released: then the end of the run is judged by it."""
         return self._has_released(self.log.canonical.newest_complete())
 
     def _has_released(self, epoch: int) -> bool:
@@ -185,7 +185,7 @@ class World:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def check_outputs(self) -> None:
-        """What was released is there still, and a reader that went on by its cursor has had just that."""
+        """Check that released outputs are still there, and that the cursor's reader has had exactly these."""
         if self.notes.store.flipped or not reads_outputs(self.desk.scenario):
             return
         oracle = self.desk.judge.books.outputs
@@ -203,7 +203,7 @@ class World:
         self.log.canonical.validate()
 
     def probe_at_end(self) -> None:
-        """What can only be counted."""
+        """Hit probes for facts that can only be counted."""
         probes, refused = self.desk.judge.probes, self.desk.stores.disk.refused
         probes.sometimes(errno.ENOSPC in refused, "disk full")
         probes.sometimes(errno.EIO in refused, "disk failed")

@@ -30,8 +30,8 @@ from snapline.protocols.epoch_stamped import (
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 RECORDED_AT_ONCE = 32
-"""Idle agents that record when an epoch begins, or between two looks at the event loop: a millisecond or two. A host with thousands would let
-all that comes wait for as long as all of them take."""
+"""Largest number of idle agents that record when an epoch begins, or between two passes of the event loop: a millisecond or two. With thousands,
+everything that comes would wait for as long as all of them take."""
 
 
 class CoordinatedMode:
@@ -39,7 +39,7 @@ class CoordinatedMode:
 
     Attributes:
         epochs: open epochs by number, ascending.
-        unasked: agents that owe a record and may be idle. Who gets a message records before its turn, and needs no asking.
+        unasked: agents that owe a record and may be idle. One that gets a message records before its turn, and needs no asking.
         departed: agents that have left, and the latest epoch begun then, until one begun after that is complete.
     """
 
@@ -86,13 +86,13 @@ class CoordinatedMode:
             self._show(owner, inlet, mark, payload)
 
     def _show(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
-        """The message is channel state, or brings news of an epoch."""
+        """Show the agent's core a message that is channel state, or brings news of an epoch."""
         _tell(owner, self._desk.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
         if stamp > self._desk.begun_epoch:
             self._begin(stamp)
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """A record holds what waits, whoever consumes it."""
+        """Do nothing: a record holds what waits, whatever consumes it."""
 
     def consumed(self, inlet: AgentInlet) -> None:
         """The inlet's own numbers are all that a record needs."""
@@ -124,7 +124,7 @@ class CoordinatedMode:
         agent.protocol = EpochStampedCore(agent.id, recorded=self._desk.begun_epoch)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """It owes what began after its creation was committed and has not ended."""
+        """Create an agent. It owes what began after its creation was committed and has not ended."""
         unborn_in = self._desk.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
         if reserved.recorded > self._desk.begun_epoch:
@@ -142,10 +142,10 @@ class CoordinatedMode:
         self._check()
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Its numbers are final; epochs that are open record them."""
+        """Do nothing: the agent's numbers are final; open epochs record them."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        """It is in no epoch begun after that."""
+        """Excuse the agent from every epoch begun after its leave."""
         desk = self._desk
         newest = max(open_epochs, default=0)
         if newest > desk.begun_epoch:
@@ -159,11 +159,11 @@ class CoordinatedMode:
         self._check()
 
     def removed(self, agent: LocalAgent) -> None:
-        """What it has ever sent is still to be covered by an epoch that does not hold it."""
+        """Remember the agent: what it has ever sent is still to be covered by an epoch that does not hold it."""
         self.departed[agent.id] = (self._desk.begun_epoch, agent)
 
     def failed(self, agent: LocalAgent) -> None:
-        """Its record is missing: the coordinator will end the epochs that are open, with a plan."""
+        """Do nothing: the agent's record is missing, and the coordinator will end the open epochs with a plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
         """Nothing was kept for it."""
@@ -199,7 +199,7 @@ class CoordinatedMode:
             self._desk.out.append(ev.ReportEpoch(event.epoch))
 
     def _begin(self, epoch: int) -> None:
-        """The first news of an epoch, from whom ever: all agents here owe it, idle ones record at once."""
+        """Begin an epoch at its first news, from any source: all agents here owe it, idle ones record at once."""
         desk = self._desk
         for number in range(desk.begun_epoch + 1, epoch + 1):
             if number in desk.ended:
@@ -221,7 +221,7 @@ class CoordinatedMode:
         self._check()
 
     def _ask(self) -> None:
-        """Let some of those record that are idle; the others follow when what has come meanwhile has had its turn."""
+        """Let some idle agents record; the others follow when what has come meanwhile has had its turn."""
         asked = 0
         while self.unasked and asked < RECORDED_AT_ONCE:
             name = next(iter(self.unasked))
@@ -234,7 +234,7 @@ class CoordinatedMode:
     # ---- epochs: recording ----------------------------------------------------------------------------------------
 
     def _record(self, agent: LocalAgent) -> None:
-        """Between two turns: the agent's image and numbers, for every epoch it owes."""
+        """Record, between two turns, the agent's image and numbers, for every epoch it owes."""
         desk = self._desk
         boundary = TurnBoundaryReached(agent.sent(), agent.received(), self._waiting_of(agent))
         for command in _tell(agent, desk.now, boundary):
@@ -263,7 +263,7 @@ class CoordinatedMode:
     # ---- epochs: links ----------------------------------------------------------------------------------------------
 
     def linked(self, peer: Peer) -> None:
-        """What had begun before, here or there, has no marker on it."""
+        """Expect no marker on a new link for what had begun before, here or there."""
         assert peer.floor is not None
         if peer.floor > self._desk.begun_epoch:
             self._begin(peer.floor)
@@ -278,7 +278,7 @@ class CoordinatedMode:
         return agent.owes or peer.floor > self._desk.begun_epoch
 
     def _release(self) -> None:
-        """Who owes nothing any more may send over links that came into being meanwhile."""
+        """Let agents that owe nothing any more send over links opened meanwhile."""
         for agent_id in list(self._ends.held):
             agent = self._desk.agents.get(agent_id)
             if agent is None or not agent.owes:
@@ -287,7 +287,7 @@ class CoordinatedMode:
     # ---- epochs: markers ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Has an epoch got on?"""
+        """Send markers and close parts of epochs, as far as they are due."""
         self._release()
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
@@ -296,7 +296,7 @@ class CoordinatedMode:
                 self._close(epoch)
 
     def _send_markers(self, epoch: HostEpoch) -> None:
-        """All agents here have recorded: one marker item for each link that was there, behind everything stamped older."""
+        """Send one marker item over each link that was there, behind everything stamped older: all agents here have recorded."""
         epoch.markers_sent = True
         here: dict[str, dict[str, int]] = {}
         marked = [peer for peer in self._desk.peers.values() if _is_marked(peer, epoch.number)]
@@ -351,7 +351,7 @@ class CoordinatedMode:
                 _tell(agent, self._desk.now, MarkersReceived(epoch, last_numbers))
 
     def _close(self, epoch: HostEpoch) -> None:
-        """Nothing of this epoch can arrive here any more: the host's part goes to the store."""
+        """Close the host's part and store it: nothing of this epoch can arrive here any more."""
         epoch.is_stored = True
         records: dict[str, RecordedPart] = {}
         for agent in self._desk.agents.values():
@@ -373,7 +373,7 @@ class CoordinatedMode:
             self._desk.out.append(ev.ReportEpoch(event.epoch))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
-        """Without its image the agent would be stored as one that is not created yet: such a part is never reported."""
+        """Refuse the epochs: without its image the agent would be stored as not created yet, and such a part is never reported."""
         for number in event.epochs:
             self._refuse(number, event.reason)
 
@@ -382,7 +382,7 @@ class CoordinatedMode:
             self._refuse(event.epoch, event.reason)
 
     def _refuse(self, number: int, reason: str) -> None:
-        """Said again on every new stream until the epoch has ended: a coordinator that was not there has not heard it."""
+        """Refuse the epoch; repeated on every new stream until it has ended: a new coordinator has not received it."""
         epoch = self.epochs.get(number)
         if epoch is not None:
             epoch.refusal = reason
@@ -409,7 +409,7 @@ class CoordinatedMode:
     # ---- the rest -------------------------------------------------------------------------------------------------
 
     def _on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Nothing here moves that a line could not have."""
+        """Report at once: nothing here moves that a line could not have."""
         self._desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
@@ -421,7 +421,7 @@ class CoordinatedMode:
             self._check()
 
     def wakeups_ns(self) -> list[int]:
-        """At once, if somebody is still to record: with the loop in between."""
+        """Return the present time if an agent is still to record: with the loop in between."""
         return [self._desk.now] if self.unasked else []
 
     def standing(self) -> HostStanding:
@@ -443,12 +443,12 @@ class CoordinatedMode:
 
 
 def _is_marked(peer: Peer, epoch: int) -> bool:
-    """Does the epoch have a marker on this link? Also while its ends have not agreed: then it may have been there first."""
+    """Return whether the epoch has a marker on this link. Also while its ends have not agreed: then it may have been there first."""
     return peer.floor is None or epoch > peer.floor
 
 
 def _tell(agent: LocalAgent, now_ns: int, event: Event) -> list[Command]:
-    """Tell the agent's epoch core something: it may owe a record after it, or no longer."""
+    """Pass an event to the agent's epoch core: it may owe a record after it, or no longer."""
     commands = agent.protocol.handle(now_ns, event)
     agent.owes = agent.protocol.owed > agent.protocol.recorded
     return commands

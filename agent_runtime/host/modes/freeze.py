@@ -12,7 +12,7 @@ from snapline.agent_runtime.host.parts import HostParts
 from snapline.messages import host_messages as msg
 
 FREEZE_NS = 1_000_000_000
-"""How long a freeze waits for running turns: a recovery waits as long, and a turn that is longer is lost with it."""
+"""Longest time that a freeze waits for running turns: a recovery waits as long, and a turn that is longer is lost with it."""
 
 
 class HostFreeze:
@@ -30,12 +30,12 @@ class HostFreeze:
         self._report_ns: int | None = None
 
     def reset(self) -> None:
-        """There is none, or none any more."""
+        """Forget the freeze, if there is one."""
         self.unfrozen = {}
         self._report_ns = None
 
     def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """A host that has not applied the plan, or came back since, has nothing that moved."""
+        """Freeze all agents. A host that has not applied the plan, or came back since, has nothing that moved."""
         desk = self._desk
         if event.plan != desk.plan or not desk.is_loaded:
             desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
@@ -49,7 +49,7 @@ class HostFreeze:
         self._report_soon()
 
     def settle(self, agent: LocalAgent) -> bool:
-        """Between two turns: is the agent one that the freeze waits for? Then it waits no longer."""
+        """Freeze an agent between two turns, if the freeze waits for it; return whether it did."""
         if agent.id not in self.unfrozen:
             return False
         self._freeze(agent)
@@ -57,28 +57,28 @@ class HostFreeze:
         return True
 
     def failed(self, agent: LocalAgent) -> None:
-        """Its turn is not waited for."""
+        """Stop waiting for the turn of a failed agent."""
         if self._holds.freeze is not None:
             self.unfrozen.pop(agent.id, None)
             self._report_soon()
 
     def _freeze(self, agent: LocalAgent) -> None:
-        """The live state of an agent between two turns becomes its newest checkpoint."""
+        """Make the live state of an agent between two turns its newest checkpoint."""
         if agent.logged.has_moved and agent.is_born:
             self._saving.take(agent, "basic")
         self.unfrozen.pop(agent.id, None)
 
     def _report_soon(self) -> None:
-        """All stand still: say so when the images have been taken that were just asked for. One that fails is named."""
+        """Report, if all are frozen, when the images just requested have been taken. One that fails is named."""
         if not self.unfrozen:
             self._report_ns = self._desk.now
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return when `clock_passed` is wanted."""
         return [] if self._report_ns is None else [self._report_ns]
 
     def clock_passed(self) -> None:
-        """The freeze has waited long enough, perhaps."""
+        """Report, if the freeze has waited long enough."""
         if self._report_ns is not None and self._report_ns <= self._desk.now:
             self._report()
 
@@ -90,7 +90,7 @@ class HostFreeze:
         self.reset()
 
     def on_thaw_agents(self, event: msg.ThawAgents) -> None:
-        """Number 0 ends whatever freeze there is: the coordinator says so to every host that comes back and is not to stand still."""
+        """End the freeze. Number 0 ends any freeze: the coordinator sends it to every host that comes back and is not to be frozen."""
         freeze = self._holds.freeze
         if event.plan != self._desk.plan or freeze is None or event.number not in (0, freeze):
             return

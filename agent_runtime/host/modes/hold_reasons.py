@@ -1,4 +1,4 @@
-"""Why agents of a logged fleet are held: a freeze, a round that is undecided, or a host without room. A held agent takes no turn, and
+"""Reasons to hold agents of a logged fleet: a freeze, a round that is undecided, or a host without room. A held agent takes no turn, and
 nothing leaves its outbox."""
 
 from snapline.agent_runtime.host.backlog import Backlog
@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.parts import HostParts
 
 
 class AgentHolds:
-    """Of one host.
+    """Holds of one host's agents.
 
     Attributes:
         freeze: number of the freeze that the agents are in, or None.
@@ -22,27 +22,27 @@ class AgentHolds:
         self.backlog = Backlog()
 
     def reset(self) -> None:
-        """A plan begins with free agents, and a good opinion of the store."""
+        """Begin a plan with free agents, and a store presumed good."""
         self.freeze = None
         self.backlog = Backlog()
 
     def freeze_all(self, number: int) -> None:
-        """Everybody stands still, for this freeze."""
+        """Hold all agents for this freeze."""
         self.freeze = number
         self._hold_all()
 
     def thaw(self) -> None:
-        """The freeze is over."""
+        """End the freeze."""
         self.freeze = None
         self.release_all()
 
     def stand_still(self) -> None:
-        """Neither logs nor the writer's queue have room."""
+        """Hold all agents: the logs or the writer's queue have no room."""
         self.backlog.stand(is_standing=True)
         self._hold_all()
 
     def go_on(self) -> None:
-        """They have again."""
+        """Let the agents go on: there is room again."""
         self.backlog.stand(is_standing=False)
         self.release_all()
 
@@ -52,11 +52,11 @@ class AgentHolds:
 
     @property
     def are_all_held(self) -> bool:
-        """Whatever the agents do themselves."""
+        """Return whether all agents are held, whatever they do themselves."""
         return self.freeze is not None or self.backlog.is_standing
 
     def release(self, agent: LocalAgent) -> None:
-        """The agent may go on, if nothing else holds it: what its outbox held back leaves first."""
+        """Let the agent go on, if nothing else holds it: what its outbox held back leaves first."""
         rounds = agent.logged.rounds
         agent.is_held = self.are_all_held or (rounds is not None and rounds.is_blocked)
         if not agent.is_held:
@@ -64,6 +64,6 @@ class AgentHolds:
             self._mailboxes.next_turn(agent)
 
     def release_all(self) -> None:
-        """A reason has gone."""
+        """Let all agents go on that no other reason holds."""
         for agent in list(self._desk.agents.values()):
             self.release(agent)

@@ -37,7 +37,7 @@ from snapline.protocols.rules import make_rule, restore_rule
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
-"""Of one agent's log in memory. Above that it takes a basic checkpoint, whatever its policy says: the log goes to the store."""
+"""Largest size of one agent's log in memory. Above that it takes a basic checkpoint, whatever its policy says: the log goes to the store."""
 
 
 class LoggedMode:
@@ -109,7 +109,7 @@ class LoggedMode:
         return message.piggyback
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """The rule sees it when its turn has come."""
+        """Do nothing: the rule sees the message when its turn has come."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
         """Force a checkpoint if need be, then merge what the message brings."""
@@ -147,7 +147,7 @@ class LoggedMode:
             self._settle_debts(agent)
 
     def _settle_debts(self, agent: LocalAgent) -> None:
-        """Between two turns: what was asked of the agent while it was busy."""
+        """Do, between two turns, what was requested of the agent while it was busy."""
         logged = agent.logged
         is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
         if not is_freezing and logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
@@ -156,7 +156,7 @@ class LoggedMode:
             self._rounds.ask_again(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Its message, unless the agent gave it to itself, has been noted already."""
+        """Count the turn. Its message, if it came over a channel, has been noted already."""
         logged = agent.logged
         logged.turns += 1
         if event.wants_checkpoint:
@@ -168,13 +168,13 @@ class LoggedMode:
         self._saving.moved(agent)
 
     def tried(self, agent: LocalAgent) -> None:
-        """What comes meanwhile comes before the message, so its rule has to see it again."""
+        """Have the rule see the message again: what comes meanwhile comes before it."""
         agent.logged.admitted = False
         if agent.logged.has_moved:
             self._saving.moved(agent)  # something left its outbox during the turn: else noted at its end
 
     def awaited(self, agent: LocalAgent) -> None:
-        """It takes a checkpoint as soon as it may, or its initiator is asked for one."""
+        """Have the agent take a checkpoint as soon as it may, or its initiator asked for one."""
         if agent.logged.has_moved or agent.current is not None:
             agent.logged.clock.asked()
             self._saving.moved(agent)
@@ -194,7 +194,7 @@ class LoggedMode:
             logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
 
     def _make(self, agent: str, ordinal: int, checkpoint: AgentCheckpoint | None) -> LoggedAgent:
-        """What an agent needs besides; from its checkpoint, or as it begins."""
+        """Make an agent's part for logged fleets, from its checkpoint, or as it begins."""
         image = checkpoint.protocol_state if checkpoint is not None else b""
         number = checkpoint.number if checkpoint is not None else 0
         rule = rounds = None
@@ -215,10 +215,10 @@ class LoggedMode:
         child.is_held = self.holds.are_all_held
 
     def created(self) -> None:
-        """No epoch waits for it."""
+        """Do nothing: no epoch waits for it."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """The agent may go when an epoch holds its last checkpoint, and all it sent as received."""
+        """Owe a last checkpoint. The agent may go when an epoch holds it, and all it sent as received."""
         agent.logged.owe("basic")
         self._mailboxes.next_turn(agent)
 
@@ -242,13 +242,13 @@ class LoggedMode:
             part.reset()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Line 0 is nowhere in the store: without initial checkpoints, no line could hold an agent that has taken no other."""
+        """Take initial checkpoints: line 0 is nowhere in the store, and no line could hold an agent that has taken no other."""
         for loaded in agents:
             if loaded.checkpoint is None:
                 self._saving.take(self._desk.agents[loaded.agent], "initial")
 
     def welcomed(self) -> None:
-        """What is durable is said again by its writer."""
+        """Do nothing: the writer repeats what is durable."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
         return False
@@ -266,7 +266,7 @@ class LoggedMode:
             self._membership.excuse_retired(event.epoch)
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
-        """Where the agents stand that have moved, as columns."""
+        """Report the numbers of the agents that have moved, as columns."""
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""What a checkpointing protocol decides in a host: the one place where coordinated and logged fleets differ.
+"""Decisions of a checkpointing protocol in a host: the one place where coordinated and logged fleets differ.
 
 A mode is an object chosen once, when the core is made. The parts call it at these moments of a message's, a turn's and an agent's life,
 and hand it the events that only it knows (`handlers`).
@@ -19,13 +19,13 @@ Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]
 
 
 class HostStanding(msgspec.Struct, frozen=True):
-    """How it goes with the checkpoints of a host.
+    """State of a host's checkpoints.
 
     Attributes:
         open_epochs, storing: epochs that are open here; those whose part is on its way to the store.
         log_messages, log_bytes: in the agents' sender logs.
         store_problem: why the store takes no checkpoints, or "".
-        is_standing: the agents stand still, for no more can wait for the store.
+        is_standing: the agents are paused, since no more can wait for the store.
         freeze: number of the freeze that the agents are in, or None.
     """
 
@@ -44,74 +44,74 @@ class HostMode(Protocol):
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
-        """A message has got its number and leaves: what it carries for the protocol."""
+        """Return what a message that has its number and leaves carries for the protocol."""
 
     def columns(self, marks: list[Mark]) -> tuple[list[int], list[bytes]]:
-        """A frame's marks as stamps (one for all, if they are the same) and piggybacks."""
+        """Return a frame's marks as stamps (one for all, if they are the same) and piggybacks."""
 
     def marks(self, items: DeliverItems) -> Sequence[Mark]:
-        """The marks of a frame's messages again."""
+        """Return the marks of a frame's messages again."""
 
     def mark_of(self, message: InTransitMessage) -> Mark:
-        """The same of a message of the line."""
+        """Return the mark of a message of the line."""
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """A message has come for an agent that is here, and is not in its mailbox yet."""
+        """Handle a message for an agent that is here, which is not in its mailbox yet."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """The entry's time has come, whether a turn or the dead letters will consume it."""
+        """Handle an entry that a turn, or the dead letters, will consume now."""
 
     def consumed(self, inlet: AgentInlet) -> None:
-        """A turn, or the dead letters, have consumed the next message of this channel."""
+        """Handle the next message of this channel, which a turn, or the dead letters, have consumed."""
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def before_turn(self, agent: LocalAgent) -> None:
-        """The agent is between two turns: it may take the checkpoint that it owes."""
+        """Let an agent between two turns take the checkpoint that it owes."""
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """A turn has ended well and its sends have left."""
+        """Handle a turn that has ended well, and whose sends have left."""
 
     def moved(self, agent: LocalAgent) -> None:
-        """The agent differs from its last checkpoint, by something else than a message."""
+        """Note that the agent differs from its last checkpoint, by something else than a message."""
 
     def tried(self, agent: LocalAgent) -> None:
-        """A turn has failed and its message waits to be tried again; what left its outbox meanwhile has left."""
+        """Handle a failed turn whose message waits for a retry; what left its outbox meanwhile has left."""
 
     def awaited(self, agent: LocalAgent) -> None:
-        """A client waits until a complete epoch holds the turn that has just ended, or will."""
+        """Handle a client that waits until a complete epoch holds the turn that has just ended, or will."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """Parked messages have left between two turns: perhaps no turn follows."""
+        """Handle parked messages that have left between two turns: perhaps no turn follows."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
-        """A plan has placed the agent here."""
+        """Handle an agent that a plan has placed here."""
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """The agent is being created here."""
+        """Handle an agent that is being created here."""
 
     def created(self) -> None:
-        """The creations of one turn are done, or void."""
+        """Handle the end of one turn's creations, done or discarded."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """The agent has stopped, and its outbox is empty."""
+        """Handle an agent that has stopped, and whose outbox is empty."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        """Its leave is committed: it stays until these epochs have ended (`retired_in`)."""
+        """Handle an agent whose leave is committed: it stays until these epochs have ended (`retired_in`)."""
 
     def removed(self, agent: LocalAgent) -> None:
-        """It is gone."""
+        """Handle an agent that is gone."""
 
     def failed(self, agent: LocalAgent) -> None:
-        """The agent takes no more turns under this plan."""
+        """Handle an agent that takes no more turns under this plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
-        """An agent here has sent to one that is gone."""
+        """Handle a receiver that is gone, to which an agent here has sent."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
-        """Must it take a checkpoint before it sends anything to this host? Settled by `ends.release`."""
+        """Return whether the agent must take a checkpoint before it sends anything to this host. Settled by `ends.release`."""
 
     # ---- plans, links, time ---------------------------------------------------------------------------------------
 
@@ -119,31 +119,31 @@ class HostMode(Protocol):
         """A plan ends the history of every agent here."""
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Its agents are here, with their channels."""
+        """Handle a plan whose agents are here, with their channels."""
 
     def welcomed(self) -> None:
-        """Say again what the coordinator may not have heard."""
+        """Repeat what the coordinator may not have received."""
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """The coordinator says how an epoch has come out."""
+        """Handle the outcome of an epoch, as the coordinator reports it."""
 
     def linked(self, peer: Peer) -> None:
-        """A link has been opened: its ends have agreed on its floor."""
+        """Handle an opened link: its ends have agreed on its floor."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
-        """A marker item has come."""
+        """Handle a marker item."""
 
     def clock_passed(self) -> None:
-        """The clock has passed a time of `wakeups_ns`, perhaps."""
+        """Handle the clock, which may have passed a time of `wakeups_ns`."""
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return when `clock_passed` is wanted."""
 
     def handlers(self) -> Handlers:
-        """The events that only this mode knows."""
+        """Return the handlers of the events that only this mode knows."""
 
     def standing(self) -> HostStanding:
-        """For the host's heartbeat."""
+        """Return the state for the host's heartbeat."""
 
     def validate(self) -> None:
         """Cross-check the mode's invariants. Raises AssertionError."""

@@ -1,5 +1,4 @@
-"""A store that does not keep up: checkpoints are put off, and what then has no room in memory makes the agents stand still
-(`backlog.py`)."""
+"""A store that does not keep up: checkpoints are deferred, and what then has no room in memory pauses the agents (`backlog.py`)."""
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
@@ -7,7 +6,7 @@ from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts
 
 SAVE_NS = 100_000_000
-"""Between two times that all agents save themselves because their logs are too many: what is left is of agents in long turns."""
+"""Time between two times that all agents take checkpoints because their logs are too large: what is left is of agents in long turns."""
 
 
 class StandingStill:
@@ -21,7 +20,7 @@ class StandingStill:
         self._is_autonomous = is_autonomous
 
     def note_logs(self) -> None:
-        """All logs together are too many."""
+        """Let all agents take checkpoints, or pause: all logs together are too large."""
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
@@ -30,7 +29,7 @@ class StandingStill:
             self._stand_still()
 
     def on_store_watched(self, event: ev.StoreWatched) -> None:
-        """A busy store: what is owed is put off. A free one: what agents have missed they take."""
+        """Defer what is owed while the store is busy; once it is free, let agents take what they missed."""
         backlog = self._holds.backlog
         backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
         if backlog.is_standing != self._must_stand():
@@ -41,7 +40,7 @@ class StandingStill:
             self._saving.catch_up()
 
     def look(self) -> None:
-        """Logs have become fewer, perhaps."""
+        """Let the agents go on, if the logs have become small enough."""
         if self._holds.backlog.is_standing and not self._must_stand():
             self._go_on()
 
@@ -49,7 +48,7 @@ class StandingStill:
         return self._holds.backlog.must_stand(is_autonomous=self._is_autonomous)
 
     def _stand_still(self) -> None:
-        """No agent takes a turn and nothing leaves one: neither logs nor the writer's queue have room."""
+        """Pause: no agent takes a turn and nothing leaves one. The logs or the writer's queue have no room."""
         self._holds.stand_still()
         problem = self._holds.backlog.problem
         why = f": {problem}" if problem else ""
@@ -60,12 +59,12 @@ class StandingStill:
         self._holds.go_on()
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return when `clock_passed` is wanted."""
         save_ns = self._holds.backlog.save_ns
         return [] if save_ns is None else [save_ns]
 
     def clock_passed(self) -> None:
-        """The time at which all agents save themselves: each log is small, and all together are too many."""
+        """Let all agents take checkpoints, if it is time: each log is small, and all together are too large."""
         backlog = self._holds.backlog
         if backlog.save_ns is None or backlog.save_ns > self._desk.now:
             return

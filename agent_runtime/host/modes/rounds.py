@@ -1,4 +1,4 @@
-"""Koo and Toueg's rounds: the coordinator asks agents for tentative checkpoints, and says what became of the round.
+"""Koo and Toueg's rounds: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round.
 
 An agent that has taken one is blocked, hence held, until then. The agent's own part is `protocols/koo_toueg.py`.
 """
@@ -39,7 +39,7 @@ class HostRounds:
         self._saving = saving
         self._standing = standing
         self._asked: list[tuple[str, kt.CheckpointRequested]] = []
-        """Of agents whose turn runs."""
+        """Requests to agents whose turn runs."""
 
     def reset(self) -> None:
         """A plan ends the history of every agent here."""
@@ -61,7 +61,7 @@ class HostRounds:
         self._answer(event.epoch, answers)
 
     def ask_again(self, agent: LocalAgent) -> None:
-        """The agent is between two turns: it can answer what it was asked meanwhile."""
+        """Answer, between two turns, what the agent was asked meanwhile."""
         asked = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
         if asked and agent.current is None:
             self._asked = [entry for entry in self._asked if entry[0] != agent.id]
@@ -99,7 +99,7 @@ class HostRounds:
             self._desk.out.append(_columns_of(answers, epoch=epoch, plan=self._desk.plan, host_start=self._desk.start))
 
     def ended(self, event: msg.EndEpoch) -> None:
-        """The round is decided: tentative checkpoints become permanent, or nothing."""
+        """End a decided round: tentative checkpoints become permanent, or are dropped."""
         self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
         for agent in list(self._desk.agents.values()):
             if agent.logged.rounds is None:

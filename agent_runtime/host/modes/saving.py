@@ -1,7 +1,7 @@
-"""When agents of a logged fleet take checkpoints, and what these hold.
+"""Checkpoints of agents of a logged fleet: when they are taken, and what they hold.
 
 A checkpoint is owed, and taken between two turns. The policy's clock says when a basic one is due: after every move, and when the
-clock has passed the time that it named. *Put off*: while too much waits for a slow or dead store, basic checkpoints are not
+clock has passed the time that it named. **Deferred*: while too much waits for a slow or dead store, basic checkpoints are not
 taken. The agents go on, and each that has missed one takes it when the store has caught up. Initial, forced and tentative ones
 are taken all the same, and those of a freeze.
 """
@@ -35,9 +35,9 @@ class Saving:
     # ---- when -----------------------------------------------------------------------------------------------------
 
     def moved(self, agent: LocalAgent) -> None:
-        """The agent differs from its last checkpoint. Is a basic one due?
+        """Note that the agent differs from its last checkpoint, and owe a basic one if it is due.
 
-        Without one, an agent that has come to rest would for ever look as if it had not.
+        Without one, an agent that has come to rest would always look as if it had not.
         """
         logged = agent.logged
         logged.has_moved = True
@@ -50,7 +50,7 @@ class Saving:
             self._look_later(agent, logged)
 
     def owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
-        """A basic checkpoint is due. If it is put off, nothing is owed: else a forced one that follows would be taken for it."""
+        """Owe a basic checkpoint that is due. If it is deferred, nothing is owed: else a forced one that follows would be taken for it."""
         if not self._holds.backlog.is_busy:
             logged.owe("basic")
         elif agent_id not in self.put_off:
@@ -58,14 +58,14 @@ class Saving:
             self._desk.counts.put_off += 1
 
     def put_off_all(self) -> None:
-        """The store is busy: what is owed waits."""
+        """Defer what is owed: the store is busy."""
         for agent in self._desk.agents.values():
             if agent.logged.owed == "basic":
                 agent.logged.owed = ""
                 self.owe_basic(agent.id, agent.logged)
 
     def catch_up(self) -> None:
-        """The store is free: what agents have missed they take."""
+        """Let agents take what they have missed: the store is free."""
         missed, self.put_off = self.put_off, {}
         for agent_id in missed:
             found = self._desk.agents.get(agent_id)
@@ -80,11 +80,11 @@ class Saving:
             heapq.heappush(self._looks, (due, agent.id, self._desk.plan))
 
     def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
+        """Return when `clock_passed` is wanted."""
         return [self._looks[0][0]] if self._looks else []
 
     def clock_passed(self) -> None:
-        """Times at which checkpoints were to be due."""
+        """Check the times at which checkpoints were to be due."""
         desk = self._desk
         while self._looks and self._looks[0][0] <= desk.now:
             due, agent_id, plan = heapq.heappop(self._looks)
@@ -140,13 +140,13 @@ class Saving:
             agent.logged.clock.measured(event.cost_ns)
 
     def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """What the agent has done since its last durable checkpoint can never be saved: it goes back there."""
+        """Fail the agent: what it has done since its last durable checkpoint can never be saved, and it goes back there."""
         agent = self._desk.agents.get(event.agent)
         if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
             self._failures.fail(agent, event.reason)
 
     def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
-        """An agent that rests from here on takes the checkpoint of where it rests: else the line never reaches it."""
+        """Check that an agent that rests from here on takes the checkpoint of where it rests: else the line never reaches it."""
         if not logged.has_moved:
             return
         assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
@@ -158,5 +158,5 @@ class Saving:
 
 
 def changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    """The numbers of channels that have got on since."""
+    """Return the numbers of channels that have advanced since."""
     return {channel: number for channel, number in numbers.items() if before.get(channel) != number}

@@ -1,4 +1,4 @@
-"""What the reports of an epoch say of its time: who was the last to report, and whose agents were the last to record.
+"""Time account of an epoch, from its reports: the last host to report, and the host whose agents were the last to record.
 
 Durations of different hosts are compared, never their clocks.
 """
@@ -8,7 +8,7 @@ from snapline.messages.host_messages import EpochReport
 
 
 def with_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
-    """The account with one more report, the newest."""
+    """Return the account with one more report, the newest."""
     known = account or EpochAccount()
     times = PartTimes(
         host=host,

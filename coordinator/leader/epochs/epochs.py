@@ -1,7 +1,7 @@
-"""Epochs on their way, between their two operations: BeginEpoch, and CompleteEpoch or AbortEpoch.
+"""Epochs between their two operations: BeginEpoch, and CompleteEpoch or AbortEpoch.
 
-What has begun for the log is opened here, moved on from stage to stage (`open_epochs.py`) by the fleet's mode (`modes/`), and
-decided; `refs.py` has what follows a decision. Whatever goes wrong before the decision, and time itself, makes an epoch fail:
+An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the fleet's mode (`modes/`), and
+decided; `publishing.py` follows a decision. Any error before the decision, and the timeout, makes an epoch fail:
 nothing refers to it then, and its data is garbage.
 """
 
@@ -26,11 +26,11 @@ from snapline.coordinator.state.fleet_records import OPEN
 from snapline.messages.host_messages import EndEpoch, EpochRefused, EpochReport
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
-"""If the fleet's definition names none: several times the longest turn that is expected."""
+"""Timeout if the fleet's definition names none: several times the longest turn that is expected."""
 
 
 class Epochs:
-    """Follows the log, and decides."""
+    """Lifecycle of epochs: follows the log, and decides."""
 
     def __init__(
         self, desk: Desk, modes: ModeChoice, underway: OpenEpochs, refs: Refs, releases: Releases, store: StoreWatch
@@ -43,7 +43,7 @@ class Epochs:
         self._store = store
 
     def ended_since(self, epoch: int) -> list[EndEpoch]:
-        """What a host that has just come back must hear of the epochs after this one."""
+        """Return the ends of the epochs after this one, for a host that has just come back."""
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._desk.state.image.outcomes
@@ -53,7 +53,7 @@ class Epochs:
     # ---- what is heard --------------------------------------------------------------------------------------------
 
     def on_report(self, session: HostSession, report: EpochReport) -> None:
-        """A host's part of an epoch is durable."""
+        """Take the report that a host's part of an epoch is durable."""
         if report.host_start != session.start:
             return
         entry = self._underway.get(report.epoch)
@@ -70,7 +70,7 @@ class Epochs:
             entry.account = with_report(entry.account, session.host, report, after_ns=after_ns)
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
-        """A host cannot take part in an epoch."""
+        """Fail an epoch that a host cannot take part in."""
         entry = self._underway.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"
         if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
@@ -133,7 +133,7 @@ class Epochs:
         self._desk.propose(f"epoch/{entry.epoch}", outcome)
 
     def _time_out(self, entry: EpochUnderway) -> None:
-        """The epoch has taken too long: because of the store, if that is what it waits for."""
+        """Fail an epoch that has taken too long: because of the store, if it waits for that."""
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
         storing = [host for host in absent if self._store.is_storing(host)]

@@ -22,7 +22,7 @@ from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.messages.host_messages import EpochReport
 
 UNBORN_BYTES_MAX = 48 * 1024
-"""Of names in one CompleteEpoch, so that it stays below 64 KiB."""
+"""Largest size of names in one CompleteEpoch, so that it stays below 64 KiB."""
 
 
 Channels = Mapping[tuple[str, str], int]
@@ -30,7 +30,7 @@ Channels = Mapping[tuple[str, str], int]
 
 
 class ToldChannels(msgspec.Struct, frozen=True, gc=False):
-    """All channels of an epoch, each covered and between two of its members, who are all there: later reports may be told against it."""
+    """All channels of an epoch, each covered and between two of its members, all reported: later reports may be relative to it."""
 
     epoch: int
     plan: int
@@ -39,14 +39,15 @@ class ToldChannels(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collecting(msgspec.Struct):
-    """`reports` by host. `told`: what they may be told against. `asked_again`: hosts whose reports did not suffice."""
+    """Stage: `reports` come in, by host. `told`: they may be relative to it. `asked_again`: hosts whose reports did not suffice."""
 
     reports: dict[str, EpochReport] = {}
     told: ToldChannels | None = None
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:
-        """A report has come: whether it is the first of this host. What it leaves out must be known here: else it was told to another leader, or asked for again since."""
+        """Take a report; return whether it is the first of this host. Channels that it leaves out must be known here: else it was
+        relative to another leader's epoch, or was requested again since."""
         if report.since and (self.told is None or report.since != self.told.epoch):
             return False
         is_first = host not in self.reports  # said again on a new stream, it is no later than it was
@@ -56,27 +57,27 @@ class Collecting(msgspec.Struct):
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """What has been answered is with the round."""
+    """Stage: a round asks agents, and keeps the answers."""
 
 
 class StoringManifest(msgspec.Struct, frozen=True):
-    """What is being written."""
+    """Stage: the manifest is being written."""
 
     manifest: WriteManifest
 
 
 class StoringLine(msgspec.Struct, frozen=True):
-    """What is being made is with the lines."""
+    """Stage: the lines are making the epoch."""
 
 
 class Deciding(msgspec.Struct, frozen=True):
-    """What is proposed."""
+    """Stage: `completion` is proposed."""
 
     completion: op.CompleteEpoch
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """Why it is to be aborted."""
+    """Stage: the epoch is to be aborted, because of `problem`."""
 
     problem: str
 
@@ -84,7 +85,7 @@ class Failing(msgspec.Struct, frozen=True):
 Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
 
 WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
-"""For hosts or agents; for the store. (Tuples: every event looks at the stage of every open epoch.)"""
+"""Stages that wait for hosts or agents; for the store. (Tuples: every event looks at the stage of every open epoch.)"""
 
 
 class EpochUnderway(msgspec.Struct):
@@ -114,44 +115,44 @@ class OpenEpochs:
         return iter(list(self._open.values()))
 
     def get(self, epoch: int) -> EpochUnderway | None:
-        """The epoch, if it is open here."""
+        """Return the epoch, if it is open here."""
         return self._open.get(epoch)
 
     @property
     def is_storing(self) -> bool:
-        """Whether the store is at work on one of them."""
+        """Return whether the store is at work on one of them."""
         return any(isinstance(entry.stage, STORING) for entry in self._open.values())
 
     @property
     def is_deciding(self) -> bool:
-        """Whether one of them may be in the store whole, or will be soon."""
+        """Return whether one of them may be in the store whole, or will be soon."""
         return self.is_storing or any(isinstance(entry.stage, Deciding) for entry in self._open.values())
 
     # ---- what happens to them ---------------------------------------------------------------------------------------
 
     def begin(self, entry: EpochUnderway) -> None:
-        """It is open for the log, and here from now on."""
+        """Add an epoch that is open in the log."""
         self._open[entry.epoch] = entry
         self._store.begun(entry.epoch)
 
     def end(self, entry: EpochUnderway) -> None:
-        """The log knows its outcome."""
+        """Remove an epoch whose outcome is in the log."""
         del self._open[entry.epoch]
 
     def decide(self, entry: EpochUnderway, completion: op.CompleteEpoch) -> None:
-        """All of it is durable."""
+        """Move a durable epoch to Deciding; fail it if it has too many unborn agents."""
         if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
             self.fail(entry, f"{len(completion.unborn_agents)} agents are unborn in it: too many at once")
         else:
             entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
     def fail(self, entry: EpochUnderway, problem: str) -> None:
-        """It cannot become whole; the first reason counts."""
+        """Move an epoch that cannot complete to Failing; the first reason counts."""
         if not isinstance(entry.stage, Failing):
             entry.stage = Failing(problem)
 
     def fail_to_store(self, entry: EpochUnderway, problem: str) -> None:
-        """The same, because of the store."""
+        """Fail an epoch because of the store."""
         if not isinstance(entry.stage, Failing):
             self._store.failed(entry.epoch, problem)
         self.fail(entry, problem)

@@ -1,7 +1,7 @@
 """The periodic trigger: when the next regular epoch is due.
 
 Due times lie one period apart, from when the fleet began to run. A time that was missed by more than a period is not made up
-for. A trigger that cannot count, because the store fails or is still busy with an epoch, is skipped: so the period
+for. A trigger is skipped if the store fails or is still busy with an epoch: so the period
 stretches to a multiple of itself.
 """
 
@@ -9,7 +9,7 @@ from snapline.coordinator.leader.leader_state import Desk
 
 
 class Period:
-    """Counts periods.
+    """Timer of the periods.
 
     Attributes:
         next_ns: when the next epoch is due; None: not known.
@@ -20,11 +20,11 @@ class Period:
         self.next_ns: int | None = None
 
     def stop(self) -> None:
-        """The fleet does not run: the period begins anew when it does."""
+        """Stop, as the fleet does not run: the period begins anew when it does."""
         self.next_ns = None
 
     def is_over(self) -> bool:
-        """Is an epoch due? True once for each period."""
+        """Return whether an epoch is due: true once for each period."""
         now, period_ns = self._desk.now, self._desk.state.image.period_ns
         if not period_ns:
             return False
@@ -38,7 +38,7 @@ class Period:
         return True
 
     def first_from(self, time_ns: int) -> int | None:
-        """The first due time that is not before `time_ns`; None: not known."""
+        """Return the first due time that is not before `time_ns`; None: not known."""
         period_ns = self._desk.state.image.period_ns
         if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns

@@ -1,4 +1,4 @@
-"""How epochs end: a complete one gets its ref, then the hosts are told, then whoever asked for the snapshot.
+"""Publishing of complete epochs: the ref is written, then hosts are notified, then the tools that asked for the snapshot.
 
 A crash between the operation and the ref leaves a decision without a ref: the next leader publishes it, since the ref's bytes
 follow from the operation. A leader that starts knows nothing of refs, so every complete epoch is published again.
@@ -22,11 +22,11 @@ from snapline.messages.host_messages import EndEpoch
 NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
 PUBLISH_RETRY_NS = 1 * SECOND_NS
-"""A full disk is not emptied faster."""
+"""Time between two tries: a full disk is not emptied faster."""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The ref is to be written, from then on."""
+    """The ref is to be written, from `at_ns` on."""
 
     at_ns: int
 
@@ -36,7 +36,7 @@ class Publishing(msgspec.Struct, frozen=True):
 
 
 class Refs:
-    """Complete epochs without a ref, as far as known, and who has been told of what has ended."""
+    """Complete epochs without a ref, as far as known, and the notices of ended epochs."""
 
     def __init__(
         self, desk: Desk, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
@@ -57,27 +57,27 @@ class Refs:
         return tuple(self._owed)
 
     def newest_published(self) -> int:
-        """The newest epoch that is complete, not condemned, and has its ref; 0 = none."""
+        """Return the newest epoch that is complete, not condemned, and has its ref; 0 = none."""
         return next((x for x in reversed(self._desk.state.complete_epochs()) if x not in self._owed), 0)
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Nothing is known of refs; what was aborted before has been told, or is when a host comes back."""
+        """Start without knowledge of refs; hosts have been sent earlier aborts, or are when they come back."""
         self._owed = {epoch: Due(self._desk.now) for epoch in self._desk.state.complete_epochs()}
         self._aborts_told = self._desk.state.image.aborted
 
     def on_completed(self, epoch: int) -> None:
-        """The log says so."""
+        """Note a complete epoch, which needs a ref."""
         self._owed[epoch] = Due(self._desk.now)
 
     def on_forgotten(self, epochs: Iterable[int]) -> None:
-        """These are no epochs any more."""
+        """Drop forgotten epochs."""
         for epoch in epochs:
             self._owed.pop(epoch, None)
 
     def on_published(self, event: EpochPublished) -> None:
-        """The ref is there, or not."""
+        """Take the result of a PublishEpoch."""
         epoch = event.epoch
         if epoch not in self._owed:
             return
@@ -98,7 +98,7 @@ class Refs:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Tell of what has come to nothing; answer who waits for what had ended before."""
+        """Notify hosts of condemned and aborted epochs; answer tools that wait for epochs that had ended before."""
         image = self._desk.state.image
         for epoch in list(self._owed):
             record = image.epochs.get(epoch)
@@ -125,7 +125,7 @@ class Refs:
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:
-        """Have refs written that are due."""
+        """Write the refs that are due."""
         for epoch, stage in self._owed.items():
             if isinstance(stage, Due) and stage.at_ns <= self._desk.now:
                 self._owed[epoch] = Publishing()

@@ -1,15 +1,15 @@
-"""Outputs of complete epochs are released: in ascending order, each once for the outside, whoever leads.
+"""Releases of complete epochs' outputs: in ascending order, each once for consumers, under any leader.
 
 An epoch's turn comes when it has its ref, every lower epoch has an outcome, and every lower complete one is released: several may be
-open at once, and a reader whose place is in epoch 6 would miss what epoch 5 released later. Its release holds what its agents have
-emitted beyond its predecessor (`state/lineage.py`); the store keeper reads it from the epoch's checkpoints, and writes it. Then the
-hosts are told up to which numbers agents had emitted in that cut, and drop so much.
+open at once, and a reader whose place is in epoch 6 would miss outputs of epoch 5 released later. Its release holds its agents'
+outputs beyond its predecessor (`state/lineage.py`); the store keeper reads it from the epoch's checkpoints, and writes it. Then the
+hosts are sent the numbers up to which agents had emitted in that cut, and drop these outputs.
 
 Nothing here survives a leader. The next one releases all complete epochs that it knows again, in order: a release follows from the state and
 the epoch's bytes, and the same one again is success. An epoch whose predecessors are forgotten has been released: nothing that an
-unreleased one needs is forgotten (`pins`). A condemned epoch is not released any more; what it held is in the next release, or undone.
+unreleased one needs is forgotten (`pins`). A condemned epoch is not released any more; its outputs are in the next release, or undone.
 
-Hosts that load a plan's line get its pending outputs with it. So the newest release is said again under each plan, and on each new stream.
+Hosts that load a plan's line get its pending outputs with it. So the newest release is sent again under each plan, and on each new stream.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ from snapline.coordinator.state.lineage import forgettable_below, has_fallen_bac
 from snapline.messages.host_messages import Directive, EndEpoch, OutputsWatched
 
 RELEASE_RETRY_NS = 1 * SECOND_NS
-"""As for refs."""
+"""Time between two tries, as for refs."""
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Releases:
-    """Complete epochs that are not released, as far as known; and whether somebody reads outputs as they come."""
+    """Complete epochs that are not released, as far as known; and whether outputs have readers that follow them."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, store: StoreWatch) -> None:
         self._desk = desk
@@ -52,53 +52,53 @@ class Releases:
         self._is_watched = False
         self._newest = Told(0)
         self._said = (0, 0)
-        """Plan and epoch of the newest release that the hosts were told."""
+        """Plan and epoch of the newest release that was sent to the hosts."""
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
-        """Whether all complete epochs are released, as far as known."""
+        """Return whether all complete epochs are released, as far as known."""
         return not self._owed
 
     def is_owed_up_to(self, epoch: int) -> bool:
-        """Whether this complete epoch, or a lower one, is not released yet."""
+        """Return whether this complete epoch, or a lower one, is not released yet."""
         return any(owed <= epoch for owed in self._owed)
 
     def pins(self) -> int | None:
-        """The lowest epoch that a release to come needs; None: any may be forgotten."""
+        """Return the lowest epoch that a coming release needs; None: any may be forgotten."""
         state = self._desk.state
         pending = [epoch for epoch in (*state.open_epochs(), *self._owed) if epoch in state.image.epochs]
         return forgettable_below(state.image, pending)
 
     def directives_for(self) -> list[Directive]:
-        """What a host that has just come back must hear."""
+        """Return the directives for a host that has just come back."""
         watched: list[Directive] = [OutputsWatched(is_watched=True)] if self._is_watched else []
         return [self._directive(), *watched] if self._newest.inputs or self._newest.outputs else watched
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Nothing is known of releases."""
+        """Start without knowledge of releases: all complete epochs are owed."""
         self._owed = dict.fromkeys(self._desk.state.complete_epochs(), self._desk.now)
 
     def on_completed(self, epoch: int) -> None:
-        """The log says so."""
+        """Note a complete epoch, which needs a release."""
         self._owed[epoch] = self._desk.now
 
     def on_published(self, event: EpochPublished) -> None:
-        """Its ref is there: perhaps it is known that there is nothing to release."""
+        """Note a published epoch that is known to have nothing to release."""
         if not event.error and event.outputs == {}:
             self._silent[event.epoch] = event.inputs
 
     def on_readers_changed(self, event: OutputReadersChanged) -> None:
-        """While somebody reads outputs as they come, hosts want epochs for them."""
+        """Notify hosts when outputs gain or lose readers that follow them: with readers, hosts request epochs."""
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
             self._desk.send(self._attendance.all_sessions(), OutputsWatched(event.is_watched))
 
     def on_released(self, event: EpochReleased) -> None:
-        """Its outputs are durable, or not."""
+        """Take the result of a release."""
         epoch = event.epoch
         if epoch != self._releasing:
             return
@@ -131,7 +131,7 @@ class Releases:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Release the next one, if its turn has come, and tell of the newest."""
+        """Release the next epoch, if its turn has come, and send the newest release."""
         if self._newest.epoch and not self._is_complete(self._newest.epoch):
             self._go_back()
         self._drop_condemned()
@@ -140,7 +140,7 @@ class Releases:
         self._tell()
 
     def _go_back(self) -> None:
-        """The newest release is of an epoch that counts no more: what it is now is read again."""
+        """Forget the newest release, of an epoch that does not count any more, and release the newest complete epoch again."""
         self._newest = Told(0)
         newest = self._desk.state.newest_complete()
         if newest:
@@ -157,18 +157,18 @@ class Releases:
         self._silent.pop(epoch, None)
 
     def _say_condemned(self, epoch: int) -> None:
-        """Hosts wait for its release no more."""
+        """Notify hosts that wait for the release of a condemned epoch."""
         self._desk.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
-        """The lowest one, if its turn has come; else 0."""
+        """Return the lowest epoch that is owed, if its turn has come; else 0."""
         epoch = min(self._owed, default=0)
         if not epoch or self._releasing or not self._may_be_released(epoch):
             return 0
         return epoch if all(opened > epoch for opened in self._desk.state.open_epochs()) else 0
 
     def _may_be_released(self, epoch: int) -> bool:
-        """Whether it has its ref, and a release that failed is long enough ago."""
+        """Return whether it has its ref, and a release that failed is long enough ago."""
         return epoch not in self._refs.owed and self._owed[epoch] <= self._desk.now
 
     def _release(self, epoch: int) -> None:

@@ -1,7 +1,7 @@
-"""What is kept of epochs: the newest ones, and in the store nothing that no epoch refers to.
+"""Retention of epochs: the newest ones are kept, and unreferenced data in the store is deleted.
 
-Old epochs are forgotten by the log first, then their files are deleted. A sweep finds what is left of aborted epochs, and of
-those whose files a crash has spared.
+Old epochs are forgotten by the log first, then their files are deleted. A sweep finds the rest of aborted epochs, and of
+those whose files were not deleted because of a crash.
 """
 
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
@@ -14,21 +14,21 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, OperationResult
 
 FORGET_AT_ONCE = 5
-"""Old epochs are forgotten by so many at a time: one entry of the log and one pass over the directories for all of them."""
+"""Number of old epochs that are forgotten at a time: one entry of the log and one pass over the directories for all of them."""
 
 SETTLED_EPOCHS = 1000
-"""Epochs from a plan's beginning to where nobody waits any more for a turn that it has undone: far more than were between what it went
-back to and the failure, so what was done then has been done again."""
+"""Number of epochs after a plan's beginning until no undone turn is awaited any more: far more than were between its line and the
+failure, so all undone work has been done again."""
 
 SWEEP_NS = 30 * SECOND_NS
-"""Between two sweeps of the store while epochs abort; each lists its directories."""
+"""Time between two sweeps of the store while epochs abort; each lists its directories."""
 
 SWEEP_IDLE_NS = 600 * SECOND_NS
-"""Between two sweeps otherwise: finds what a host that was thought dead wrote late."""
+"""Time between two sweeps otherwise: finds late writes of a host that was thought dead."""
 
 
 class Retention:
-    """When to forget, and when to sweep."""
+    """Retention: decides when to forget, and when to sweep."""
 
     def __init__(
         self, desk: Desk, underway: OpenEpochs, refs: Refs, releases: Releases, stop_question: StopQuestion
@@ -42,11 +42,11 @@ class Retention:
         self._aborts_seen = 0
 
     def on_started(self) -> None:
-        """A leader before may have died between log and store: that is swept at once."""
+        """Sweep at once: an earlier leader may have died between log and store."""
         self._sweep_ns, self._aborts_seen = self._desk.now, self._desk.state.image.aborted
 
     def on_forgotten(self, result: OperationResult) -> None:
-        """ForgetEpochs is committed: the files may go."""
+        """Delete the files after ForgetEpochs is committed."""
         self._refs.on_forgotten(result.epochs)
         if result.epochs:
             self._desk.out.append(DeleteEpochs(result.epochs))
@@ -54,7 +54,7 @@ class Retention:
                 self._sweep_logs()
 
     def evaluate(self) -> None:
-        """Forget what is old, sweep what has come to nothing."""
+        """Forget old epochs, and sweep unreferenced data."""
         self._forget()
         self._sweep()
 
@@ -76,17 +76,17 @@ class Retention:
         return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
 
     def _void(self) -> list[int]:
-        """Void epochs tell a release to come what it must take back; once a later epoch is released nobody asks for them."""
+        """Return the void epochs to forget. A release needs them to revert outputs; once a later epoch is released none does."""
         newest, records = self._desk.state.newest_complete(), self._desk.state.image.epochs
         if self._releases.is_owed_up_to(newest):
             return []
         return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
 
     def _sweep(self) -> None:
-        """Delete what can be no epoch any more.
+        """Delete data that can belong to no epoch any more.
 
         Sweeps are slow and wait for each other: manifests may be written and refs published before one is carried out. So its
-        lists are the log's, not this leader's: whatever is complete, open or not begun yet when it is asked for is spared.
+        lists are the log's, not this leader's: epochs that are complete, open or not begun yet at its request are spared.
         """
         image, now = self._desk.state.image, self._desk.now
         if image.aborted != self._aborts_seen:
@@ -100,7 +100,7 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Inputs that all kept epochs hold as consumed, and what turns have had that have ended in all of them."""
+        """Delete log entries of inputs that all kept epochs hold as consumed, and of turns that have ended in all of them."""
         state = self._desk.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan

@@ -1,15 +1,15 @@
-"""What the leader knows of the store's health: how epochs fared, and what hosts say of their own checkpoints.
+"""The store's health as the leader sees it: results of epochs, and hosts' reports on their own checkpoints.
 
-Problem. A store that is full, slow or out of reach must not stop the agents, as long as hosts have memory for what waits, and epochs
-that can only fail cost the fleet a capture each. So triggers are put off while the store fails, and tools are told why.
+Problem. A store that is full, slow or out of reach must not stop the agents, as long as hosts have memory for waiting data, and epochs
+that can only fail cost the fleet a capture each. So triggers are deferred while the store fails, and tools are shown why.
 
 Two sources. *Epochs*: one that could not be stored counts as a failure of the store, its ref on the disk as a success; epochs
-that end for other reasons (a host lost, a plan, an inconsistent cut, a turn that takes too long) say nothing. A circuit breaker
-(`storage/store/breaker.py`) makes of them when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts
-write checkpoints of single agents by themselves, and say in every heartbeat what keeps them from it.
+that end for other reasons (a host lost, a plan, an inconsistent cut, a turn that takes too long) say nothing. From these a circuit
+breaker (`storage/store/breaker.py`) decides when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts
+write checkpoints of single agents by themselves, and report in every heartbeat what keeps them from it.
 
-The store is *degraded* while the breaker is open or a host says so. Nothing is decided from this but when a regular epoch
-begins: epochs by hand and those before a plan begin at once. Volatile: a new leader starts with a good opinion.
+The store is *degraded* while the breaker is open or a host says so. This decides only when a regular epoch
+begins: manual epochs and those before a plan begin at once. Volatile: a new leader assumes a healthy store.
 """
 
 import msgspec
@@ -21,20 +21,20 @@ from snapline.messages.concerns import Concern
 from snapline.storage.store.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10
-"""Between two looks at the heartbeats of all hosts: they come twice a second, and this core handles thousands of events."""
+"""Time between two checks of all heartbeats: they come twice a second, and this core handles thousands of events."""
 
 OK, DEGRADED = "ok", "degraded"
 
 
 class StoreCondition(msgspec.Struct, frozen=True):
-    """For tools.
+    """Condition of the store, for tools.
 
     Attributes:
         state: "ok" or "degraded".
         since_ns: how long it has been degraded; 0 if it is not.
         reason: the latest failure; "" if it is not degraded.
         next_try_ns: how long until a regular epoch may begin again; 0: now, or there are none.
-        skipped: triggers that were put off since this leader's start because the store failed, and basic checkpoints.
+        skipped: triggers deferred since this leader's start because the store failed, and basic checkpoints.
     """
 
     state: str = OK
@@ -45,10 +45,10 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
 
 class StoreWatch:
-    """The leader's view of the store. Told by whoever follows epochs.
+    """The leader's view of the store, updated by the parts that follow epochs.
 
     Attributes:
-        skipped: regular triggers that were put off because the store failed.
+        skipped: regular triggers deferred because the store failed.
     """
 
     def __init__(self, desk: Desk, attendance: HostSessions, period: Period) -> None:
@@ -60,46 +60,46 @@ class StoreWatch:
         """Host → why it cannot store checkpoints of its agents just now."""
         self._host_since_ns: int | None = None
         self._standing: dict[str, int] = {}
-        """Host whose agents stand still since nothing more can wait for the store there → since when."""
+        """Host whose agents are paused since nothing more can wait for the store there → since when."""
         self._look_ns = 0
         self._is_told = False
-        """Whether the log has the warning that the store is degraded."""
+        """True if the log has the warning that the store is degraded."""
         self._told_ns = 0
         self.skipped = 0
 
     # ---- what happens to epochs -----------------------------------------------------------------------------------
 
     def allows(self) -> bool:
-        """May a regular epoch begin now?"""
+        """Return whether a regular epoch may begin now."""
         return self._breaker.allows(self._desk.now)
 
     def begun(self, epoch: int) -> None:
-        """An epoch is open."""
+        """Note that an epoch is open."""
         self._breaker.begun(epoch, self._desk.now)
 
     def allows_trigger(self) -> bool:
-        """The same of a trigger that has come; it is counted if it may not."""
+        """Return whether a trigger may begin an epoch now; count it as skipped if not."""
         self.skipped += not self.allows()
         return self.allows()
 
     def failed(self, epoch: int, reason: str, *, is_news: bool = False) -> None:
-        """The epoch, or its ref, could not be stored. `is_news`: for the log as well, while it does not know."""
+        """Note that the epoch, or its ref, could not be stored. `is_news`: log it, unless the store is already degraded."""
         if is_news and not self.is_degraded:
             self._desk.note("error", reason)
         self._breaker.failed(epoch, self._desk.now, reason)
 
     def stored(self, epoch: int) -> None:
-        """The epoch has its ref."""
+        """Note that the epoch has its ref."""
         self._breaker.succeeded(epoch)
 
     def ended(self, epoch: int) -> None:
-        """The epoch is aborted; if the store was the reason, `failed` came first."""
+        """Note that the epoch is aborted; if the store was the reason, `failed` came first."""
         self._breaker.ended(epoch)
 
     # ---- what is said of it ---------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Look at the heartbeats, and tell the log once when the store degrades, and once when it has recovered."""
+        """Check the heartbeats; log once when the store degrades, and once when it has recovered."""
         if self._desk.now >= self._look_ns:
             self._look_ns = self._desk.now + LOOK_NS
             self._look()
@@ -112,16 +112,16 @@ class StoreWatch:
             self._desk.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
     def host_problem(self, hosts: list[str]) -> str:
-        """What keeps one of these hosts from storing; "" if nothing does."""
+        """Return why one of these hosts cannot store; "" if all can."""
         return next((self._host_reasons[host] for host in hosts if host in self._host_reasons), "")
 
     def is_storing(self, host: str) -> bool:
-        """Whether this host said that its part of an epoch is being written."""
+        """Return whether this host reported that its part of an epoch is being written."""
         session = self._attendance.attached_session(host)
         return session is not None and session.heartbeat.storing > 0
 
     def condition(self) -> StoreCondition:
-        """How the store stands; the first trigger that finds the breaker ready is the next try."""
+        """Return the store's condition; the first trigger that finds the breaker ready is the next try."""
         skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
         if not self.is_degraded:
             return StoreCondition(skipped=skipped)
@@ -132,7 +132,7 @@ class StoreWatch:
         return StoreCondition(DEGRADED, now - since_ns, self._reason, wait_ns, skipped)
 
     def concerns(self) -> list[Concern]:
-        """Whose agents stand still."""
+        """Return the hosts whose agents are paused."""
         found = []
         for host, since_ns in self._standing.items():
             lasts_ns = self._desk.now - since_ns
@@ -142,7 +142,7 @@ class StoreWatch:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the breaker is open, or a host cannot store."""
+        """Return whether the breaker is open, or a host cannot store."""
         return self._breaker.is_open or bool(self._host_reasons)
 
     @property

@@ -1,8 +1,8 @@
-"""When an epoch begins: the period is over, or a tool asks. What else makes one begin is the mode's affair.
+"""Triggers of epochs: the period is over, or a tool asks. The mode decides on other triggers.
 
 A slow or failing store never stops the agents. While an epoch is being stored a trigger that comes is skipped, so the period
-stretches to what the store can do. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
-Epochs by hand, and those that a recovery wants, begin at once.
+stretches to the store's speed. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
+Manual epochs, and those for a recovery, begin at once.
 """
 
 from snapline.coordinator.leader.departures import Departures
@@ -21,15 +21,15 @@ from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.messages.host_messages import WantEpoch
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
-"""Between two epochs that begin since somebody waits: so long at least, and so many times as long as the last one took."""
+"""Shortest time between two epochs that begin because a client waits, and as a multiple of the time the last one took."""
 
 OVERDUE_NS, AGAIN_NS = 1 * SECOND_NS, 1 * SECOND_NS
-"""A host whose agents have waited for an epoch for so long, asking again at most so long (or thrice an epoch) after the last time, may wait for
-a line that other agents hold back: those that rest, and have not checkpointed what they did last. It matters to agents that checkpoint by themselves."""
+"""A host that has waited for an epoch for OVERDUE_NS, and repeated its request within AGAIN_NS (or thrice an epoch), may wait for a
+line that other agents hold back: those at rest that have not checkpointed their last work. Matters where agents checkpoint by themselves."""
 
 
 class Triggers:
-    """Looks for reasons.
+    """Checks whether an epoch is to begin.
 
     Attributes:
         skipped: triggers that came while an epoch was being stored, four were open, another one was about to begin, or the
@@ -62,18 +62,18 @@ class Triggers:
         self._is_held = False
         self._is_wanted = False
         self._waits: dict[str, tuple[int, int]] = {}
-        """Host → since when it has wanted an epoch, and when it said so last."""
+        """Host → time since which it has wanted an epoch, and time of its last request."""
         self._end_ns: int | None = None
-        """Since when an epoch is wanted that may be the fleet's last one."""
+        """Time since which an epoch is wanted that may be the fleet's last one."""
         self._early_ns = 0
         self.skipped = 0
 
     def on_plan_judged(self, *, is_wanted: bool) -> None:
-        """While a plan is wanted no epoch of a logged fleet begins but for its sake."""
+        """Set whether a plan is wanted: a logged fleet then begins no other epoch than the plan's."""
         self._is_held = is_wanted
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
-        """A host has clients, or agents, that wait for an epoch."""
+        """Take the request of a host whose clients or agents wait for an epoch."""
         if message.plan != self._desk.state.plan_number:
             return
         now = self._desk.now
@@ -83,7 +83,7 @@ class Triggers:
         self._waits[session.host] = (since if is_again else now, now)
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """BeginEpoch came back."""
+        """Take the result of BeginEpoch."""
         self._snapshots.on_begin_ended(result)
         self._modes.mode.on_begin_ended(result)
 
@@ -121,7 +121,7 @@ class Triggers:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:
-        """Is the period over, and can the store take another epoch? If it cannot, the trigger is skipped."""
+        """Return whether the period is over and the store can take an epoch; if it cannot, skip the trigger."""
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
@@ -131,7 +131,7 @@ class Triggers:
         return False
 
     def _is_early(self) -> bool:
-        """Does somebody wait, or agents that are to move, and is it not too soon? Then an epoch begins before its time."""
+        """Return whether an epoch begins early: a client, a move or the fleet's end waits, and it is not too soon."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
         if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
             return False
@@ -142,7 +142,7 @@ class Triggers:
         return self._is_wanted and any(now - since >= OVERDUE_NS for since, _ in self._waits.values())
 
     def _is_end_overdue(self) -> bool:
-        """Has the end of the fleet waited for an epoch, though nobody saves anything?"""
+        """Return whether the end of the fleet has waited for an epoch for OVERDUE_NS."""
         if not self._stop_question.wants_epoch:
             self._end_ns = None
             return False
@@ -150,6 +150,6 @@ class Triggers:
         return self._desk.now - self._end_ns >= OVERDUE_NS
 
     def _last_took_ns(self) -> int:
-        """The newest complete epoch, from begin to end."""
+        """Return how long the newest complete epoch took."""
         newest = self._desk.state.image.epochs.get(self._desk.state.newest_complete())
         return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)

@@ -1,7 +1,7 @@
-"""Who may take part: the probe, and admission to the log.
+"""Admission of hosts: the probe, and the entry in the log.
 
-Nothing is committed for who cannot take part. A run that has read its probe is not probed again by this leader, and of a host one
-new run is probed at a time: the one that came last.
+Nothing is committed for a host that cannot take part. A run that has read its probe is not probed again by this leader, and only one
+new run of a host is probed at a time: the one that came last.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, Operatio
 from snapline.messages.host_messages import Join, ProbeRead, ReadProbe
 
 PROBE_NS = 10 * SECOND_NS
-"""Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
+"""Time to write or read a probe: a coordinator or host that cannot do so has a store it cannot use."""
 
 WHAT_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
-"""Where it is not known what differs."""
+"""Text for an unknown difference."""
 
 GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
-"""Of a host that defines a fleet of the same name."""
+"""Advice for a host that defines a fleet of the same name."""
 
 
 class Admission:
@@ -42,7 +42,7 @@ class Admission:
     # ---- joining --------------------------------------------------------------------------------------------------
 
     def on_joined(self, number: int, join: Join) -> None:
-        """The first message of a stream."""
+        """Take the first message of a stream."""
         attendance = self._attendance
         if attendance.opened(number) is not None:
             return
@@ -66,7 +66,7 @@ class Admission:
         self._desk.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
-        """It sees the store; a run that the state does not know is admitted now."""
+        """Attach a session that sees the store; first admit a run that the state does not know."""
         if session.start:
             self._attendance.attach(session)
         else:
@@ -98,7 +98,7 @@ class Admission:
         return ""
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
-        """AdmitHost came back. If it was late or rejected, `evaluate` proposes it again."""
+        """Take the result of AdmitHost. If it was late or rejected, `evaluate` proposes it again."""
         session = self._attendance.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return
@@ -119,7 +119,7 @@ class Admission:
             self._attendance.attach(session)
 
     def on_defined(self) -> None:
-        """The fleet has just been defined: those who joined earlier may define another."""
+        """Reject hosts that joined before the fleet was defined, and define another."""
         for session in self._attendance.all_opened():
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._desk.state.image.outcome:
@@ -128,7 +128,7 @@ class Admission:
     # ---- the probe ------------------------------------------------------------------------------------------------
 
     def on_probe_written(self, event: ProbeWritten) -> None:
-        """The file lies in the store, or could not be written."""
+        """Take the result of WriteProbe."""
         session = self._attendance.opened(event.session)
         if session is None or not isinstance(session.stage, Joining):
             if event.path:
@@ -143,7 +143,7 @@ class Admission:
             self._desk.send((session.id,), ReadProbe(event.path))
 
     def on_probe_read(self, number: int, message: ProbeRead) -> None:
-        """The host says what it found."""
+        """Compare the probe with the content that the host has read."""
         session = self._attendance.opened(number)
         if session is None or not isinstance(session.stage, Probing) or message.path != session.stage.path:
             return
@@ -195,7 +195,7 @@ def _is_run_of(record: HostRecord, join: Join) -> bool:
 
 
 def _difference(there: Iterable[str], here: Iterable[str]) -> str:
-    """What differs between a host's definition and the fleet's, each of parts `name=value`; if that is not known, what counts."""
+    """Return what differs between a host's definition and the fleet's, of parts `name=value`; if unknown, what must match."""
     known = {name: value for name, _, value in [part.partition("=") for part in here]}
     told = [part.partition("=") for part in there]
     found = [

@@ -1,14 +1,16 @@
-"""Who is lost: a host is *suspected*, and its loss proposed, when its stream has been broken for 1 s, or at once if nothing was heard of it for a second before,
-or if a peer says in that time that its link broke too; at once when a launcher says that the process is over, or an operator that it shall be.
+"""Failure detector: a host is *suspected*, and its loss proposed, when its stream has been broken for 1 s, or at once if nothing was
+heard of it for a second before, or if a peer reports in that time that its link broke too; at once when a launcher reports that the
+process is over, or an operator ends it.
 
-Silence is no loss while the stream stands. Somebody's code holds the host's event loop, or its interpreter, and gRPC's own threads answer for the process
-(`channels/options.py`): they break the stream of a dead, frozen or unreachable one 2 s after its last byte. A *busy* host is shown as a concern. A thread
-of its process reports what holds the loop (`HostBusyReported`), also when the stream is gone, as after a change of leader: that puts off its loss.
+Silence is no loss while the stream is open. User code holds the host's event loop, or its interpreter, and gRPC's own threads answer
+for the process (`channels/options.py`): they break the stream of a dead, frozen or unreachable one 2 s after its last byte. A *busy*
+host is shown as a concern. A thread of its process reports what holds the loop (`HostBusyReported`), also when the stream is gone, as
+after a change of leader: that defers its loss.
 
 A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
 makes everything it did meanwhile void.
 
-Deadlines move when this process itself was late: a coordinator that was stopped for ten seconds has heard nobody, and that
+Deadlines move when this process itself was late: a coordinator that was stopped for ten seconds has heard no host, and that
 is not the hosts' fault.
 """
 
@@ -24,22 +26,22 @@ from snapline.messages.host_messages import Leave, PeerSuspected, TurnedAway
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
 
 BROKEN_NS = 1 * SECOND_NS
-"""A stream that broke is opened again within 50 to 500 ms, if the host lives."""
+"""Time for a broken stream to come back: a living host opens it again within 50 to 500 ms."""
 
 BUSY_NS = 2 * SECOND_NS
-"""A busy host reports every second: one report may be lost."""
+"""Time that a busy report counts: a busy host reports every second, and one report may be lost."""
 
 RESTART_GRACE_NS = 3 * SECOND_NS
-"""For hosts that were alive when the leader started: their streams have yet to come back."""
+"""Grace for hosts that were alive when the leader started: their streams have yet to come back."""
 
 DEATHS_SHOWN = 10
-"""Messages that kill, the latest ones: one of them is news, hundreds are one defect."""
+"""Largest number of deaths shown, the latest ones: one is news, hundreds are one defect."""
 
 ENDED = "an operator has ended it"
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """The end of the process of a host's run, and in the middle of which turns that was."""
+    """The end of the process of a host's run, and the turns that it interrupted."""
 
     start: int
     reason: str
@@ -47,7 +49,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class BusyReport(msgspec.Struct, frozen=True):
-    """What a run of a host said last of what holds its event loop, and when."""
+    """Last report of a host's run on what holds its event loop, and its time."""
 
     start: int
     at_ns: int
@@ -56,29 +58,29 @@ class BusyReport(msgspec.Struct, frozen=True):
 
 
 class FailureDetector:
-    """What speaks against a host. Volatile: a new leader waits for all that the state calls alive."""
+    """Evidence against hosts. Volatile: a new leader waits for all that the state calls alive."""
 
     def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._deadlines: dict[str, int] = {}
-        """Hosts alive in the state without a session: when they count as lost."""
+        """Host alive in the state without a session → when it counts as lost."""
         self._exits: dict[str, Exited] = {}
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
         """Host → (start, when): a link to that run broke."""
         self._heard_ns: dict[str, int] = {}
-        """Hosts that have a session: when they were last heard of."""
+        """Host that has a session → when it was last heard of."""
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
-        """All hosts that are alive in the state get time to come back."""
+        """Give all hosts that are alive in the state time to come back."""
         for host, record in self._desk.state.image.hosts.items():
             if record.state == ALIVE:
                 self._deadlines[host] = self._desk.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
-        """A link to that host broke. That counts within a second of its stream to us breaking."""
+        """Note a broken link to a host. It counts within a second of its stream to us breaking."""
         record = self._desk.state.image.hosts.get(message.host)
         if record is None or record.start != message.host_start or self._is_reported(message.host, record):
             return
@@ -88,7 +90,7 @@ class FailureDetector:
             self._peer_suspicions[message.host] = (message.host_start, self._desk.now)
 
     def on_busy_reported(self, event: HostBusyReported) -> None:
-        """A thread of the host: its process lives, and something holds its event loop."""
+        """Take the report of a host's thread: its process lives, and something holds its event loop."""
         record, now = self._desk.state.image.hosts.get(event.host), self._desk.now
         if record is None or record.instance != event.instance or record.state != ALIVE:
             return
@@ -97,13 +99,13 @@ class FailureDetector:
             self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
 
     def on_exit_reported(self, event: HostExitReported) -> None:
-        """A launcher's word."""
+        """Take a launcher's report that a run is over."""
         record = self._desk.state.image.hosts.get(event.host)
         if record is not None and record.instance == event.instance and record.state != LEFT:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
-        """An operator's: it is told, and nothing of it counts whether it hears that or not."""
+        """End a host's run for an operator: the host is notified, and does not count any more even if it misses that."""
         record, session = self._desk.state.image.hosts.get(host), self._attendance.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
@@ -111,11 +113,11 @@ class FailureDetector:
             self._desk.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
 
     def on_leave(self, session: HostSession, message: Leave) -> None:
-        """The host says goodbye."""
+        """Take a host's Leave."""
         self._leaves[session.host] = (session.start, message.reason)
 
     def shift(self, late_ns: int) -> None:
-        """This process was late by so much: nobody is suspected for that."""
+        """Move all times by `late_ns`, by which this process was late: no host is suspected for that."""
         now = self._desk.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
         self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
@@ -156,13 +158,13 @@ class FailureDetector:
         return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
-        """In which turns its process has died, if that is known and not counted yet."""
+        """Return the turns in which its process has died, if known and not counted yet."""
         exited = self._exits.get(host)
         is_news = exited is not None and exited.start == record.start and record.died != record.instance
         return exited.died_in if exited is not None and is_news else ()
 
     def _count_late(self, host: str, record: HostRecord) -> None:
-        """Its loss is known already, and in which turns it died is not: of many hosts at once one entry would not hold it."""
+        """Propose the turns in which a lost host died, if the loss has none: one entry would not hold those of many hosts at once."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
@@ -184,7 +186,7 @@ class FailureDetector:
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
-        """When a host whose stream has just broken is lost."""
+        """Return when a host whose stream has just broken is lost."""
         now = self._desk.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
@@ -194,14 +196,14 @@ class FailureDetector:
         return now + (0 if is_agreed or is_quiet else BROKEN_NS)
 
     def _is_reported(self, host: str, record: HostRecord) -> bool:
-        """Has its process said within the last moments that it lives?"""
+        """Return whether its process has reported within BUSY_NS that it lives."""
         report = self._busy.get(host)
         return report is not None and report.start == record.start and self._desk.now - report.at_ns < BUSY_NS
 
     # ---- for people -------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
-        """Which hosts are busy, and with what; which messages kill processes."""
+        """Return the busy hosts, with the cause, and the messages that kill processes."""
         found = [_concern_of(death) for death in self._desk.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._desk.state.image.hosts.items():
             busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
@@ -214,7 +216,7 @@ class FailureDetector:
         return found
 
     def _busy_with(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """How long it has been busy, and with what, as far as it could say."""
+        """Return how long it has been busy, and with what, as far as known."""
         session = self._attendance.session_of(host)
         quiet_ns = 0 if session is None else self._attendance.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):

@@ -1,7 +1,7 @@
-"""Hosts that are over: a host that is lost or has left, and has no agents, is forgotten after ten minutes, or when an operator says so.
+"""Removal of hosts: a host that is lost or has left, and has no agents, is forgotten after ten minutes, or when an operator says so.
 
-An operator's word may come too early, while agents are still placed there or the log is slow. So it is proposed again for some
-seconds, and the answer says what came of it.
+An operator's request may come too early, while agents are still placed there or the log is slow. So it is proposed again for some
+seconds, and the answer has the result.
 """
 
 import msgspec
@@ -12,35 +12,35 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE
 
 FORGET_NS = 600 * SECOND_NS
-"""A host that is over is shown for so long; time enough to see in `status` what happened."""
+"""Time that a host that is over is shown: enough to see in `status` what happened."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""For an operator's word to be carried out: an entry of the log takes milliseconds."""
+"""Time limit for an operator's request: an entry of the log takes milliseconds."""
 
 
 class OperatorsWord(msgspec.Struct, frozen=True):
-    """Which host, and when it came."""
+    """An operator's request: its host and time."""
 
     host: str
     asked_ns: int
 
 
 class HostRemoval:
-    """Whose record goes next. Volatile."""
+    """Hosts whose records are to be removed. Volatile."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._over_ns: dict[str, int] = {}
-        """Hosts that are over and have no agents: since when, as this leader saw it."""
+        """Host that is over and has no agents → since when, as this leader saw it."""
         self._asked: dict[int, OperatorsWord] = {}
-        """By request."""
+        """Operators' requests, by number."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
-        """An operator says that this host does not come back."""
+        """Take an operator's request to forget a host."""
         self._asked[event.request] = OperatorsWord(event.host, self._desk.now)
 
     def evaluate(self) -> None:
-        """Propose to forget who has been over for long, or is named by an operator; answer the operators."""
+        """Propose to forget hosts that have been over for FORGET_NS, or are named by an operator; answer operators."""
         state, now = self._desk.state, self._desk.now
         for request, asked in list(self._asked.items()):
             self._follow(request, asked)

@@ -1,15 +1,15 @@
-"""Which hosts are there: their streams, and how they stand.
+"""Sessions of hosts: their streams, and the stages of these.
 
 A host's stream (a *session*) goes through the stages
 
     Joining      Join arrived; a fresh file is being written into the store
-    Probing      the host must say what is in it. Two hosts with different directories behind one --store would else make
-                 checkpoints nobody can restore
-    Admitting    it has read the probe; AdmitHost is on its way, unless this run of the host is known
+    Probing      the host must report its content. Two hosts with different directories behind one --store would else make
+                 checkpoints that cannot be restored
+    Admitting    it has read the probe; AdmitHost is pending, unless this run of the host is known
     Attached     gets directives, counts for plans
 
-A session of a run replaces the one before it; a session of a newer run ends the older run (G9). Who is admitted is decided in
-`admission.py`, who is lost in `failure_detector.py`.
+A session of a run replaces the one before it; a session of a newer run ends the older run (G9). `admission.py` decides on
+admission, `failure_detector.py` on loss.
 """
 
 from collections.abc import Mapping
@@ -22,25 +22,25 @@ from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
 
 ASKED_MAX = 4
-"""Hosts that are asked for the fleet's definition at a time: if one is slow or dies, another has said it. To say it and to hear it takes half a second each
-where it has a hundred thousand agents. Of hosts that were all asked none was heard in time: each was given up, joined again and was asked again, for ever."""
+"""Largest number of hosts asked for the fleet's definition at a time: if one is slow or dies, another has sent it. To send and to receive it
+takes half a second each with a hundred thousand agents. If all hosts were asked, none would be heard in time, and each would rejoin forever."""
 
 
 QUIET_NS = 1 * SECOND_NS
-"""A host that misses two heartbeats is busy: its event loop does not run. It is not dead, as long as its stream stands."""
+"""Silence after which a host is busy (two missed heartbeats): its event loop does not run. It is not dead while its stream is open."""
 
 DEFINING_NS = 10 * SECOND_NS
-"""A host that was asked for the fleet's definition and says nothing for so long: another one is asked."""
+"""Silence of a host that was asked for the fleet's definition, after which another one is asked."""
 
 
 class Joining(msgspec.Struct):
-    """Since when it waits for its probe."""
+    """Stage: the session waits for its probe, since `since_ns`."""
 
     since_ns: int
 
 
 class Probing(msgspec.Struct):
-    """What it has to read, and since when."""
+    """Stage: the host has to read the probe, since `since_ns`."""
 
     path: str
     content: bytes
@@ -48,11 +48,11 @@ class Probing(msgspec.Struct):
 
 
 class Admitting(msgspec.Struct, frozen=True):
-    """It sees the store."""
+    """Stage: the host has read the probe in the store."""
 
 
 class Attached(msgspec.Struct):
-    """When it was last heard of (it owes heartbeats), and when it was last heard of again after it had been quiet."""
+    """Stage: attached. Times when the host was last heard of, and last heard of again after it had been quiet."""
 
     heard_ns: int
     woken_ns: int = 0
@@ -77,12 +77,12 @@ class HostSession(msgspec.Struct):
 
     @property
     def host(self) -> str:
-        """The host it speaks for."""
+        """The host of the session."""
         return self.join.host
 
 
 class HostSessions:
-    """The sessions. Volatile: rebuilt from what hosts say again."""
+    """The sessions. Volatile: rebuilt from the hosts' messages."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -92,34 +92,34 @@ class HostSessions:
         self._roster: Roster | None = None
         self._newly_attached: list[HostSession] = []
         self._seen: dict[str, int] = {}
-        """Hosts that this leader has had a stream of → their start."""
+        """Hosts that have had a stream to this leader → their start."""
         self._led_until_ns = 0
 
     def on_started(self) -> None:
-        """What the log says last is of the leader before this one."""
+        """Note the time of the log's last entry, which is of the leader before this one."""
         self._led_until_ns = self._desk.state.image.now_ns
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def session(self, number: int) -> HostSession | None:
-        """The session, if it is the current one of a run that the state knows."""
+        """Return the session, if it is the current one of a run that the state knows."""
         session = self._sessions.get(number)
         return session if session is not None and self._current.get(session.host) is session else None
 
     def opened(self, number: int) -> HostSession | None:
-        """The session, whatever it is."""
+        """Return the session, in any stage."""
         return self._sessions.get(number)
 
     def all_opened(self) -> list[HostSession]:
-        """All streams, oldest first."""
+        """Return all sessions, oldest first."""
         return list(self._sessions.values())
 
     def session_of(self, host: str) -> HostSession | None:
-        """The current session of a host, attached or not."""
+        """Return the current session of a host, attached or not."""
         return self._current.get(host)
 
     def attached_session(self, host: str) -> HostSession | None:
-        """The session of a host that is attached and, for the state, alive."""
+        """Return the session of a host that is attached and, for the state, alive."""
         session = self._current.get(host)
         if session is None or not isinstance(session.stage, Attached):
             return None
@@ -128,16 +128,16 @@ class HostSessions:
         return session if is_alive else None
 
     def attached(self) -> list[str]:
-        """Hosts that are attached, by name."""
+        """Return the attached hosts, by name."""
         return [host for host in sorted(self._current) if self.attached_session(host) is not None]
 
     def sessions_of(self, hosts: list[str]) -> tuple[int, ...]:
-        """The attached sessions of these hosts."""
+        """Return the attached sessions of these hosts."""
         sessions = [self.attached_session(host) for host in hosts]
         return tuple([session.id for session in sessions if session is not None])
 
     def all_sessions(self) -> tuple[int, ...]:
-        """Every session that is attached."""
+        """Return every attached session."""
         return tuple([session.id for session in self._current.values() if isinstance(session.stage, Attached)])
 
     def heartbeats(self) -> dict[str, Heartbeat]:
@@ -145,39 +145,39 @@ class HostSessions:
         return {host: session.heartbeat for host, session in self._current.items()}
 
     def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
-        """Until when, in wall-clock time, any of these runs of hosts (by start) is known to have worked; 0: until now.
+        """Return the wall-clock time until which any of these runs of hosts (by start) is known to have worked; 0: until now.
 
-        Those that this leader has never heard may have ended with the leader before it.
+        Runs that this leader has never heard may have ended with the leader before it.
         """
         return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
 
     def take_newly_attached(self) -> list[HostSession]:
-        """The sessions that have been attached since this was asked last: they are to be greeted."""
+        """Return the sessions that were attached since the last call: they are to be greeted."""
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
 
     def quiet_ns(self, session: HostSession) -> int:
-        """How long nothing has been heard of it."""
+        """Return how long nothing has been heard of it."""
         return self._desk.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
 
     def log_bytes(self) -> int:
-        """Of the sender logs in memory, those of the host that has most."""
+        """Return the size of the sender logs in memory of the host with the most."""
         return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no stream is open."""
+        """Return whether no stream is open."""
         return not self._sessions
 
     # ---- streams that come and go ---------------------------------------------------------------------------------
 
     def open(self, number: int, join: Join) -> HostSession:
-        """The first message of a stream has come."""
+        """Open a session for the first message of a stream."""
         session = self._sessions[number] = HostSession(number, join, Joining(self._desk.now))
         return session
 
     def take_place(self, session: HostSession, start: int) -> None:
-        """It is the one of its host's run, whose start is `start`."""
+        """Make it the current session of its host, with run `start`; close the older one."""
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -188,7 +188,7 @@ class HostSessions:
         self._current[session.host] = session
 
     def attach(self, session: HostSession) -> None:
-        """It takes part from here on."""
+        """Attach the session: the host takes part from here on."""
         session.stage = Attached(self._desk.now)
         self._seen[session.host] = session.start
         self._welcome(session)
@@ -203,20 +203,20 @@ class HostSessions:
         desk.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
 
     def _asks_more(self) -> bool:
-        """Whether one more host is to say what the fleet is."""
+        """Return whether one more host is to be asked for the fleet's definition."""
         return not self._desk.state.is_defined and sum(map(self._may_answer, self._sessions.values())) < ASKED_MAX
 
     def _may_answer(self, session: HostSession) -> bool:
         return session.is_asked and self.quiet_ns(session) < DEFINING_NS
 
     def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
-        """Send it off, with a reason."""
+        """Reject the host, with a reason, and close the session."""
         self._desk.note("warning", f"turned away: {reason}")
         self._desk.send((session.id,), TurnedAway(reason, is_final))
         self._close(session)
 
     def send_off(self, session: HostSession) -> None:
-        """The fleet has ended, and this run of a host had no part in it."""
+        """Send Finish to a run that had no part in the fleet, which has ended, and close the session."""
         image = self._desk.state.image
         self._desk.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
         self._close(session)
@@ -226,7 +226,7 @@ class HostSessions:
         self.on_closed(session.id)
 
     def on_closed(self, number: int) -> None:
-        """The stream ended, whoever ended it."""
+        """Remove the session of an ended stream."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
@@ -238,18 +238,18 @@ class HostSessions:
     # ---- signs of life --------------------------------------------------------------------------------------------
 
     def on_heard(self, session: HostSession) -> None:
-        """Any message is a sign of life."""
+        """Note a message, of any kind, as a sign of life."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
                 session.stage.woken_ns = self._desk.now
             session.stage.heard_ns = self._desk.now
 
     def on_heartbeat(self, session: HostSession, message: Heartbeat) -> None:
-        """It lives, and says how it stands."""
+        """Keep the host's heartbeat."""
         session.heartbeat, session.beaten_ns = message, self._desk.now
 
     def shift(self, late_ns: int) -> None:
-        """This process was late by so much: nobody was silent for that long."""
+        """Move all times by `late_ns`, by which this process was late: no host was silent for that."""
         now = self._desk.now
         for session in self._sessions.values():
             match session.stage:
@@ -274,18 +274,18 @@ class HostSessions:
             self._desk.send(self.all_sessions(), roster)
 
     def _ask_others(self) -> None:
-        """Those that were asked for the definition may be gone."""
+        """Ask other hosts for the definition: those that were asked may be gone."""
         for session in self._current.values() if self._asks_more() else ():
             if isinstance(session.stage, Attached) and not session.is_asked and self._asks_more():
                 self._welcome(session)
 
     def roster(self) -> Roster:
-        """Where the living hosts are."""
+        """Return the addresses of the living hosts."""
         hosts = sorted(self._desk.state.image.hosts.items())
         return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
 
     def _drop_lost_sessions(self) -> None:
-        """A session whose run the state calls over has to join again."""
+        """Close sessions whose run is over for the state: they have to join again."""
         hosts = self._desk.state.image.hosts
         for host, session in list(self._current.items()):
             record = hosts.get(host)

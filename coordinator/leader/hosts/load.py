@@ -1,15 +1,15 @@
-"""How much work agents have, host by host, from what heartbeats say: for the placement of those that must move.
+"""Load of agents, host by host, from heartbeats: for the placement of agents that must move.
 
 Theory of operation
 -------------------
-A host counts the turns that its agents have taken. From two of these numbers, under one plan and so of one run of the host, comes what an agent
-there does in a second, on average; while the fleet runs, since nobody works while it stands. An agent at rest weighs something too, its
-memory, as much as one turn in a second.
+A host counts the turns that its agents have taken. Two of these numbers, under one plan and so of one run of the host, give the average
+turns of an agent there in a second; only while the fleet runs, since no agent works otherwise. An agent at rest weighs something too,
+its memory, as much as one turn in a second.
 
 Invariants:
 
-1. What is measured is of the plan that holds: under another one other agents are there.
-2. All hosts of the plan are measured, or none counts: half of a comparison would send agents to whoever was not looked at.
+1. Measures belong to the present plan: under another one other agents are there.
+2. All hosts of the plan are measured, or none counts: half of a comparison would send agents to the hosts that were not measured.
 3. Nothing is decided here. Weights go into the plan's entry, and every replica places by that entry alone; a leader that has just been
    elected has measured nothing, and places by numbers of agents.
 """
@@ -23,24 +23,24 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.coordinator.state.fleet_records import RUNNING
 
 LEAST_NS = 2 * SECOND_NS
-"""What is shorter says little: some heartbeats."""
+"""Shortest time to measure: some heartbeats."""
 
 WINDOW_NS = 30 * SECOND_NS
-"""Work of so long ago does not count any more; of twice as long at most."""
+"""Age after which work does not count any more; twice that at most."""
 
 AT_REST, WEIGHT_MAX = 10, 10_000
-"""Of an agent that does nothing, in tenths of a turn in a second; and of one that does a thousand. Two bytes for each host of a plan."""
+"""Weight of an idle agent, in tenths of a turn in a second; and of one with a thousand turns. Two bytes for each host of a plan."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """How many turns a host had taken at some time."""
+    """Number of turns that a host had taken at some time."""
 
     at_ns: int
     turns: int
 
 
 class _Measure(msgspec.Struct):
-    """Of a host: where the window begins, where the next one will, and the latest."""
+    """Marks of a host: the beginning of the window and of the next one, and the latest."""
 
     first: _Mark
     second: _Mark
@@ -48,7 +48,7 @@ class _Measure(msgspec.Struct):
 
 
 class Loads:
-    """Volatile: measured again by the next leader."""
+    """Measured load of hosts. Volatile: the next leader measures again."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -57,7 +57,7 @@ class Loads:
         self._measures: dict[str, _Measure] = {}
 
     def on_heartbeat(self, session: HostSession) -> None:
-        """A host has said how it stands."""
+        """Take the number of turns from a host's heartbeat."""
         state = self._desk.state
         if state.phase != RUNNING:
             return
@@ -73,7 +73,7 @@ class Loads:
             measure.first, measure.second = measure.second, mark
 
     def weights(self) -> tuple[int, ...]:
-        """What an agent of each host of the plan weighs, in their order; empty: not known, or all the same."""
+        """Return the weight of an agent of each host of the plan, in their order; empty: not known, or all the same."""
         state, plan = self._desk.state, self._desk.state.plan
         if plan is None or self._plan != plan.number:
             return ()
@@ -82,7 +82,7 @@ class Loads:
         return () if None in found or len(set(found)) == 1 else tuple([weight for weight in found if weight])
 
     def _weight(self, host: str, agents: int) -> int | None:
-        """None: it was not looked at for long enough."""
+        """Return the weight; None: the host was not measured for long enough."""
         measure = self._measures.get(host)
         passed_ns = measure.latest.at_ns - measure.first.at_ns if measure is not None else 0
         if measure is None or passed_ns < LEAST_NS:

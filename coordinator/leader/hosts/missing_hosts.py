@@ -1,17 +1,17 @@
-"""Whether the fleet goes without any host, or waits for its first ones. Nothing is decided from it."""
+"""Watch for a fleet that has no host, or waits for its first ones. Nothing is decided from it."""
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.messages.concerns import Concern
 
 SHOWN_NS = 3 * SECOND_NS
-"""Hosts that start, or are started again, are there by then."""
+"""Time until missing hosts are shown: starting or restarted hosts are there by then."""
 
 NAMED_MAX = 10
 
 
 class MissingHosts:
-    """Looks who is there. Volatile: a new leader gives the hosts time to come back."""
+    """Watch on missing hosts. Volatile: a new leader gives the hosts time to come back."""
 
     def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
@@ -19,12 +19,12 @@ class MissingHosts:
         self._since_ns: int | None = None
 
     def evaluate(self) -> None:
-        """Since when hosts are missing."""
+        """Note since when hosts are missing."""
         are_missing = bool(self._text())
         self._since_ns = (self._since_ns or self._desk.now) if are_missing else None
 
     def concerns(self) -> list[Concern]:
-        """That nobody is there, or too few to begin."""
+        """Return the concern that no host is there, or too few to begin."""
         lasts_ns = 0 if self._since_ns is None else self._desk.now - self._since_ns
         text = self._text() if lasts_ns >= SHOWN_NS else ""
         return [Concern("hosts", (), lasts_ns, text)] if text else []

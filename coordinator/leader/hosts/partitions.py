@@ -1,21 +1,21 @@
-"""Cuts between hosts that all see the coordinator: who goes.
+"""Partitions between hosts that all reach the coordinator: which hosts to evict.
 
-The problem. Two hosts that cannot reach each other keep their heartbeats, so nobody suspects either; but markers and messages
+The problem. Two hosts that cannot reach each other keep their heartbeats, so neither is suspected; but markers and messages
 between them wait, and no epoch completes. Hosts name in every heartbeat the hosts of their plan that they have no link to,
-since when, and whether anything waits for it. That is level-triggered: one that is late, lost or said twice does no harm, and a
+since when, and whether anything waits for it. That is level-triggered: one that is late, lost or repeated does no harm, and a
 new leader knows as much half a second after the host is back on its stream. A link that nothing waits for is left alone.
 
 The decision. When something has waited for a link for CUT_NS since it broke (and it is found broken after a silence as long),
-hosts are put out until every such pair is rid of one: each time the host that is cut from more others, on a tie the one with
-the larger id, none twice within the rejoin grace. Pairs cut a little later count when it comes to who is cut from more: a host
-that lost all its links lost them within a heartbeat or so. The agents of a host that is put out are placed elsewhere
-(`standby_hosts.py`), so the fleet goes on though the cut lasts for ever.
+hosts are evicted until every such pair has lost one: each time the host that is cut from more others, on a tie the one with
+the larger id, none twice within the rejoin grace. Pairs cut a little later count in that comparison: a host
+that lost all its links lost them within a heartbeat or so. The agents of an evicted host are placed elsewhere
+(`standby_hosts.py`), so the fleet goes on even if the cut lasts forever.
 
-A host that is quiet is busy (`failure_detector.py`): it does not answer when its peers open links, and what it said of its own is old. Its links count
-from when it is heard of again.
+A host that is quiet is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old.
+Its links count from when it is heard of again.
 
-While a plan is being applied links are not all there yet: a cut counts from when the fleet runs, and a second later for every ten thousand agents, whose
-first turns come before anything else that their hosts do.
+While a plan is being applied links are not all there yet: a cut counts from when the fleet runs, and a second later for every
+ten thousand agents, whose first turns come before anything else that their hosts do.
 """
 
 import msgspec
@@ -27,22 +27,22 @@ from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.messages.concerns import Concern
 
 CUT_NS = 2 * SECOND_NS
-"""As long as it takes to find a stream broken. With that time before, and a plan after it, three of these are enough."""
+"""Time until a cut leads to evictions, as long as it takes to find a stream broken. With that before it, and a plan after, three suffice."""
 
 AGENTS_A_SECOND = 10_000
-"""Agents whose first turns take their hosts a second, together: links are made after them."""
+"""Number of agents whose first turns take their hosts a second, together: links are made after them."""
 
 COUNTED_NS = CUT_NS // 2
-"""A pair that has been cut for this long counts when the host that goes is chosen."""
+"""Time after which a cut pair counts in the choice of the host to evict."""
 
 SHOWN_NS = SECOND_NS
-"""A link that broke is back within half of it, if the network is whole."""
+"""Time until a cut is shown: a broken link is back within half of it, if the network is whole."""
 
 Pair = tuple[str, str]
 
 
 class NetworkCut(msgspec.Struct):
-    """No link between two hosts, as one or both of them say."""
+    """A missing link between two hosts, as one or both of them report."""
 
     since_ns: int
     is_waited: bool
@@ -56,7 +56,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Partitions:
-    """The cuts that are known. Volatile: the hosts say them again."""
+    """The known cuts. Volatile: the hosts repeat them."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, spares: StandbyHosts) -> None:
         self._desk = desk
@@ -65,7 +65,7 @@ class Partitions:
         self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
-        """This process was late by so much: no link is suspected for that."""
+        """Move the start of the run by `late_ns`, by which this process was late: no link is suspected for that."""
         if self._running is not None:
             since_ns = min(self._running.since_ns + late_ns, self._desk.now)
             self._running = Running(self._running.plan, since_ns)
@@ -73,7 +73,7 @@ class Partitions:
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def _cuts(self) -> dict[Pair, NetworkCut]:
-        """All pairs of the plan's hosts that are cut now."""
+        """Return all pairs of the plan's hosts that are cut now."""
         plan, running, found = self._desk.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._desk.state.phase != RUNNING or running is None or running.plan != plan.number:
             return found
@@ -102,7 +102,7 @@ class Partitions:
         return self._attendance.quiet_ns(session) >= QUIET_NS
 
     def concerns(self) -> list[Concern]:
-        """Which hosts do not reach each other."""
+        """Return the hosts that do not reach each other."""
         found = []
         for pair, cut in self._cuts().items():
             lasts_ns = self._desk.now - cut.since_ns
@@ -114,7 +114,7 @@ class Partitions:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Put hosts out, if a cut has lasted."""
+        """Evict hosts, if a cut has lasted."""
         state = self._desk.state
         if state.phase != RUNNING:
             self._running = None
@@ -128,7 +128,7 @@ class Partitions:
                 self._spares.put_out(reasons)
 
     def _choose(self, cuts: dict[Pair, NetworkCut]) -> dict[str, str]:
-        """Who goes, and why."""
+        """Return the hosts to evict, and why."""
         reasons: dict[str, str] = {}
         open_pairs = [pair for pair, cut in cuts.items() if cut.is_waited]
         while open_pairs:

@@ -1,9 +1,9 @@
-"""Hosts that can be heard but held the fleet up: put out of the plan, and kept spare for a while.
+"""Hosts that can be heard but held the fleet up: evicted from the plan, and kept on standby for a while.
 
 Such a host is lost like any other (LoseHosts), so nothing that it does counts any more; but it is back on its next stream, at
-once. So the state keeps why it was put out, and the plan that answers the loss does without it, although it is there and
-nobody waits for it. After that it stays spare: agents that lose their host are placed on others first. It is used again when
-its process has been started anew, after a time, or when nobody else is left. All that is volatile here is since when.
+once. So the state keeps why it was evicted, and the plan that answers the loss does without it, although it is there and
+is not waited for. After that it stays on standby: agents that lose their host are placed on others first. It is used again when
+its process has been restarted, after a time, or when no other host is left. Only the times here are volatile.
 """
 
 from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
@@ -11,33 +11,33 @@ from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 
 SPARE_NS = 60 * SECOND_NS
-"""Whatever held the fleet up may last: with less, the agents of a host that is put out could go to one that was put out
-just before, and back, and no epoch would come of it."""
+"""Shortest time on standby. The cause may last: with less, the agents of an evicted host could go to one that was evicted
+just before, and back, and no epoch would complete."""
 
 
 class StandbyHosts:
-    """Who is put out, and who is spare."""
+    """Evicted hosts and standby hosts."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._since_ns: dict[str, int] = {}
-        """Spare host → when this leader first saw it so."""
+        """Standby host → when this leader first saw it so."""
         self._gone_ns: dict[str, int] = {}
-        """Host → when it was put out last, as far as this leader saw."""
+        """Host → when it was evicted last, as far as this leader saw."""
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Those of `hosts` that a plan may place agents on: all but the spare ones, if there are others."""
+        """Return those of `hosts` that a plan may place agents on: all but the standby ones, if there are others."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_put_out(self, host: str) -> bool:
-        """Whether the plan that is needed now does without `host`, be it back or not."""
+        """Return whether the plan that is needed now does without `host`, be it back or not."""
         need = self._desk.state.image.need
         return need is not None and host in need.lost and bool(self._desk.state.image.hosts[host].spare)
 
     def may_go(self, host: str) -> bool:
-        """Whether `host` has not been put out within the rejoin grace."""
+        """Return whether `host` has not been evicted within the rejoin grace."""
         gone_ns = self._gone_ns.get(host)
         return gone_ns is None or self._desk.now - gone_ns >= self._desk.options.rejoin_grace_ns
 
@@ -48,7 +48,7 @@ class StandbyHosts:
         return self.is_put_out(host) or self._desk.now - self._since_ns.get(host, self._desk.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
-        """Who gets no agents, and why."""
+        """Return the hosts that get no agents, and why."""
         found = []
         for host, since_ns in self._since_ns.items():
             record = self._desk.state.image.hosts[host]
@@ -59,7 +59,7 @@ class StandbyHosts:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def put_out(self, reasons: dict[str, str]) -> bool:
-        """Have these hosts lost, each for its reason, and kept away from the next plan; return whether that is on its way."""
+        """Evict these hosts, each for its reason: lose them, and keep them out of the next plan; return whether it was proposed."""
         hosts = self._desk.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])

@@ -1,12 +1,12 @@
-"""Epochs of fleets whose agents checkpoint by themselves: when one begins, and what survives a failure.
+"""Epochs of fleets whose agents checkpoint by themselves: when one begins, and which states survive a failure.
 
 The line is there before the epoch: it is taken when BeginEpoch is proposed, so every agent that has a checkpoint on it was
 created before the epoch began, and is a member. An epoch begins
 
-    hand      somebody asks for a snapshot. If the line is still the base, the base is the answer
+    hand      a tool asks for a snapshot. If the line is still the base, the base is the answer
     period    the period is over and the line has advanced
     log       the sender logs in the store have outgrown half of their limit and the line has advanced
-    recovery  the hosts are frozen before a plan and the line has advanced: what survives is made an epoch
+    recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
 Effects and final answers wait for an epoch that holds their agent's checkpoint. Other agents may hold the line back behind it, and may rest: their
 policy lets them save nothing. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
@@ -32,13 +32,13 @@ from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, 
 from snapline.messages.host_messages import FreezeAgents, RetireAgent, ThawAgents
 
 FREEZE_PAUSE_NS = 10 * SECOND_NS
-"""Between two freezes for the logs: a fleet that stands still all the time would be no better than one whose logs grow."""
+"""Time between two freezes for the logs: a fleet that is always frozen would be no better than one whose logs grow."""
 
 RECOVERY_FAILURES_MAX = 10
-"""Times that what survives could not be stored. After that the fleet goes back to the newest epoch: late beats never."""
+"""Largest number of failed tries to store surviving states. After that the fleet goes back to the newest epoch, so it does run again."""
 
 RECOVERY_EPOCHS_MAX = 3
-"""Epochs made before one plan. A host that does not freeze may report new checkpoints all the time."""
+"""Largest number of epochs made before one plan. A host that does not freeze may report new checkpoints all the time."""
 
 
 class Autonomous:
@@ -54,13 +54,13 @@ class Autonomous:
         self._leaving = leaving
         self._store = store
         self._is_freezing = False
-        """For the logs: the fleet must be thawed, or an epoch must end."""
+        """True while the fleet is frozen for an epoch: it must be thawed, or the epoch must end."""
         self._freeze_ns = 0
-        """No freeze for the logs before."""
+        """Earliest time of the next freeze for the logs."""
         self._log_left = 0
-        """Bytes of logs that were left when the last epoch for their sake had completed."""
+        """Bytes of logs that were left when the last epoch not for a recovery had completed."""
         self._newest: dict[str, int] = {}
-        """Agent → its newest checkpoint, or live state, when the hosts had been frozen."""
+        """Agent → its newest checkpoint, or live state, once the hosts were frozen."""
 
     def evaluate(self) -> None:
         """Follow plan and checkpoints. A plan ends the freeze of a fleet that needs one."""
@@ -72,7 +72,7 @@ class Autonomous:
     # ---- beginning ------------------------------------------------------------------------------------------------
 
     def try_begin(self, wish: Wish) -> Begun | Later | Present | None:
-        """A freeze for the logs that has begun must go on to its end, even if its epoch comes to nothing."""
+        """Propose an epoch if there is a reason. A freeze for the logs, once begun, goes on to its end, even if its epoch fails."""
         if self._epochs.is_busy:
             return Later()
         if wish.is_held:
@@ -84,7 +84,7 @@ class Autonomous:
         return self._present() if is_wanted and self._lines.is_settled else None
 
     def _trigger(self, wish: Wish) -> str:
-        """Why an epoch is to begin now; "" if none is."""
+        """Return why an epoch is to begin now; "" if none is."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
@@ -97,7 +97,7 @@ class Autonomous:
         return self._frozen_trigger(LOG_TRIGGER) if self._is_freezing else self._log_trigger()
 
     def _frozen_trigger(self, trigger: str) -> str:
-        """The hosts are frozen; when they have answered, the line is the live states of all agents, and if it is new an epoch begins."""
+        """Freeze the hosts; once they have answered, the line is all live states: return `trigger` if it is new, else thaw."""
         self._is_freezing = True
         if not self._freezing.ask():
             return ""
@@ -107,7 +107,7 @@ class Autonomous:
         return ""
 
     def _present(self) -> Present | None:
-        """The epoch that already holds the present line."""
+        """Return the epoch that already holds the present line."""
         ledger = self._lines.ledger
         if ledger is None or ledger.base_epoch == 0 or ledger.has_advanced:
             return None
@@ -136,11 +136,11 @@ class Autonomous:
         self._freezing.thaw()
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """What it begins with is known."""
+        """Take the result of BeginEpoch."""
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Make the line of its beginning the epoch."""
+        """Materialise the line of the epoch's start."""
         begun, ledger = self._epochs.take(epoch), self._lines.ledger
         if begun is None or isinstance(begun, Failing) or ledger is None:
             return begun if isinstance(begun, Failing) else None
@@ -150,23 +150,23 @@ class Autonomous:
         return StoringLine()
 
     def collect(self, entry: EpochUnderway) -> None:
-        """There is nothing to wait for: the line was there first."""
+        """Do nothing: the line was there before the epoch."""
 
     def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
-        """A fleet that was frozen for it goes on."""
+        """Thaw a fleet that was frozen for the epoch."""
         if is_complete and entry.trigger != RECOVERY_TRIGGER:
             self._log_left = self._lines.log_bytes
         if self._is_freezing:
             self._thaw()
 
     def directives_for(self, host: str) -> Sequence[FreezeAgents | ThawAgents]:
-        """What holds now: a freeze or none."""
+        """Return the present state: a freeze or none."""
         return self._freezing.directives_for(host)
 
     # ---- what survives ----------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Whether what survives is in the newest complete epoch, or cannot get there."""
+        """Return whether the surviving states are in the newest complete epoch, or cannot get there."""
         lines, epochs = self._lines, self._epochs
         if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
             return False
@@ -180,12 +180,12 @@ class Autonomous:
         return False
 
     def on_plan_ended(self) -> None:
-        """Another plan looks at what survives anew."""
+        """Reset after CommitPlan: the next plan checks the surviving states anew."""
         self._newest = {}
         self._epochs.on_plan_ended()
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
-        """Who stands at its newest checkpoint, and that is on the line, keeps its live state."""
+        """Return the losses: an agent keeps its live state if that is its newest checkpoint, and on the line."""
         state, ledger = self._desk.state, self._lines.ledger
         living = list(state.living_agents())
         if ledger is None or ledger.base_epoch != line:
@@ -200,5 +200,5 @@ class Autonomous:
         return Losses(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """It leaves when no line can need it."""
+        """Let the agent wait: it leaves when no line can need it."""
         self._leaving.on_asked(session, message)

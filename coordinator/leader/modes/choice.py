@@ -5,7 +5,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 
 
 class ModeChoice:
-    """Asks the state until it knows the protocol. Before that nothing is asked of a mode that depends on it."""
+    """Choice of the mode, made once the state knows the protocol. Before that no call depends on the mode."""
 
     def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
         self._state = state
@@ -16,7 +16,7 @@ class ModeChoice:
 
     @property
     def mode(self) -> Mode:
-        """How this fleet makes its epochs."""
+        """Return the mode in which this fleet makes its epochs."""
         if self._chosen is not None:
             return self._chosen
         mode = self._coordinated

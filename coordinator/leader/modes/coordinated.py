@@ -1,6 +1,6 @@
-"""Epochs that the hosts make (chandy-lamport): all are told, each reports its part, and a manifest puts the parts together.
+"""Epochs that the hosts make (chandy-lamport): all receive BeginEpoch, each reports its part, and a manifest puts the parts together.
 
-Several may be open at once. A plan starts from the newest of them that is complete; nobody keeps a live state.
+Several may be open at once. A plan starts from the newest of them that is complete; no agent keeps a live state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,12 +35,12 @@ class Coordinated:
         self._told: ToldChannels | None = None
 
     def evaluate(self) -> None:
-        """Nothing is done between epochs."""
+        """Do nothing between epochs."""
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
     def try_begin(self, wish: Wish) -> Begun | Later | Declined | None:
-        """One at a time begins, and only some are open."""
+        """Propose one epoch at a time, unless EPOCHS_OPEN_MAX are open."""
         desk, state = self._desk, self._desk.state
         if not wish.is_due and not wish.is_asked:
             return None
@@ -52,10 +52,10 @@ class Coordinated:
         return Begun() if desk.propose("begin", begin) else None
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """What begins is seen in the state."""
+        """Do nothing: the state shows the new epoch."""
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
-        """Tell the hosts."""
+        """Send BeginEpoch to the hosts."""
         told = self._told if self._told is not None and self._told.plan == plan.number else None
         self._desk.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
         return Collecting(told=told)
@@ -66,7 +66,7 @@ class Coordinated:
         return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), told_epoch)
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
-        """The epochs that are open."""
+        """Return BeginEpoch for each open epoch of the host."""
         known = [self._underway.get(epoch) for epoch in self._desk.state.open_epochs()]
         mine = [entry for entry in known if entry is not None and host in entry.hosts]
         return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in mine]
@@ -74,7 +74,7 @@ class Coordinated:
     # ---- on the way -----------------------------------------------------------------------------------------------
 
     def collect(self, entry: EpochUnderway) -> None:
-        """Judge it once every host has reported, and those that were asked again once more."""
+        """Judge the epoch once every host has reported, and those asked again have reported once more."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
             self._judge(entry, stage)
@@ -98,19 +98,19 @@ class Coordinated:
         self._desk.out.append(manifest)
 
     def _ask_again(self, entry: EpochUnderway, stage: Collecting) -> None:
-        """Who has left channels out tells them all."""
+        """Request whole reports from the hosts that have left channels out."""
         stage.told = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
         self._desk.send(self._attendance.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
-        """The epochs whose chunks a new one may reuse."""
+        """Return the epochs whose chunks a new one may reuse."""
         state = self._desk.state
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
-        """The manifest is durable, or the epoch fails. While its base is damaged every later one would fail as well."""
+        """Decide the epoch once its manifest is durable, or fail it. A damaged base is condemned, or every later epoch would fail too."""
         if event.damaged_base:
             self._desk.condemn(event.damaged_base, event.damaged_path, event.error)
         entry = self._underway.get(event.epoch)
@@ -127,23 +127,23 @@ class Coordinated:
         self._underway.decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
 
     def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
-        """The hosts have all there is to it."""
+        """Do nothing: the mode keeps no state of an epoch."""
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """It is the newest complete epoch."""
+        """Return True: the line is the newest complete epoch."""
         return True
 
     def on_plan_ended(self) -> None:
-        """Nothing was made for its sake."""
+        """Do nothing: no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
-        """Everybody goes back."""
+        """Return the losses: all living agents go back."""
         return Losses(len(list(self._desk.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
-        """It leaves at once: epochs that are open have it still."""
+        """Return the removal: the agent leaves at once, but open epochs still have it."""
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)
 
 

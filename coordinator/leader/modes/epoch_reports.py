@@ -1,11 +1,11 @@
-"""One epoch's reports put together: is every member there, is every channel covered, and what goes into the manifest?
+"""Judgement of one epoch's reports: all members present, all channels covered, and the content of the manifest.
 
-Rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. What this lets pass is complete in the sense of G1 and
+Rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. An epoch that passes is complete in the sense of G1 and
 G2; whether it is durable and whole (G4) is the store's part.
 
-Reports may leave out channels that are as they were in an earlier epoch, if all of its channels were between its members, and these are the
-same. In that epoch each channel's ends told the same number; so an end that has changed since and one that has not differ, and what both leave
-out is covered. Wherever this does not suffice for a yes, the reports are asked for again, whole: there is one judgement.
+Reports may leave out channels that have not changed since an earlier epoch, if all of its channels were between its members, and these
+are the same. In that epoch both ends of each channel reported the same number. So a changed end and an unchanged one differ, and
+channels that both leave out are covered. Wherever this does not suffice for a yes, whole reports are requested: there is one judgement.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,14 +21,14 @@ from snapline.messages.host_messages import EpochReport, ReportedPack
 from snapline.protocols.coverage import AgentReport, uncovered
 
 SHOWN_MAX = 5
-"""Channels or agents named in a reason; the rest are counted."""
+"""Largest number of channels or agents named in a reason; the rest are counted."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """`manifest` is what to store, or `problem` says why the epoch must be aborted. `is_alarm`: somebody broke the
-    protocol, which no crash or timeout explains. `is_open`: the reports that leave something out are needed whole.
+    """Result of a judgement: the `manifest` to store, or a `problem` for which the epoch must be aborted. `is_alarm`: the protocol
+    was broken, which no crash or timeout explains. `is_open`: the reports that leave something out are needed whole.
 
-    `told`: what later reports may be told against."""
+    `told`: channels that later reports may be relative to."""
 
     manifest: WriteManifest | None = None
     problem: str = ""
@@ -44,7 +44,7 @@ def judge(
     reports: Mapping[str, EpochReport],
     earlier: ToldChannels | None = None,
 ) -> Verdict:
-    """Judge an epoch of which every host has reported; `reports` by host. They are whole, or told against `earlier`."""
+    """Judge an epoch of which every host has reported; `reports` by host. They are whole, or relative to `earlier`."""
     packs: list[ReportedPack] = []
     lines: dict[str, ManifestAgent] = {}
     members = dict.fromkeys(state.members_of(epoch))
@@ -85,7 +85,7 @@ def _told_channels(
     lines: Mapping[str, ManifestAgent],
     earlier: ToldChannels | None,
 ) -> ToldChannels | None:
-    """The channels, if every one is covered exactly and both its ends are members; None: look closer."""
+    """Return the channels, if every one is covered exactly and both its ends are members; None: look closer."""
     against = {report.since for report in reports.values()}
     if against == {0}:
         earlier = None
@@ -101,7 +101,7 @@ def _told_channels(
 def _covered_channels(
     reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent], known: Channels
 ) -> Channels | None:
-    """`known` with what is told against it, if every channel is covered exactly and both its ends have reported; None: look closer.
+    """Return `known` with its changes, if every channel is covered exactly and both its ends have reported; None: look closer.
 
     This is the usual case, ten times a second and some thousand channels, so the loops are in C: two dictionaries of
     (sender, receiver) → number, and their comparison.
@@ -135,7 +135,7 @@ def _cover(
     lines: Mapping[str, ManifestAgent],
     columns: Mapping[str, AgentReport],
 ) -> Verdict | None:
-    """What is wrong with the channels; None if they are all covered."""
+    """Return what is wrong with the channels; None if they are all covered."""
     names = {name: None for report in reports.values() for name in report.names}
     gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
     unknown = [name for name in columns if name not in lines and name not in gone]
@@ -230,7 +230,7 @@ def _columns_of(columns: dict[str, AgentReport], name: str) -> AgentReport:
 def _without_unnamed(
     members: Mapping[str, None], lines: Mapping[str, ManifestAgent], columns: Mapping[str, AgentReport]
 ) -> dict[str, ManifestAgent]:
-    """The members, and those unborn agents that a sender inside the cut names.
+    """Return the members, and those unborn agents that a sender inside the cut names.
 
     The others were created by turns outside the cut: after a recovery those turns run again and create them anew.
     """
@@ -270,7 +270,7 @@ def _manifest(
 def _numbers(
     columns: Iterable[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]], lines: Mapping[str, ManifestAgent]
 ) -> dict[str, int]:
-    """Agent → the last input that it has consumed, or output that it has emitted, and so on; of each host names, and two columns."""
+    """Return agent → its last input consumed, or output emitted, and so on; from the names and two columns of each host."""
     found = [
         (names[index], number) for names, of, numbers in columns for index, number in zip(of, numbers, strict=True)
     ]

@@ -1,6 +1,6 @@
-"""Freezing: the hosts start no more turns and make the live states of their agents checkpoints.
+"""Freezing: the hosts start no more turns and take checkpoints of their agents' live states.
 
-Autonomous fleets freeze for two reasons. Before a plan, so that what survives is in the store and the line of the plan is the
+Autonomous fleets freeze for two reasons. Before a plan, so that surviving states are in the store and the line of the plan is the
 line "survivors at their live state" (protocols.md, section 6). And when the sender logs have outgrown their limit while the
 line does not advance: a cut of live states ends the domino.
 
@@ -8,9 +8,9 @@ A host that answers has made its checkpoints durable and reported them before, o
 the middle of a long turn: they count as failed, and so do all agents of a host that does not answer in time. Asking is
 idempotent, and ends with the plan or with ThawAgents.
 
-A host says AgentsFrozen once, and either word may be lost with its stream, or with the leader. So every new stream begins with
-what holds now: FreezeAgents, or ThawAgents for whatever freeze the host is in, asked for by whom ever. Unless a plan is
-needed: it ends the freeze, and what stands still until then is not lost.
+A host sends AgentsFrozen once, and either message may be lost with its stream, or with the leader. So every new stream begins with
+the present state: FreezeAgents, or ThawAgents for any freeze that the host is in, of any leader. Unless a plan is
+needed: it ends the freeze, and agents that are frozen until then lose nothing.
 """
 
 import msgspec
@@ -21,14 +21,15 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, ThawAgents
 
 FREEZE_NS = 5 * SECOND_NS
-"""For a host to answer, from when it is asked on its stream. Its agents end long turns within one second or are left out; the rest is for the disk."""
+"""Time for a host to answer, from the request on its stream. Agents end long turns within one second or are left out; the rest is
+for the disk."""
 
 ANY_FREEZE = 0
-"""Number of the freeze that a ThawAgents ends: whichever it is. Numbers of freezes begin at 1."""
+"""Number in a ThawAgents that ends any freeze. Numbers of freezes begin at 1."""
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """The hosts of a plan are asked to stand still.
+    """Request to the hosts of a plan to freeze.
 
     Attributes:
         number: of the freeze.
@@ -44,7 +45,7 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 class Freezing:
-    """The freeze on its way. Volatile."""
+    """The present freeze. Volatile."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, spares: StandbyHosts) -> None:
         self._desk = desk
@@ -72,7 +73,7 @@ class Freezing:
         return self._desk.now < freeze.asked_ns.setdefault(session.id, self._desk.now) + FREEZE_NS
 
     def on_frozen(self, session: HostSession, message: AgentsFrozen) -> None:
-        """A host stands still."""
+        """Take the answer of a frozen host."""
         self._latest = max(self._latest, message.number)
         freeze = self._freeze
         is_asked = freeze is not None and (message.plan, message.number) == (freeze.plan, freeze.number)
@@ -80,7 +81,7 @@ class Freezing:
             freeze.answers[session.id] = message
 
     def has_kept(self, host: str, agent: str) -> bool:
-        """Whether the live state of `agent` is its newest checkpoint, as its host said."""
+        """Return whether the live state of `agent` is its newest checkpoint, as its host reported."""
         session = self._attendance.attached_session(host)
         if session is None or self._freeze is None:
             return False
@@ -88,13 +89,13 @@ class Freezing:
         return answer is not None and agent not in answer.running
 
     def thaw(self) -> None:
-        """Let the agents go on."""
+        """End the freeze: the agents go on."""
         freeze, self._freeze = self._freeze, None
         if freeze is not None and freeze.plan == self._desk.state.plan_number:
             self._desk.send(self._attendance.all_sessions(), ThawAgents(freeze.plan, freeze.number))
 
     def directives_for(self, host: str) -> list[FreezeAgents | ThawAgents]:
-        """What a host that has just come back must hear."""
+        """Return the directives for a host that has just come back."""
         state, plan, freeze = self._desk.state, self._desk.state.plan, self._freeze
         if plan is None or host not in plan.hosts:
             return []
@@ -103,6 +104,6 @@ class Freezing:
         return [] if state.image.need is not None else [ThawAgents(plan.number, ANY_FREEZE)]
 
     def evaluate(self) -> None:
-        """A new plan has ended the freeze."""
+        """Drop a freeze that a new plan has ended."""
         if self._freeze is not None and self._freeze.plan != self._desk.state.plan_number:
             self._freeze = None

@@ -1,6 +1,6 @@
 """Epochs of koo-toueg fleets: each is a round, which makes the line that becomes the epoch.
 
-A round begins by hand, when the period is over, or when the sender logs in the memory of some host are large: all agents are
+A round begins manually, when the period is over, or when the sender logs in the memory of some host are large: all agents are
 asked then, for only rounds bring logs into the store. Every host must have heard how a round ended before it is asked in the
 next one.
 """
@@ -28,11 +28,11 @@ from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 from snapline.messages.host_messages import RequestCheckpoints, RetireAgent
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
-"""Of sender logs in the memory of one host: a quarter of what makes its agents stand still (`agent_runtime/host/backlog.py`)."""
+"""Size of sender logs in one host's memory that begins a round: a quarter of that which pauses its agents (`agent_runtime/host/backlog.py`)."""
 
 
 class KooToueg:
-    """The mode of fleets that are asked in rounds."""
+    """The mode of koo-toueg fleets, whose agents are asked in rounds."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class KooToueg:
     # ---- beginning ------------------------------------------------------------------------------------------------
 
     def try_begin(self, wish: Wish) -> Begun | Later | None:
-        """A round by hand or for the logs has all agents for its initiators, a regular one the agent that waits longest."""
+        """Propose a round. A manual one or one for the logs has all agents as initiators, a regular one the agent that waits longest."""
         if self._epochs.is_busy or self._refs.owed:
             return Later()
         if wish.is_held or not (wish.is_asked or self._store.allows()):
@@ -76,7 +76,7 @@ class KooToueg:
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, wish: Wish) -> str:
-        """Why a round is to begin now; "" if none is."""
+        """Return why a round is to begin now; "" if none is."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
         if wish.is_asked or wish.is_due:
@@ -84,7 +84,7 @@ class KooToueg:
         return LOG_TRIGGER if self._attendance.log_bytes() > ROUND_LOG_BYTES else ""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Whose round it is is known."""
+        """Take the result of BeginEpoch."""
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
@@ -98,7 +98,7 @@ class KooToueg:
     # ---- on the way -----------------------------------------------------------------------------------------------
 
     def collect(self, entry: EpochUnderway) -> None:
-        """The round asks on, or its line is to be stored. It ends if a host cannot store: its agents would stay blocked."""
+        """Store the round's line once it is there. Fail the round if a host cannot store: its agents would stay blocked."""
         if reason := self._store.host_problem(entry.hosts):
             self._underway.fail_to_store(entry, f"it could not be stored: {reason}")
         elif self._rounds.problem:
@@ -111,26 +111,26 @@ class KooToueg:
             entry.stage = StoringLine()
 
     def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
-        """So does the round."""
+        """End the round."""
         self._rounds.end(entry.epoch, is_complete=is_complete)
 
     def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
-        """The questions of the round."""
+        """Return the questions of the round."""
         return self._rounds.directives_for(host)
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """It is the newest complete epoch: what is tentative is nobody's line."""
+        """Return True: the line is the newest complete epoch, without tentative checkpoints."""
         return True
 
     def on_plan_ended(self) -> None:
-        """Nothing was made for its sake."""
+        """Do nothing: no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
-        """Everybody goes back."""
+        """Return the losses: all living agents go back."""
         return Losses(len(list(self._desk.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """It leaves when no line can need it."""
+        """Let the agent wait: it leaves when no line can need it."""
         self._leaving.on_asked(session, message)

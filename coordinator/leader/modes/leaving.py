@@ -1,6 +1,6 @@
-"""Agents of logged fleets that have stopped, and stay until no line can need them.
+"""Removal of stopped agents from logged fleets: they stay until no line can need them.
 
-That is so when the newest epoch holds the last checkpoint, and everything the agent ever sent as received (`Lines.finished`).
+An agent may leave when the newest epoch holds its last checkpoint, and everything it ever sent as received (`Lines.finished`).
 Its host asks again on every new stream, so waiting is volatile.
 """
 
@@ -12,7 +12,7 @@ from snapline.messages.host_messages import AgentRetired, RetireAgent
 
 
 class Leaving:
-    """Who waits for the word that it may leave."""
+    """Stopped agents that wait for their removal."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
@@ -21,11 +21,11 @@ class Leaving:
         self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
 
     def on_asked(self, session: HostSession, message: RetireAgent) -> None:
-        """A host says that this agent has stopped."""
+        """Take a host's report that an agent has stopped."""
         self._waiting[message.agent] = (session, message)
 
     def evaluate(self) -> None:
-        """Let those go that have finished, and tell the hosts of those that are gone."""
+        """Propose the removal of finished agents, and notify the hosts of removed ones."""
         state = self._desk.state
         for agent, (session, asked) in list(self._waiting.items()):
             if asked.plan != state.plan_number or self._attendance.session(session.id) is not session:

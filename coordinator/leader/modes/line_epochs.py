@@ -1,7 +1,7 @@
-"""Epochs made of recovery lines: what the modes of logged fleets have in common.
+"""Epochs made of recovery lines: the common part of the modes of logged fleets.
 
 Hosts make no epochs here. A line is found or made, materialised (`lines.py`), and from then on an epoch is like any other. One
-at a time. An epoch that this leader did not begin is aborted: the line, or the round, died with the leader that began it.
+at a time. An epoch that this leader did not begin is aborted: the line, or the round, was lost with the leader that began it.
 """
 
 import msgspec
@@ -14,13 +14,13 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult
 
 RETRY_NS = 1 * SECOND_NS
-"""Before an epoch for the logs or for a recovery is tried again when it could not be stored: a full disk is not emptied faster."""
+"""Delay before an epoch for the logs or a recovery that could not be stored is tried again: a full disk is not emptied faster."""
 
 LOG_TRIGGER = "log"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """What an epoch begins with: the plan, the line as it is then, and in koo-toueg the agents whose round it is."""
+    """Start of an epoch: the plan, the line at that time, and in koo-toueg the initiators of the round."""
 
     plan: int
     line: dict[str, int]
@@ -28,7 +28,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class LineEpochs:
-    """The epoch of a logged fleet that is on its way.
+    """The running epoch of a logged fleet.
 
     Attributes:
         recovery_failures: epochs before the next plan that could not be stored.
@@ -39,25 +39,25 @@ class LineEpochs:
         self._underway = underway
         self._lines = lines
         self._proposed: Begin | None = None
-        """Of the BeginEpoch on its way."""
+        """Start in the pending BeginEpoch."""
         self._begun: dict[int, Begin] = {}
         self._retry_ns = 0
         self.recovery_failures = 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether an epoch is open, or about to be."""
+        """Return whether an epoch is open, or about to be."""
         return bool(self._desk.state.open_epochs()) or self._desk.is_on_its_way("begin")
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
     def may_begin(self, trigger: str) -> bool:
-        """Whether there are checkpoints to make an epoch of, and the last try is long enough ago."""
+        """Return whether there are checkpoints to make an epoch of, and the last try is long enough ago."""
         is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
         return self._lines.ledger is not None and not (is_urgent and self._desk.now < self._retry_ns)
 
     def propose(self, trigger: str, initiators: tuple[str, ...] = ()) -> bool:
-        """Propose BeginEpoch; return whether it left."""
+        """Propose BeginEpoch; return whether it was proposed."""
         state, ledger = self._desk.state, self._lines.ledger
         if ledger is None or not self.may_begin(trigger):
             return False
@@ -67,13 +67,13 @@ class LineEpochs:
         return True
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """BeginEpoch came back."""
+        """Take the result of BeginEpoch."""
         proposed, self._proposed = self._proposed, None
         if proposed is not None and result is not None and not result.is_refused:
             self._begun[result.number] = proposed
 
     def take(self, epoch: int) -> Begin | Failing | None:
-        """What the epoch, which is open, begins with. None: its answer will tell whether it is ours."""
+        """Return the start of an open epoch. None: the result of BeginEpoch will show whether it is ours."""
         if self._desk.is_on_its_way("begin"):
             return None
         begun = self._begun.pop(epoch, None)
@@ -86,7 +86,7 @@ class LineEpochs:
     # ---- on the way -----------------------------------------------------------------------------------------------
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """The line is an epoch, or the epoch fails. Damage that is found late, when it fails already, counts all the same."""
+        """Decide the epoch of a stored line, or fail it. Damage that is found late, when it fails already, counts too."""
         entry = self._underway.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringLine | Failing):
             return
@@ -109,5 +109,5 @@ class LineEpochs:
             self._retry_ns = self._desk.now + RETRY_NS
 
     def on_plan_ended(self) -> None:
-        """CommitPlan came back: another one begins to count anew."""
+        """Reset the count of failures after CommitPlan."""
         self.recovery_failures = 0

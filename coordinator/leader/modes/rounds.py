@@ -1,14 +1,14 @@
 """Rounds: koo-toueg epochs, from the first question to the last tentative checkpoint.
 
-Each epoch of a koo-toueg fleet is a round (`protocols/koo_toueg_round.py` asks and decides). Here the questions find their
-hosts and the answers their round. When the round's decision is to commit and all its participants' tentative checkpoints
+Each epoch of a koo-toueg fleet is a round (`protocols/koo_toueg_round.py` asks and decides). Here questions are sent to
+hosts and answers passed to the round. When the round's decision is to commit and all its participants' tentative checkpoints
 have been reported, they are added to the ledger: then the newest checkpoints of all agents must be a consistent cut. History
 computes lines without knowing of rounds, so this checks each of them (G1) before anything is decided. Then the line is
 materialised, like that of any logged fleet; completing the epoch makes the checkpoints permanent.
 
 The round's state is not kept: a new leader aborts an open epoch, and begins another one later.
 
-A periodic round has one initiator, the agent whose checkpoint is oldest; one by hand, or for large logs, has all. Agents created since the base
+A periodic round has one initiator, the agent whose checkpoint is oldest; a manual one, or one for large logs, has all. Agents created since the base
 are always among them: one that is not made yet answers yes and takes no part.
 """
 
@@ -30,7 +30,7 @@ from snapline.protocols.koo_toueg_round import (
 
 
 class Rounds:
-    """The round on its way; one at a time."""
+    """The running round; one at a time."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
@@ -43,12 +43,12 @@ class Rounds:
         self._taken: dict[str, int] = {}
         """Agent → latest round that it took part in, as far as this leader knows."""
         self.problem = ""
-        """Why the round cannot be committed."""
+        """Reason why the round cannot be committed."""
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def initiators(self, *, is_everybody: bool) -> tuple[str, ...]:
-        """Who begins the next round; nobody if there is nobody to ask."""
+        """Return the agents that begin the next round; empty if there is none to ask."""
         ledger = self._lines.ledger
         if ledger is None:
             return ()
@@ -61,7 +61,7 @@ class Rounds:
         return tuple([agent for agent, _ in living if is_everybody or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
-        """What a host that has just come back must hear again."""
+        """Return the open questions to a host that has just come back."""
         if self._round is None:
             return []
         agents = self._desk.state.image.agents
@@ -69,7 +69,7 @@ class Rounds:
         return [self._request(asked)] if asked else []
 
     def line(self, epoch: int) -> dict[str, int] | None:
-        """The line of the round, once it is to be committed and all of it is durable; None before, or if that fails."""
+        """Return the round's line, once it is to be committed and all of it is durable; None before, or if that fails."""
         ledger = self._lines.ledger
         if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
             return None
@@ -93,7 +93,7 @@ class Rounds:
     # ---- what is heard --------------------------------------------------------------------------------------------
 
     def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
-        """Agents of a host have answered."""
+        """Take the answers of a host's agents."""
         known = self._round
         if known is None or message.epoch != known.round or message.plan != self._desk.state.plan_number:
             return
@@ -132,13 +132,13 @@ class Rounds:
     # ---- life of a round ------------------------------------------------------------------------------------------
 
     def start(self, epoch: int, initiators: tuple[str, ...]) -> None:
-        """Epoch `epoch` has begun."""
+        """Start the round of epoch `epoch`, which has begun."""
         self._round = KooTouegRound(epoch, initiators)
         self._numbers, self._is_added, self.problem = {}, False, ""
         self._carry_out(self._round.handle(self._desk.now, RoundStarted()))
 
     def end(self, epoch: int, *, is_complete: bool) -> None:
-        """The epoch has ended. What an aborted round left in the store is deleted."""
+        """End the round with its epoch. Checkpoints of an aborted round are deleted from the store."""
         known, ledger = self._round, self._lines.ledger
         if known is None or known.round != epoch:
             return

@@ -1,6 +1,6 @@
-"""Can the line of the next plan be read? Ref, manifest and pack indexes of its epoch are, before the plan is committed.
+"""Check that the line of the next plan can be read: ref, manifest and pack indexes of its epoch, before the plan is committed.
 
-Of an epoch that the fleet is to go back to on purpose, every byte is: later epochs become void with the plan, and hosts that found the damage
+For a restore every byte of the epoch is read: the plan makes later epochs void, and hosts that found damage
 afterwards would leave none of them.
 """
 
@@ -13,11 +13,11 @@ from snapline.messages.concerns import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_SAID_TRIES = 30
-"""A store that cannot be read (not damaged: away) is tried until it is back; every so often that is said again."""
+"""Tries between two log entries about a store that cannot be read (unreachable, not damaged); it is tried until it is back."""
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Nothing is known; it may be read from then on."""
+    """Nothing is known; a read may start from `not_before_ns` on."""
 
     not_before_ns: int = 0
 
@@ -30,14 +30,14 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Readable(msgspec.Struct, frozen=True):
-    """The epoch was read, so far."""
+    """The epoch was read; `is_whole`: every byte."""
 
     epoch: int
     is_whole: bool = False
 
 
 class LineCheck:
-    """One line at a time. Volatile."""
+    """Check of one line at a time. Volatile."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -47,7 +47,7 @@ class LineCheck:
         self._reason = ""
 
     def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
-        """Whether it is; if that is not known, it will be."""
+        """Return whether the line is known to be readable; start a read if needed."""
         stage = self._stage
         if stage == Readable(line, is_whole):
             return True
@@ -58,7 +58,7 @@ class LineCheck:
         return False
 
     def on_checked(self, event: LineChecked) -> None:
-        """The line can be read, or cannot."""
+        """Take the result of the read."""
         stage = self._stage
         if not isinstance(stage, Reading) or stage.epoch != event.epoch:
             return
@@ -76,13 +76,13 @@ class LineCheck:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
     def concerns(self) -> list[Concern]:
-        """The fleet waits for its store."""
+        """Return the wait for the store."""
         if not self._tries:
             return []
         text = f"the recovery waits for the store: {self._reason}"
         return [Concern("store", (), self._desk.now - self._since_ns, text)]
 
     def on_plan_ended(self) -> None:
-        """CommitPlan came back: the line is read again for the next one."""
+        """Forget the result after CommitPlan: the next plan's line is read again."""
         if isinstance(self._stage, Readable):
             self._stage = Unread()

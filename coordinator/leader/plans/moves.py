@@ -1,12 +1,12 @@
-"""Agents that move on purpose: off hosts that an operator drains, and over to hosts that have fewer.
+"""Planned moves of agents: off hosts that an operator drains, and over to hosts that have fewer.
 
-They move by a plan, as after a failure, but from an epoch that begins for its sake: so nothing is lost, and done again is only what was
-done while that epoch was made. Where agents checkpoint by themselves no epoch is needed before: the plan makes one of the live states.
+Agents move by a plan, as after a failure, but from an epoch that begins for this plan. So nothing is lost, and only turns taken
+while that epoch was made are repeated. Where agents checkpoint by themselves no epoch is needed before: the plan makes one of the live states.
 
 Effects are held before, and those that are being called end (`quiescence.py`): else the plan would put them in doubt.
 
-That a host is drained stands in the log, and every plan does without it as long as another host is there. That agents are to be spread
-evenly is wanted of this leader under this plan: who wants it looks whether it has come about, and asks again.
+The log records that a host is drained, and every plan does without it as long as another host is there. A request to spread agents
+evenly is known to this leader only, under this plan: the operator checks the result, and asks again.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ REASON = "move"
 
 
 class _Moving(msgspec.Struct, frozen=True):
-    """What is to come about. `begun`: epochs that had begun under this plan when it was first seen: a later one is its line."""
+    """The move to be made. `begun`: epochs that had begun under this plan when it was first seen: a later one is its line."""
 
     plan: int
     begun: int
@@ -32,7 +32,7 @@ class _Moving(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """What operators want of placement. Volatile, but for the marks of hosts."""
+    """Operators' requests for placement. Volatile, but for the marks of hosts."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, quiescence: Quiescence) -> None:
         self._desk = desk
@@ -43,10 +43,10 @@ class Moves:
         """The plan whose agents are to be spread evenly."""
         self._moving: _Moving | None = None
         self._uneven: tuple[tuple[int, list[str]], bool] | None = None
-        """Of a plan and hosts: whether agents are spread unevenly over them."""
+        """Plan and hosts, and whether agents are spread unevenly over them."""
 
     def on_requested(self, event: MovesRequested) -> None:
-        """An operator wants it, perhaps again."""
+        """Take an operator's request, perhaps a repeated one."""
         self._requests[event.request] = event
         if event.is_even:
             self._even_plan, self._uneven = self._desk.state.plan_number, None
@@ -55,33 +55,33 @@ class Moves:
 
     @property
     def is_even(self) -> bool:
-        """Whether the next plan spreads the agents evenly."""
+        """Return whether the next plan spreads the agents evenly."""
         return self._even_plan is not None and self._even_plan == self._desk.state.plan_number
 
     @property
     def is_moving(self) -> bool:
-        """Whether agents are about to move: epochs that come round wait."""
+        """Return whether agents are about to move: periodic epochs wait."""
         return self._moving is not None
 
     @property
     def wants_epoch(self) -> bool:
-        """Whether agents wait for an epoch to move from, and none is under way."""
+        """Return whether agents wait for an epoch to move from, and none is open."""
         state, moving = self._desk.state, self._moving
         return moving is not None and not self._is_line_there(moving) and not state.open_epochs()
 
     @property
     def reason(self) -> str:
-        """Why a plan is wanted now; "" if none is."""
+        """Reason for a plan now; "" if none is needed."""
         moving = self._moving
         return moving.reason if moving is not None and self._is_line_there(moving) else ""
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Those of `hosts` that are not drained, if there are any."""
+        """Return those of `hosts` that are not drained; all if none is left."""
         known = self._desk.state.image.hosts
         return [host for host in hosts if not known[host].is_drained] or hosts
 
     def concerns(self) -> list[Concern]:
-        """Who gets no agents."""
+        """Return the hosts that get no agents."""
         drained = [host for host, record in self._desk.state.image.hosts.items() if record.is_drained]
         text = "is drained: it gets no agents until `snapline host resume`"
         return [Concern("drained", (host,), 0, f"host {host} {text}") for host in drained]
@@ -89,7 +89,7 @@ class Moves:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Mark hosts, answer who wanted that, and see whether agents have to move."""
+        """Mark hosts, answer the requests for it, and check whether agents have to move."""
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
         state = self._desk.state
@@ -107,7 +107,7 @@ class Moves:
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
     def _must_go_on(self) -> bool:
-        """Agents that checkpoint by themselves are frozen for a plan as soon as one is wanted, and nothing but a plan has them go on."""
+        """Return whether a plan must follow: a wanted plan freezes agents that checkpoint by themselves, and only a plan ends that."""
         state, moving = self._desk.state, self._moving
         is_wanted = moving is not None and moving.plan == state.plan_number
         return is_wanted and state.is_autonomous and state.phase == RUNNING
@@ -130,7 +130,7 @@ class Moves:
                 self._desk.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
 
     def _why(self) -> str:
-        """Why agents have to move; "" if they need not, or cannot now."""
+        """Return why agents have to move; "" if they need not, or cannot now."""
         state, plan = self._desk.state, self._desk.state.plan
         if plan is None or state.phase != RUNNING:
             return ""
@@ -145,7 +145,7 @@ class Moves:
         return "agents are spread evenly" if self.is_even and self._is_uneven(here) else ""
 
     def _is_uneven(self, hosts: list[str]) -> bool:
-        """Whether a plan that spreads agents over these hosts would move any; looked at once for each wish."""
+        """Return whether a plan that spreads agents over these hosts would move any; computed once for each request."""
         state, known = self._desk.state, self._uneven
         if known is None or known[0] != (state.plan_number, hosts):
             agents = [(agent, record.host) for agent, record in state.living_agents()]
@@ -154,6 +154,6 @@ class Moves:
         return known[1]
 
     def _is_line_there(self, moving: _Moving) -> bool:
-        """No epoch is lost by a plan that is wanted: those that are open end first."""
+        """Return whether the plan's line is there; open epochs end first, so the plan loses none."""
         state = self._desk.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())

@@ -1,10 +1,10 @@
-"""Hosts that have been told a plan and do not answer: how long they are waited for.
+"""Time limits for hosts that have received a plan and do not answer.
 
-A host answers with PlanApplied or PlanRefused. Until then its heartbeats say how far it has got with loading; one that does not
-get on for ANSWER_NS counts as failed, and a plan without it is made. A host that is silent meanwhile, with a stream that stands, is busy: for that
-time it is not overdue. If none gets on, it is not the hosts: the plan is made
-anew, for them all. Either way the next plan is waited for twice as long, until one has been applied: a fleet whose loading
-takes long in one piece must come to its end too.
+A host answers with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without
+progress for ANSWER_NS counts as failed, and a plan without it is made. A host that is silent meanwhile, with an open stream, is busy: for that
+time it is not overdue. If no host makes progress, the cause is not the hosts: the plan is made
+anew, for them all. Either way the next plan is waited for twice as long, until one has been applied: a fleet with one slow
+loading step must finish too.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSessions
@@ -13,42 +13,42 @@ from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.concerns import Concern
 
 ANSWER_NS = 5 * SECOND_NS
-"""Two and a half times what a silent host is waited for: loading may stand still for a moment because of one large state."""
+"""Two and a half times the limit for a silent host: loading may pause for a moment because of one large state."""
 
 DOUBLINGS_MAX = 5
-"""Waiting for up to 160 s."""
+"""Largest number of doublings: waiting for up to 160 s."""
 
 SHOWN_NS = SECOND_NS
 
 Place = tuple[int, int, int]
-"""Plan, session, and how far loading has got."""
+"""Plan, session, and progress of loading."""
 
 
 class PlanAnswers:
-    """Who is waited for. Volatile."""
+    """Hosts that are waited for. Volatile."""
 
     def __init__(self, desk: Desk, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._waits: dict[str, tuple[Place, int]] = {}
-        """Host that has not answered → where it is, and since when."""
+        """Host that has not answered → its place, and since when."""
         self._doublings = 0
 
     def shift(self, late_ns: int) -> None:
-        """This process was late by so much: no answer is overdue for that."""
+        """Move all waits by `late_ns`, by which this process was late."""
         now = self._desk.now
         self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
 
     def applied(self) -> None:
-        """All have answered."""
+        """Reset waits and doublings: all hosts have answered."""
         self._waits, self._doublings = {}, 0
 
     def stop_waiting(self) -> None:
-        """Another plan is needed anyway."""
+        """Drop all waits: another plan is needed anyway."""
         self._waits = {}
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
-        """Hosts that are not waited for any longer, and what they did not do."""
+        """Return the hosts whose time is over, and what they did not do."""
         late = {}
         for host in plan.hosts:
             session = self._attendance.attached_session(host)
@@ -66,12 +66,12 @@ class PlanAnswers:
         return late
 
     def give_up(self) -> None:
-        """A decision was taken: the next plan is given more time."""
+        """Give the next plan more time: a decision was taken."""
         self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._waits = {}
 
     def concerns(self) -> list[Concern]:
-        """Who has not answered."""
+        """Return the hosts that have not answered."""
         found = []
         for host, ((number, _, _), since_ns) in self._waits.items():
             lasts_ns = self._desk.now - since_ns

@@ -1,25 +1,25 @@
-"""When the fleet (re)starts, from which line, and on which hosts.
+"""Plans: when the fleet (re)starts, from which line, and on which hosts.
 
 A plan is needed to start the fleet, after the loss of a host with agents (the state says so, `need`), and after an agent
-failed or a host could not apply the plan (volatile: hosts say it again), or when somebody wants to go back (`restores.py`) or agents
-elsewhere (`moves.py`). Then, in this order:
+failed or a host could not apply the plan (volatile: hosts repeat it), or for a restore (`restores.py`) or a move of
+agents (`moves.py`). Then, in this order:
 
 1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
-   is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces stand
-   still: after a power failure the first one back must not get everything.
-   A host that was put out because it held the fleet up (`standby_hosts.py`) is not waited for, and not used; one that is drained is not used.
+   is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces do not
+   run: after a power failure the first one back must not get everything.
+   A host that was evicted because it held the fleet up (`standby_hosts.py`) is not waited for, and not used; one that is drained is not used.
 2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
    One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
    A fork has none: it ends.
-   In autonomous protocols the fleet is frozen before that, and if what survives lies past that epoch it is made one
-   itself: the recovery line is the newest epoch then, and survivors go on from their live states.
-   Who goes back on purpose has named the epoch; nothing is made, and nobody keeps a live state.
+   In autonomous protocols the fleet is frozen before that, and if the surviving states lie past that epoch they are made one
+   themselves: the recovery line is the newest epoch then, and survivors go on from their live states.
+   A restore names its epoch; nothing is made, and no agent keeps a live state.
 3. CommitPlan names the line and all attached hosts. It is refused if the line has moved meanwhile.
 4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs. Hosts that
-   do not get on with it in time are put out; if that is all of them, the plan is made anew (`plan_answers.py`).
+   make no progress in time are evicted; if that is all of them, the plan is made anew (`plan_answers.py`).
 
 Whatever happens in between, the answer is another plan from the same line or an older one; so recovery can be killed at any
-point (G10). What cannot be mended ends the fleet: a plan that hosts refuse three times for reasons other than damage, an agent
+point (G10). Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent
 that fails again and again without a complete epoch in between, a store that stays unreadable.
 """
 
@@ -62,19 +62,19 @@ REFUSALS_MAX = 3
 """Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Plans because of one agent without an epoch in between. A bug that strikes each time would go on for ever; but a message that
-crashes many agents, each until its retries are over, is no such bug."""
+"""Largest number of plans because of one agent without an epoch in between. A bug that strikes each time would recur forever; but a
+message that crashes many agents, each until its retries are over, is no such bug."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A plan that another one must take the place of, and why. Volatile: hosts say it again."""
+    """A plan that must be replaced, and why. Volatile: hosts repeat it."""
 
     plan: int
     reason: str
 
 
 class Plans:
-    """Plans on their way. Volatile, but for what the state says."""
+    """Pending plans. Volatile, but for those in the state."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class Plans:
         self._moves = moves
         self._loads = loads
         self._told = 0
-        """Number of the plan that all attached hosts have been told."""
+        """Number of the plan that was sent to all attached hosts."""
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
         self._to_confirm: dict[str, None] = {}
-        """Hosts whose word in `_applied` has not been proposed yet: looking at all of them whenever one has spoken would be quadratic."""
+        """Hosts whose entry in `_applied` has not been proposed yet: a scan of all of them for each message would be quadratic."""
         self._replaced: Replaced | None = None
         self._refusals = 0
         self._barred_ns: int | None = None
@@ -116,13 +116,13 @@ class Plans:
     # ---- what is heard --------------------------------------------------------------------------------------------
 
     def on_applied(self, session: HostSession, message: PlanApplied) -> None:
-        """A host has applied a plan."""
+        """Note that a host has applied a plan."""
         if message.host_start == session.start:
             self._applied[session.host] = (message.plan, message.host_start)
             self._to_confirm[session.host] = None
 
     def on_refused(self, session: HostSession, message: PlanRefused) -> None:
-        """A host cannot apply the current plan."""
+        """Take a host's refusal of the current plan."""
         state, plan = self._desk.state, self._desk.state.plan
         if plan is None or message.plan != plan.number or message.host_start != session.start:
             return
@@ -140,7 +140,7 @@ class Plans:
             self._replaced = Replaced(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
-        """An agent cannot go on: the fleet goes back to the line."""
+        """Take the failure of an agent: the fleet goes back to the line."""
         plan, record = self._desk.state.plan, self._desk.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
@@ -159,18 +159,18 @@ class Plans:
             self._replaced = Replaced(plan.number, reason)
 
     def _newest_regular(self) -> int:
-        """The newest complete epoch that was not made for a recovery: those tell of no progress."""
+        """Return the newest complete epoch that was not made for a recovery: those show no progress."""
         epochs = self._desk.state.image.epochs
         regular = [x for x in self._desk.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
-        """CommitPlan came back: a line is read again for the next one."""
+        """Reset after CommitPlan: a line is read again for the next plan."""
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
     def on_confirmation_ended(self, kind: op.ConfirmPlan, result: OperationResult | None) -> None:
-        """ConfirmPlan came back; what is not written down, or was said meanwhile, is proposed, as long as it is of use."""
+        """Queue the host again if ConfirmPlan was not committed, or if its answer changed meanwhile."""
         is_written = result is not None and not result.is_refused
         if not is_written or self._applied.get(kind.host) != (kind.plan, kind.host_start):
             self._to_confirm[kind.host] = None
@@ -178,7 +178,7 @@ class Plans:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self, *, is_news_of_hosts: bool) -> None:
-        """Start, restart, confirm; without news of hosts nobody is lost or late who was not before."""
+        """Start, restart, confirm; without news of hosts no further host counts as lost or late."""
         state = self._desk.state
         self._triggers.on_plan_judged(is_wanted=state.plan is not None and bool(self._reason()))
         if is_news_of_hosts:
@@ -261,7 +261,7 @@ class Plans:
             self._commit(line, hosts, reason)
 
     def _is_barred(self, line: int) -> bool:
-        """Would the fleet begin anew, although it had snapshots? That takes an operator's word."""
+        """Return whether the fleet would begin anew although it had snapshots: that needs an operator's consent."""
         is_barred = not line and bool(self._desk.state.image.condemned) and not self._desk.options.may_begin_anew
         if is_barred and self._barred_ns is None:
             self._barred_ns = self._desk.now
@@ -271,13 +271,13 @@ class Plans:
         return is_barred
 
     def concerns(self) -> list[Concern]:
-        """The fleet does not begin anew by itself."""
+        """Return that the fleet does not begin anew by itself."""
         if self._barred_ns is None:
             return []
         return [Concern("store", (), self._desk.now - self._barred_ns, BARRED)]
 
     def _is_settled(self, host: str) -> bool:
-        """Whether it is known what becomes of the agents of `host`."""
+        """Return whether the placement of the agents of `host` can be decided."""
         if self._attendance.attached_session(host) is not None or self._spares.is_put_out(host):
             return True
         record = self._desk.state.image.hosts[host]
@@ -299,7 +299,7 @@ class Plans:
             self._desk.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _losses(self, line: int) -> Losses:
-        """Who goes back on purpose goes back as a whole: nobody was frozen, so no live state counts."""
+        """Return the plan's losses. A restore rolls all agents back: none was frozen, so no live state counts."""
         if self._restores.wanted is not None:
             return Losses(len(list(self._desk.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
@@ -320,7 +320,7 @@ class Plans:
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _follow_up(self, plan: PlanRecord) -> None:
-        """Who does not answer holds up the fleet: it goes on without them, or, if nobody answers, tries again."""
+        """Evict hosts that do not answer in time; if no host answers, replace the plan."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
         late = self._answers.overdue(plan, answered)
         if not late:
@@ -341,7 +341,7 @@ class Plans:
             self._desk.send(self._attendance.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
-        """The current plan, for a stream that has just come; None while a new one is needed.
+        """Return the current plan for a new stream; None while a new plan is needed.
 
         A host that was started again would otherwise begin agents under a plan that its earlier run has confirmed.
         """

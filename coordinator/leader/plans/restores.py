@@ -1,8 +1,8 @@
-"""Going back on purpose: who has asked for it, and what came of it.
+"""Restores: requests to go back to an epoch, and their results.
 
-One restore at a time is wanted. `plans.py` makes its plan as any other, but from the epoch that was asked for, and commits it together
-with the marks that make later epochs void (`state/restore.py`). A request bears a token of its client: asked again, of this leader or
-of the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
+One restore at a time is active. `plans.py` makes its plan as any other, but from the requested epoch, and commits it together
+with the marks that make later epochs void (`state/restore.py`). A request bears a token of its client: repeated to this leader or
+the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
 """
 
 import msgspec
@@ -13,14 +13,14 @@ from snapline.coordinator.state.restore import refusal_of_restore
 from snapline.messages.concerns import Concern
 
 REFUSE_NS = 60 * SECOND_NS
-"""For the plan to be committed: hosts that were lost are waited for some seconds, a store that cannot be read longer. An operator's
-word is not carried out when he has gone home."""
+"""Time for the plan to be committed: lost hosts are waited for some seconds, an unreadable store longer. An operator's
+request is not carried out long after it was made."""
 
 SHOWN_NS = SECOND_NS
 
 
 class WantedRestore(msgspec.Struct, frozen=True):
-    """The one that is wanted. `agent`, `place`: of `ctx.rollback`."""
+    """The active restore. `agent`, `place`: of `ctx.rollback`."""
 
     token: str
     epoch: int
@@ -32,22 +32,22 @@ class WantedRestore(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """Who waits. Volatile, but for the plan.
+    """The active restore and its requests. Volatile, but for the plan.
 
     Attributes:
-        wanted: until its plan is committed, or cannot be.
+        wanted: the active restore, until its plan is committed, or cannot be.
     """
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.wanted: WantedRestore | None = None
         self._requests: list[int] = []
-        """Those that wait for what is wanted."""
+        """Requests that wait for the active restore."""
         self._refused: dict[str, str] = {}
-        """Token of an agent's → why it is not done."""
+        """Token of an agent's restore → why it is not done."""
 
     def on_requested(self, event: RestoreRequested) -> None:
-        """An operator wants it, perhaps again."""
+        """Take an operator's request, perhaps a repeated one."""
         wanted = self.wanted
         if wanted is None:
             self.wanted = WantedRestore(event.token, event.epoch, event.reason, event.drop_inputs, self._desk.now)
@@ -58,22 +58,22 @@ class Restores:
         self._requests.append(event.request)
 
     def want(self, wanted: WantedRestore) -> None:
-        """An agent's (`rollbacks.py`), when nothing else is wanted."""
+        """Start an agent's restore (`rollbacks.py`), when no other is active."""
         assert self.wanted is None, self.wanted
         self.wanted = wanted
 
     def withdraw(self, token: str) -> None:
-        """The life of the agent that wanted it is over."""
+        """Drop the restore of an agent's ended incarnation."""
         self._refused.pop(token, None)
         if self.wanted is not None and self.wanted.token == token:
             self.wanted = None
 
     def take_refusal(self, token: str) -> str:
-        """Why an agent's is not done, once; "" while it may be."""
+        """Return once why an agent's restore is not done; "" while it may be."""
         return self._refused.pop(token, "")
 
     def evaluate(self) -> None:
-        """Answer what is done, and what cannot be."""
+        """Answer requests that are done, or cannot be."""
         wanted, state = self.wanted, self._desk.state
         if wanted is None:
             return
@@ -100,7 +100,7 @@ class Restores:
             self._desk.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
-        """What waits."""
+        """Return the restore that waits."""
         wanted = self.wanted
         lasts_ns = 0 if wanted is None else self._desk.now - wanted.asked_ns
         if wanted is None or lasts_ns < SHOWN_NS:

@@ -1,10 +1,11 @@
-"""Agents that want the fleet to go back (`ctx.rollback`): their wishes become restores, and the second one for the same reason goes to people.
+"""Rollback requests of agents (`ctx.rollback`): each becomes a restore, and the second one for the same reason needs an operator.
 
-Who has asked stands, and loses nothing: its turn had no effect, and what it was for waits. Its host says the wish again on every new stream, so
-a leader that dies forgets nothing that it needs. A wish is of one life of its agent. Whatever plan comes first ends that life, and the
-wish with it: the turn is taken again, and asks again if it still wants to.
+The requesting agent waits, and loses nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new
+stream, so a leader that dies forgets nothing that it needs. A request belongs to one incarnation of its agent. The next plan, whatever its
+reason, ends that incarnation and the request: the turn is taken again, and may ask again.
 
-Nobody who went back remembers why, so the log does: the plans of earlier wishes, as long as they are kept, and up to the last restore of an operator. He has looked.
+Agents that went back do not remember why, so the log does: the plans of earlier requests, as long as they are kept, and up to
+an operator's last restore, since the operator has looked.
 """
 
 import msgspec
@@ -21,10 +22,10 @@ LAST = "last"
 
 
 class RollbackAsked(msgspec.Struct):
-    """Of one life of an agent.
+    """Rollback request of one incarnation of an agent.
 
     Attributes:
-        epoch: that it means; 0 while that is being looked up.
+        epoch: its target; 0 while that is being looked up.
         refused: why it is not done, for people; "" while it may be.
         heard_ns: when this leader first heard it.
     """
@@ -36,17 +37,17 @@ class RollbackAsked(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """The same however often it is said."""
+        """Token of the restore, the same for each repetition."""
         return f"{self.said.agent}@{self.said.incarnation}"
 
     @property
     def reason(self) -> str:
-        """As the plan has it: the same again, from the same place, is the same."""
+        """Reason in the plan; equal for a repeated request from the same place."""
         return op.clip(f"agent {self.said.agent} asked to go back, at {self.said.place}: {self.said.reason}")
 
 
 class Rollbacks:
-    """Who stands and wants that. Volatile: hosts say it again."""
+    """Open rollback requests. Volatile: hosts repeat them."""
 
     def __init__(self, desk: Desk, attendance: HostSessions, restores: Restores) -> None:
         self._desk = desk
@@ -55,7 +56,7 @@ class Rollbacks:
         self._wishes: dict[str, RollbackAsked] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
-        """A turn wants it, perhaps said again."""
+        """Take a turn's request, perhaps repeated."""
         record = self._desk.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_of_now(message):
             return
@@ -69,7 +70,7 @@ class Rollbacks:
             self._tell(known)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
-        """Which epoch is meant, or why none is."""
+        """Take the target epoch, or why there is none."""
         for wish in self._wishes.values():
             if wish.said.snapshot == event.snapshot and not wish.refused:
                 wish.epoch = event.epoch
@@ -77,7 +78,7 @@ class Rollbacks:
                     self._refuse(wish, event.error)
 
     def evaluate(self) -> None:
-        """One restore at a time: the next wish is handed on, those that are over are forgotten."""
+        """Start one restore at a time, and forget requests that are over."""
         for agent, wish in list(self._wishes.items()):
             if not self._is_of_now(wish.said) or self._desk.state.image.outcome:
                 del self._wishes[agent]
@@ -118,6 +119,6 @@ class Rollbacks:
             self._desk.send((session.id,), RollbackRefused(said.agent, said.incarnation, wish.refused))
 
     def concerns(self) -> list[Concern]:
-        """Who stands until people have looked."""
+        """Return the agents that wait for an operator."""
         now, wishes = self._desk.now, [x for x in self._wishes.values() if x.refused]
         return [Concern("rollback", (), now - x.heard_ns, x.refused, (x.said.agent,)) for x in wishes]

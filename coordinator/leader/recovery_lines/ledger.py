@@ -1,14 +1,14 @@
-"""Which checkpoints of a logged fleet lie in the store, and the recovery line that follows from them.
+"""Ledger of a logged fleet's checkpoints in the store, and the recovery line that follows from them.
 
 One ledger serves one plan. It begins with the *base*, the newest complete epoch (0: the initial states, each of which is a
-checkpoint with number 0 in a pack of its own kind), and takes in what hosts report above it. `recovery/history.py` finds the
+checkpoint with number 0 in a pack of its own kind), and takes in hosts' reports above it. `recovery/history.py` finds the
 line; here are the files: which pack holds which checkpoint, which of them no line can need any more.
 
 `FleetHistory` numbers checkpoints from 0 for each agent, and an agent of the base epoch may have any number there. So there an
 agent's checkpoint of the base epoch is number 1, after the implicit 0, and `_shift` leads from ours to its.
 
-The line never falls below the base while a plan lasts: the base is consistent. What lies at or below it is forgotten, files
-included, since plans start from the base or from what lies above it.
+The line never falls below the base while a plan lasts: the base is consistent. Checkpoints at or below it are forgotten, files
+included, since plans start from the base or from checkpoints above it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from snapline.recovery.history import FleetHistory, Line
 UNBORN = "unborn"
 
 AGENTS_NAMED_MAX = 5
-"""In a sentence."""
+"""Largest number of agents named in a sentence."""
 
 ADDED, KNOWN, GAP, VOID = "added", "known", "gap", "void"
 
@@ -31,13 +31,13 @@ class Ledger:
     """The checkpoints of one plan.
 
     Attributes:
-        plan, base_epoch: what it belongs to.
+        plan, base_epoch: the plan and base that it belongs to.
         base: agent → number of its checkpoint in the base epoch; agents that are unborn there, or where there is no base
             epoch, have none.
         newest: agent → number of its newest checkpoint; 0 for one that has none.
         packs: by path, all that hold something.
         log_bytes: of the sender logs in them.
-        problems: what was reported and cannot be; for the log of the process.
+        problems: impossible reports; for the log of the process.
         left: agents that have left since. They stay in the history; an epoch that began before holds them as the base does.
     """
 
@@ -84,7 +84,7 @@ class Ledger:
             self.base[agent] = self.newest[agent] = checkpoint.number
 
     def join(self, agent: str) -> None:
-        """An agent that is made has checkpoint 0: it has done nothing, and needs no file. Again: no effect."""
+        """Add a new agent, with checkpoint 0: it has done nothing, and needs no file. Repeated: no effect."""
         if agent not in self.newest:
             self.history.join(agent)
             self.newest[agent] = 0
@@ -93,7 +93,7 @@ class Ledger:
     # ---- taking in ------------------------------------------------------------------------------------------------
 
     def hold(self, checkpoints: Iterable[StoredCheckpoint]) -> None:
-        """These lie in the store, whether they can be added now or not."""
+        """Note that these are in the store, whether they can be added now or not."""
         before = dict.fromkeys(self._held)
         for checkpoint in checkpoints:
             path = checkpoint.pack.path
@@ -138,19 +138,19 @@ class Ledger:
         return ADDED
 
     def leave(self, agent: str) -> None:
-        """It has stopped, the base holds all it ever sent as received, and the fleet is without it from here on."""
+        """Mark an agent as gone: it has stopped, and the base holds all it ever sent as received."""
         if agent in self.newest:
             self.left[agent] = None
             for held in self._held.values():
                 held.pop(agent, None)
 
     def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
-        """Where an agent stands, `turns` after its newest checkpoint."""
+        """Take an agent's live position, `turns` after its newest checkpoint."""
         self.join(agent)
         self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
 
     def why_not_advanced(self) -> str:
-        """A sentence for people: no agent has a newer checkpoint, or those that there are fit into no consistent cut."""
+        """Return a sentence for people: no agent has a newer checkpoint, or the newer ones fit into no consistent cut."""
         newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
         if not newer:
             return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
@@ -165,7 +165,7 @@ class Ledger:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a line can be made an epoch: each agent has a checkpoint to begin with."""
+        """Return whether a line can be made an epoch: each agent has a checkpoint to begin with."""
         return not self._missing
 
     @property
@@ -178,23 +178,23 @@ class Ledger:
 
     @property
     def has_advanced(self) -> bool:
-        """Whether the line lies past the base."""
+        """Return whether the line lies past the base."""
         base = self.base
         line = self.line.items()
         return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
 
     def place_of(self, agent: str, number: int) -> int:
-        """What `FleetHistory` calls checkpoint `number` of `agent`."""
+        """Return the number that `FleetHistory` uses for checkpoint `number` of `agent`."""
         return number + self._shift.get(agent, 0)
 
     def number_of(self, agent: str, place: int) -> int:
-        """The checkpoint that `FleetHistory` calls `place`."""
+        """Return the number of the checkpoint that `FleetHistory` calls `place`."""
         return place - self._shift.get(agent, 0)
 
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
     ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
-        """How to make `line` an epoch of `members`: each agent's packs, and these by path."""
+        """Return the agents with their packs, and the packs by path, that make `line` an epoch of `members`."""
         agents: list[LineAgent] = []
         packs: dict[str, ReportedPack] = {}
         for agent, record in members:
@@ -210,7 +210,7 @@ class Ledger:
     # ---- moving on ------------------------------------------------------------------------------------------------
 
     def rebase(self, epoch: int, line: Mapping[str, int]) -> None:
-        """`line` has become an epoch, the new base."""
+        """Make `line`, which has become an epoch, the new base."""
         self.base_epoch = epoch
         for agent, number in line.items():
             if number == 0 and agent not in self._initial and agent not in self.base:
@@ -223,7 +223,7 @@ class Ledger:
             self._paths[agent] = {x: path for x, path in paths.items() if x > number}
 
     def drop_above_base(self) -> None:
-        """The checkpoints above the base never were: a round that took them is aborted."""
+        """Drop the checkpoints above the base: the round that took them is aborted."""
         self.history.roll_back(Line({agent: self.place_of(agent, self.base.get(agent, 0)) for agent in self.newest}))
         for agent in self.newest:
             base = self.base.get(agent, 0)
@@ -232,7 +232,7 @@ class Ledger:
         self._line = None
 
     def take_obsolete(self) -> tuple[str, ...]:
-        """The packs in which no checkpoint lies above the base; they are not held any more."""
+        """Release and return the packs in which no checkpoint lies above the base."""
         if not self.base_epoch:
             return ()
         base = self.base
@@ -243,14 +243,14 @@ class Ledger:
         return found
 
     def release(self, paths: Iterable[str]) -> None:
-        """These packs are to be deleted."""
+        """Forget packs that are to be deleted."""
         for path in paths:
             self._held.pop(path, None)
             self.packs.pop(path, None)
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_in(self, path: str, agent: str) -> dict[str, int]:
-        """The first checkpoint that a pack holds above the base, of `agent` or (empty) of each agent."""
+        """Return the first checkpoint that a pack holds above the base, of `agent` or (empty) of each agent."""
         found: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):
             numbers = [number for number, known in self._paths.get(name, {}).items() if known == path]

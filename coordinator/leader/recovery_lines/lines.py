@@ -1,4 +1,4 @@
-"""Lines: what lies in the store above the newest complete epoch, and where the fleet would go back to.
+"""Lines: the checkpoints in the store above the newest complete epoch, and the recovery line.
 
 In logged protocols the recovery line is materialised: it becomes an epoch, and everything after that is as with epochs that
 hosts make. This part keeps the ledger (`ledger.py`) up to date:
@@ -36,22 +36,22 @@ from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored
 
 SCAN_RETRY_NS = 1 * SECOND_NS
 SCAN_TRIES_MAX = 60
-"""A store that cannot be read (not damaged: unreachable) is tried for a minute, as for a plan's line."""
+"""Largest number of scans of a store that cannot be read (unreachable, not damaged): a minute, as for a plan's line."""
 
 GAP_NS = 2 * SECOND_NS
-"""A report whose predecessor is missing for so long: it is in the store, or nowhere."""
+"""Time to wait for a report's missing predecessor: after that it is in the store, or nowhere."""
 
 LEFT_MAX = 1024
-"""Agents that have left and are still in the ledger. Reading the store again costs as much as starting to lead."""
+"""Number of agents that have left and may always stay in the ledger. A new scan costs as much as the start of a leader."""
 
 WAITING_MAX = 65_536
-"""Reports that wait for a scan. One beyond that is not acknowledged, so its host says it again on its next stream."""
+"""Largest number of reports that wait for a scan. Further ones are not acknowledged, so hosts repeat them on their next stream."""
 
 TENTATIVE = "tentative"
 
 
 class WaitingReport(msgspec.Struct, frozen=True):
-    """A report that is not in the ledger yet, and whose it is."""
+    """A report that is not in the ledger yet, and its host."""
 
     host: str
     start: int
@@ -60,7 +60,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """What of the store is being read. `is_late`: what it finds may be too old, so another one follows."""
+    """A running scan of the store. `is_late`: its findings may be too old, so another one follows."""
 
     plan: int
     base_epoch: int
@@ -68,7 +68,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """Lines of a logged fleet. Volatile: the store and the hosts say it all again.
+    """Lines of a logged fleet. Volatile: rebuilt from the store and the hosts.
 
     Attributes:
         ledger: None until the store has been scanned under the current plan.
@@ -88,17 +88,17 @@ class Lines:
         self.finished: dict[str, None] = {}
         self._plan = 0
         self._scan: Scan | None = None
-        """On its way."""
+        """The running scan."""
         self._scan_at_ns = 0
         self._scan_tries = 0
         self._is_swept = False
         self._waiting: list[WaitingReport] = []
         self._gap_ns: int | None = None
-        """Since when a predecessor is missing."""
+        """Time since which a predecessor is missing."""
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
         self._unheard: dict[str, int] | None = None
-        """Host → its run, of those that were there before this leader and have not been heard here; None before the first look."""
+        """Host → its run, of those that were alive before this leader and have not been heard here; None before the first look."""
         self._materialising: dict[int, dict[str, int]] = {}
         """Epoch → the line it is to hold; until it is the base, or no more."""
         self._finishing: dict[int, tuple[str, ...]] = {}
@@ -108,12 +108,12 @@ class Lines:
 
     @property
     def has_advanced(self) -> bool:
-        """Whether there is a line past the newest complete epoch, and it can be made one."""
+        """Return whether there is a line past the newest complete epoch, and it can be made one."""
         return self.is_ready and self.ledger is not None and self.ledger.has_advanced
 
     @property
     def is_ready(self) -> bool:
-        """Whether a line can be made an epoch, be it the base once more."""
+        """Return whether a line can be made an epoch, be it the base once more."""
         ledger = self.ledger
         return (
             ledger is not None and ledger.is_ready and not self._unheard and ledger.base_epoch not in self._desk.damaged
@@ -121,18 +121,18 @@ class Lines:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that has been said is in the ledger, or nothing more can be done with it."""
+        """Return whether all reports are in the ledger, or nothing more can be done with them."""
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard)
 
     @property
     def is_behind(self) -> bool:
-        """Whether some agent's newest checkpoint is not on the line: others hold it back."""
+        """Return whether some agent's newest checkpoint is not on the line: others hold it back."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
     @property
     def log_bytes(self) -> int:
-        """Of sender logs in the store, above the base."""
+        """Size of the sender logs in the store, above the base."""
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ class Lines:
     # ---- what is heard --------------------------------------------------------------------------------------------
 
     def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
-        """Checkpoints are durable; perhaps said again."""
+        """Take a report of durable checkpoints, perhaps a repeated one."""
         if message.host_start != session.start or not self._plan:
             return  # without a plan, or in a fleet whose hosts make the epochs, there is nothing to take it in
         problem = shape_problem(message)
@@ -162,7 +162,7 @@ class Lines:
         self._waiting.append(WaitingReport(session.host, session.start, message.sequence, checkpoints))
 
     def on_scanned(self, event: CheckpointsScanned) -> None:
-        """What lies in the store."""
+        """Take the result of a scan."""
         scan = self._scan
         if scan is None or (scan.plan, scan.base_epoch) != (event.plan, event.base_epoch):
             return
@@ -225,16 +225,16 @@ class Lines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """The line is stored; who has finished in it is known when its epoch is published."""
+        """Keep the agents that have finished in the stored line until its epoch is published."""
         self._finishing[event.epoch] = event.finished
 
     def on_published(self, epoch: int) -> None:
-        """The hosts have been told that the epoch is complete: what their agents had tentative is permanent."""
+        """Take the finished agents of a published epoch: hosts know it, so their tentative checkpoints are permanent."""
         if self.ledger is not None and self.ledger.base_epoch == epoch:
             self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
     def on_left(self, agent: str) -> None:
-        """An agent that had finished is out of the fleet. What the ledger has of it goes when there is enough of it."""
+        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it holds many of these."""
         self.finished.pop(agent, None)
         if self.ledger is not None:
             self.ledger.leave(agent)
@@ -242,7 +242,7 @@ class Lines:
                 self.ledger = None
 
     def on_damaged(self, event: LineMaterialised) -> None:
-        """Something that a line needs cannot be read."""
+        """Handle damage to a file that a line needs."""
         ledger = self.ledger
         if ledger is None:
             return
@@ -259,7 +259,7 @@ class Lines:
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Follow plan and base; take in what waits."""
+        """Follow plan and base; take in the waiting reports."""
         state = self._desk.state
         if state.plan is None or state.image.outcome:
             return
@@ -281,8 +281,8 @@ class Lines:
     def _hear_of_predecessor(self) -> None:
         """Scan again once a host that another leader has served is heard here, or lost.
 
-        A leader that does not know that it was deposed goes on acknowledging reports, and a host says again only what was not
-        acknowledged. What it has acknowledged is in the store, but perhaps not when this leader first looked.
+        A leader that does not know that it was deposed goes on acknowledging reports, and a host repeats only those that were
+        not acknowledged. The acknowledged ones are in the store, but perhaps not when this leader first looked.
         """
         hosts = self._desk.state.image.hosts
         if self._unheard is None:
@@ -305,7 +305,7 @@ class Lines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """The epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
+        """Return the epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
         plan, epochs = self._desk.state.plan, self._desk.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -326,7 +326,7 @@ class Lines:
         self._delete_obsolete(self.ledger)
 
     def on_round_ended(self, epoch: int) -> None:
-        """What is tentative of this round, and of older ones, is nobody's any more."""
+        """Forget the tentative checkpoints of this round and of older ones."""
         self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
@@ -335,7 +335,7 @@ class Lines:
             self._desk.out.append(DeleteCheckpoints(paths))
 
     def delete(self, paths: tuple[str, ...]) -> None:
-        """These packs serve nothing: their round was aborted."""
+        """Delete packs of an aborted round."""
         if paths:
             if self.ledger is not None:
                 self.ledger.release(paths)
@@ -387,7 +387,7 @@ class Lines:
             self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
 
     def _give_up_gaps(self) -> None:
-        """A scan did not find what is missing either: what builds on it is of no use."""
+        """Discard the checkpoints that build on a missing one, which a scan did not find either."""
         newest = self.newest()
         for checkpoint in [x for report in self._waiting for x in report.checkpoints]:
             agent, number = checkpoint.agent, newest.get(checkpoint.agent, 0) + 1

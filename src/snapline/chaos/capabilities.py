@@ -1,4 +1,4 @@
-"""What of the fault words can be carried out on real processes, here and by each launcher, and why not what cannot."""
+"""Capabilities: which fault words can be carried out on real processes, here and by each launcher, and why not the others."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -12,7 +12,7 @@ from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, Membe
 from snapline.sim.scenario import FaultPart, Scenario
 
 Where = Literal["local", "ssh", "podman", "slurm", "ray"]
-"""What `--on` says."""
+"""Values of `--on`."""
 
 HERE: Where = "local"
 
@@ -71,14 +71,14 @@ AGAINST_ELSEWHERE = {
     "disk": "the preloaded library shares memory with `chaos run`, on this machine",
     "clock": "the preloaded library shares memory with `chaos run`, on this machine",
 }
-"""Of words, or of the first halves of words, or of their kinds: what a launcher cannot do."""
+"""Faults that a launcher cannot carry out, with reasons, by words, first halves of words, or kinds."""
 
 POSSIBLE_ELSEWHERE = ("disk: bit-flip",)
 
 AGAINST_AT: dict[tuple[Where, str], str] = {
     ("podman", "slow"): "a container takes longer to be paused and to go on than its turns last",
 }
-"""What one launcher cannot."""
+"""Faults that one launcher cannot carry out, with reasons."""
 
 
 def abilities(on: Where = HERE) -> list[Ability]:
@@ -92,7 +92,7 @@ def _ability(kind: str, word: str, on: Where) -> Ability:
 
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
-    """What a table says of the word, else of its first half, else of its kind; "" is nothing."""
+    """Return a table's entry for the word, else for its first half, else for its kind; "" is nothing."""
     return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
 
 
@@ -135,7 +135,7 @@ def reason_against(fault: FaultPart, on: Where = HERE) -> str:
 
 
 def _name_of(fault: FaultPart) -> str:
-    """As `describe_words` calls it."""
+    """Return the name that `describe_words` gives it."""
     match fault.word:
         case PartitionWord(shape=choice) | DiskWord(mode=choice) | HangWord(what=choice):
             return f"{fault.kind}: {choice}"

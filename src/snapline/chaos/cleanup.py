@@ -1,4 +1,4 @@
-"""What a run that was killed may have left. Processes are on a leash, so there should be none; a leash is held by the kernel."""
+"""Finds what a killed run may have left. The kernel ends processes with their parent, so there should be none."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ MARK = b"snapline.chaos.fault_wrapper"
 
 
 def leftovers(processes: Path = Path("/proc")) -> list[str]:
-    """In words, with what to do: processes whose run is gone."""
+    """Return processes whose run is gone, in words, with what to do."""
     found = []
     for folder in processes.iterdir():
         if not folder.name.isdecimal():

@@ -1,4 +1,4 @@
-"""What faults ask of real processes, and what is seen of them: the words between `executor.py`, which decides, and `local_faults.py`, which acts."""
+"""Commands and events of faults on real processes: between `executor.py`, which decides, and `local_faults.py`, which acts."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ class KillNode(Command, frozen=True):
 
 
 class EndNode(Command, frozen=True):
-    """SIGTERM, so that it says goodbye; it stays down until `StartNode`."""
+    """End a node by SIGTERM, so that it shuts down in order; it stays down until `StartNode`."""
 
     node: str
 
@@ -28,21 +28,21 @@ class StartNode(Command, frozen=True):
 
 
 class CutPower(Command, frozen=True):
-    """SIGKILL, and what it has not synced is kept, lost or torn, as the seed says."""
+    """Kill a node by SIGKILL; what it has not synced is kept, lost or torn, by the seed."""
 
     node: str
     seed: int
 
 
 class SetSpeed(Command, frozen=True):
-    """Of its processor, in percent; 0: it stands still (SIGSTOP)."""
+    """Set the speed of its processor, in percent; 0: it is frozen (SIGSTOP)."""
 
     node: str
     percent: int
 
 
 class SetPath(Command, frozen=True):
-    """How bytes go from one node to another: not at all, or late by `least_ns` and up to `jitter_ns` more, so many of 1000 packets lost."""
+    """Set how bytes go from one node to another: not at all, or late by `least_ns` and up to `jitter_ns` more, so many of 1000 packets lost."""
 
     sender: str
     receiver: str
@@ -60,14 +60,14 @@ class BreakStreams(Command, frozen=True):
 
 
 class SetDisk(Command, frozen=True):
-    """What is wrong with the disk of a node, and nothing else is."""
+    """Set all faults of a node's disk; others end."""
 
     node: str
     modes: tuple[DiskMode, ...]
 
 
 class SetHanging(Command, frozen=True):
-    """What of a node does not come back."""
+    """Set which part of a node hangs."""
 
     node: str
     what: Hanging
@@ -75,7 +75,7 @@ class SetHanging(Command, frozen=True):
 
 
 class SetClock(Command, frozen=True):
-    """Of a node's wall clock."""
+    """Set a node's wall clock."""
 
     node: str
     skew_ns: int
@@ -83,20 +83,20 @@ class SetClock(Command, frozen=True):
 
 
 class SetUnknown(Command, frozen=True):
-    """Of a thousand outcomes of proposals so many are not told to who has proposed."""
+    """Set how many of a thousand outcomes of proposals are hidden from the proposer."""
 
     per_mille: int
 
 
 class FlipBit(Command, frozen=True):
-    """Of this file of the store; the remainder by its length counts."""
+    """Flip a bit of this file of the store; the remainder by its length counts."""
 
     path: str
     bit: int
 
 
 class ArmPoint(Command, frozen=True):
-    """Whoever passes the point for the `hit`-th time from now, of all processes together, suffers `action`, and tells."""
+    """Arm a point: the process with the `hit`-th pass from now, of all processes together, suffers `action`, and reports it."""
 
     number: int
     name: str
@@ -105,7 +105,7 @@ class ArmPoint(Command, frozen=True):
 
 
 class DisarmPoints(Command, frozen=True):
-    """Those that have not acted never will."""
+    """Disarm points: those that have not acted never will."""
 
 
 class Note(Command, frozen=True):
@@ -126,10 +126,10 @@ class TimePassed(Event, frozen=True):
 
 
 class FleetLookedAt(Event, frozen=True):
-    """How the fleet stands.
+    """State of the fleet.
 
     Attributes:
-        leader: of the coordinators; "" is nobody.
+        leader: of the coordinators; "" is none.
         homes: agent → host.
         flippable: files of the newest complete epoch, while an older one is whole; none of them was flipped.
     """
@@ -140,7 +140,7 @@ class FleetLookedAt(Event, frozen=True):
 
 
 class PointPassed(Event, frozen=True):
-    """What was armed under this number has acted, on this node."""
+    """An armed point of this number has acted, on this node."""
 
     number: int
     node: str

@@ -1,6 +1,6 @@
-"""What is wrong with one process, in memory that it shares with whoever runs chaos: numbers, which it looks at with each call.
+"""Faults of one process, in memory that it shares with the process that runs chaos: numbers, which it reads with each call.
 
-A fault begins and ends by one store; no process has to be asked, and one that is started again suffers what the one before did.
+A fault begins and ends by one store; no process has to cooperate, and one that is started again suffers what the one before did.
 """
 
 import mmap
@@ -22,9 +22,8 @@ FIELDS = (
     "die_at",
     "hang_loop",
 )
-"""Signed numbers of 64 bits, in this order; the same as in `preload.c`, and a test compares. `drift_from_ns`: of the monotonic clock. `changes`: to files, so
-
-far; the process dies just before the one with the number `die_at`."""
+"""Signed numbers of 64 bits, in this order; the same as in `preload.c`, and a test compares. `drift_from_ns`: of the monotonic clock.
+`changes`: to files, so far; the process dies just before the one with the number `die_at`."""
 
 SIZE = 8 * len(FIELDS)
 

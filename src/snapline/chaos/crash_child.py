@@ -2,8 +2,8 @@
 
     python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input as `crash_kit.py` gives them)
 
-For each line of standard input, a folder, the program runs in a fork of its own. Its words and its end go to standard output, one line of JSON each, by
-one call each: what was said before a SIGKILL has been said. Only forks touch files below the root, so only they die.
+For each line of standard input, a folder, the program runs in a fork of its own. Its notes and its end go to standard output, one line of JSON
+each, by one call each: a note written before a SIGKILL is not lost. Only forks touch files below the root, so only they die.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ def say(to: int, word: str, of: object) -> None:
 
 
 class CrashNote:
-    """How the program says where it stands. `of` is any name: a step, an input, a payment."""
+    """Notes of the program on its progress. `of` is any name: a step, an input, a payment."""
 
     def __init__(self, to: int, wrongs: Wrongs) -> None:
         self._to = to
         self._wrongs = wrongs
 
     def _say(self, word: str, of: object) -> None:
-        """Each word is a moment to die at, before it is said: behind a change that is there, which nobody has spoken of."""
+        """Write a note. Each note is a moment to die at, before it is written: after a change that is there, which no note mentions yet."""
         number = self._wrongs.get("changes") + 1
         self._wrongs.set("changes", number)
         if number == self._wrongs.get("die_at"):
@@ -43,20 +43,20 @@ class CrashNote:
         say(self._to, word, of)
 
     def found(self, *of: str) -> None:
-        """The store is open, and holds these; nothing: it is empty. Once in a life."""
+        """Note that the store is open, and holds these; nothing: it is empty. Once in a life."""
         self._say("found", of)
 
     def began(self, of: str) -> None:
-        """This is done now."""
+        """Note that this is being done now."""
         self._say("began", of)
 
     def kept(self, of: str) -> None:
-        """The store has promised that it stays done."""
+        """Note that the store has promised that it stays done."""
         self._say("kept", of)
 
 
 def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
-    """The program, of a file that may be on no path."""
+    """Load the program from a file that may be on no path."""
     spec = importlib.util.spec_from_file_location("_crash_program", file)
     assert spec is not None and spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)

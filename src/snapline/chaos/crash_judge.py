@@ -1,10 +1,10 @@
-"""What a program's lives say of the store that it resumes from. No I/O.
+"""Judges a program's store by the notes of its lives. No I/O.
 
-One *story* is the lives of one program on one store: each but the last two was killed at some write, the last two ended by themselves. A life says
-words (`chaos/crash_child.py`): what it found in the store, what it is about to do, what the store has promised to keep. A store is right if
+One *story* is the lives of one program on one store: each but the last two was killed at some write, the last two ended by themselves. A life
+writes notes (`chaos/crash_child.py`): what it found in the store, what it is about to do, what the store has promised to keep. A store is right if
 
 * no life fails or hangs: a crash must not leave what cannot be opened (*broken*);
-* what was kept is found by every later life that looks (*lost*), and nothing is found that nobody began (*invented*);
+* what was kept is found by every later life that looks (*lost*), and nothing is found that was never begun (*invented*);
 * what was kept is not begun again by a later life (*repeated*): a step that is durable is not done twice, an input is consumed once;
 * the program ends as it does undisturbed (*different*), and one more life after the end changes nothing (*unsettled*).
 """
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Life(msgspec.Struct, frozen=True):
-    """What one life said.
+    """Notes of one life.
 
     Attributes:
         killed_at: the number of the change to a file just before which it was killed; 0: it was left alone.
@@ -45,7 +45,7 @@ class CrashFinding(msgspec.Struct, frozen=True):
 
 
 def judge(lives: list[Life], undisturbed: str) -> list[CrashFinding]:
-    """What is wrong with a story. `undisturbed`: what the program returns if nobody kills it."""
+    """Return the findings of a story. `undisturbed`: what the program returns if it is not killed."""
     at = lives[0].killed_at
     broken = [
         CrashFinding("broken", at, f"life {number} {'hangs' if life.ended == 'hangs' else f'fails: {life.result}'}")

@@ -1,4 +1,5 @@
-"""Does a program resume rightly from its own store? It is killed at every write, and has to say afterwards what it finds. For other people's stores, too.
+"""Checks that a program resumes rightly from its own store: kills it at every write, and reads afterwards what it finds. For other people's stores,
+too.
 
     def program(folder, note):          # opens its store in `folder`, goes on from what is there, and returns when it has ended
         with Store(folder) as store:
@@ -13,11 +14,12 @@
     def test_it_resumes(snapline_crash_kit):
         snapline_crash_kit.check(program)
 
-Theory of operation. A life that nobody disturbs tells how many moments there are: changes to files, which are writes, syncs, truncations, and names that
-are given and taken away (`preload.c`, which stands between the process and the C library), and words. Then there is one story for each of them. Its first
-life is killed with SIGKILL just before that change, or that word; the second, which has to resume, at a moment that is drawn; the third and the fourth are
-left alone: the program has to end, and to end again without doing anything twice. What they said is judged (`crash_judge.py`). What a kill leaves is what the kernel was told:
-that a machine loses power, and what was not synced with it, is not in it.
+Theory of operation. An undisturbed life shows how many moments there are: changes to files, which are writes, syncs, truncations, and names that
+are given and taken away (`preload.c`, which is between the process and the C library), and words. Then there is one story for each of them. Its
+first life is killed with SIGKILL just before that change, or that word; the second, which has to resume, at a moment that is drawn; the third and
+the fourth are
+left alone: the program has to end, and to end again without doing anything twice. Their notes are judged (`crash_judge.py`). A kill leaves what the
+kernel has received: that a machine loses power, and what was not synced with it, is not in it.
 
 Lives are forks of one process that has loaded the program (`crash_child.py`), so a story takes as long as the program's work.
 """
@@ -53,16 +55,16 @@ POINTS = 200
 """Stories of a check that does not say: of a program with more moments so many of them, evenly."""
 
 LIFE_S_MAX = 60.0
-"""Of one life: what takes longer hangs."""
+"""Time limit of one life: a longer one hangs."""
 
 START_S_MAX = 120.0
-"""For loading the program."""
+"""Time limit for loading the program."""
 
 Program = Callable[[Path, "CrashNote"], Any]
 
 
 class CrashReport(msgspec.Struct, frozen=True):
-    """What was tried, and what was found.
+    """Report of a check: what was tried, and what was found.
 
     Attributes:
         moments: of the program undisturbed: changes to files, and words.
@@ -78,14 +80,14 @@ class CrashReport(msgspec.Struct, frozen=True):
 
 
 class CrashKit:
-    """What the fixture `snapline_crash_kit` gives to a test."""
+    """Crash kit that the fixture `snapline_crash_kit` gives to a test."""
 
     def run(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
-        """Kill a program at its writes and words, and judge what it says.
+        """Kill a program at its writes and notes, and judge what it reports.
 
         Args:
-            program: a function of a module (or an `async` one) that takes a folder, which is empty at first, and a `CrashNote`. It says with `note.found`
-                what its store holds, and must return something that JSON can say, or whose `repr` says what it is.
+            program: a function of a module (or an `async` one) that takes a folder, which is empty at first, and a `CrashNote`. It reports with
+                `note.found` what its store holds, and must return something that JSON or its `repr` can represent.
             points: how many moments at most, or which, from 1.
             seed: what else is drawn.
 
@@ -103,7 +105,7 @@ class CrashKit:
             return _stories(lives, points, random.Random(seed), name)
 
     def check(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
-        """As `run`; an AssertionError that names what was found, if there is anything."""
+        """Run like `run`, and raise an AssertionError that names the findings, if there are any."""
         report = self.run(program, points=points, seed=seed)
         if report.findings:
             raise AssertionError(said(report, program.__name__))
@@ -159,7 +161,7 @@ def _place(program: Program) -> tuple[str, str]:
 
 
 class _Said:
-    """What one life has said so far."""
+    """Notes of one life so far."""
 
     def __init__(self, die_at: int) -> None:
         self.pid = self.count = 0
@@ -188,14 +190,14 @@ class _Said:
 
 
 class _Lives:
-    """The process that forks, and what it says."""
+    """Driver of the process that forks, with its output."""
 
     def __init__(self, folder: Path, file: str, name: str) -> None:
         self._root = folder / "stores"
         self._root.mkdir()
         self._control = Wrongs(folder / "control")
         self.moments = self.changes = 0
-        """Of the longest life so far; changes are those that are no words."""
+        """Counts of the longest life so far; changes are those that are no words."""
         added = preload.environment(
             preload.build(folder), control=folder / "control", journal=folder / "journal", root=self._root
         )
@@ -229,7 +231,7 @@ class _Lives:
         self._errors.close()
 
     def live(self, store: str, die_at: int) -> Life:
-        """One life on a store, which is made if it is not there. `die_at`: the number of a change; 0: let it live."""
+        """Run one life on a store, which is made if it is not there. `die_at`: the number of a change; 0: let it live."""
         folder = self._root / store
         folder.mkdir(exist_ok=True)
         self._control.set("changes", 0)
@@ -251,7 +253,7 @@ class _Lives:
         return msgspec.structs.replace(said.life(0), ended="hangs", result="")
 
     def forget(self, store: str) -> None:
-        """Its story is over."""
+        """Remove the store of a finished story."""
         shutil.rmtree(self._root / store, ignore_errors=True)
 
     def _listen(self, stream: IO[str]) -> None:

@@ -1,17 +1,17 @@
-"""The executor of faults on real processes: a core. `local_faults.py` does what it says.
+"""The executor of faults on real processes: a core. `local_faults.py` carries its commands out.
 
 Theory of operation
 -------------------
 `sim/faults` decides what happens when, and to whom, from the file and the seed; here these words become commands about processes. The
 simulated world and this core implement the same `Executor`, so one file means the same in both. Time is a number that the caller gives.
-What the schedule asks and only the world knows (who leads, where an agent lives, what may be damaged) is as it was when the fleet was
+What the schedule needs and only the world knows (who leads, where an agent lives, what may be damaged) is as it was when the fleet was
 last looked at.
 
 Invariants:
 
-1. What holds of a path, disk or clock is told whole each time, so that a command carried out twice, or after a restart, does no harm.
-2. A process stands still while anybody wants it to: by a pause, or at a failpoint.
-3. A process that is down stays so until its fault says otherwise: whoever dies at a failpoint too.
+1. The state of a path, disk or clock is sent whole each time, so that a command carried out twice, or after a restart, does no harm.
+2. A process is frozen while any fault holds it: by a pause, or at a failpoint.
+3. A process that is down stays so until its fault ends that: one that dies at a failpoint too.
 """
 
 import heapq
@@ -27,7 +27,7 @@ from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
 DEPOSED_NS = 3_000_000_000
-"""How long a leader stands still to lose its office: some election time-outs."""
+"""Time that a leader is frozen to lose its office: some election time-outs."""
 
 Path = tuple[str, str]
 
@@ -89,7 +89,7 @@ class ChaosExecutor:
         return self._take()
 
     def begin(self) -> list[cm.Command]:
-        """The scenario's clock begins now."""
+        """Begin the scenario's clock now."""
         self.over_ns = max(schedule(self._scenario, self), self._scenario.liveness.heal_ns)
         return self.handle(0, cm.TimePassed())
 
@@ -107,7 +107,7 @@ class ChaosExecutor:
         return said
 
     def is_down(self, node: str) -> bool:
-        """By a fault."""
+        """Return whether a fault keeps the node down."""
         return node in self._down
 
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class ChaosExecutor:
             self._said.append(after)
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """The network's own delay is the real one: what a scenario says of it is for virtual time."""
+        """Set a delay. The network's own delay is the real one: a scenario's usual delay is for virtual time."""
         usual = self._scenario.network.delay_of(sender, receiver)
         if (least_ns, jitter_ns) == (usual.least_ns, usual.jitter_ns):
             least_ns = jitter_ns = 0
@@ -217,7 +217,7 @@ class ChaosExecutor:
         self._said.append(cm.KillNode(node))
 
     def _go_down(self, node: str) -> None:
-        """The process that is started next does not stand still for what was done to this one."""
+        """Mark a node as down. The process that is started next is not frozen for what was done to this one."""
         self._down[node] = None
         self._frozen.pop(node, None)
 
@@ -292,7 +292,7 @@ class ChaosExecutor:
         return self._seen.leader
 
     def depose(self) -> None:
-        """It stands still until another is elected, and does not notice."""
+        """Freeze the leader until another is elected; it does not notice."""
         leader = self.leader()
         if leader:
             self._freeze(leader)

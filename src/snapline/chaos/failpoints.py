@@ -23,7 +23,7 @@ class ArmedPoint(msgspec.Struct, frozen=True):
 
 
 class Arming:
-    """Who arms points, and hears who has passed them."""
+    """Arming of points, and reading of which were passed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class Arming:
 
 
 class PassedPoints:
-    """What one process does at its points: nothing, or what is armed there."""
+    """Points of one process: its actions there are nothing, or what is armed."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class PassedPoints:
         self._armed: list[ArmedPoint] = []
 
     def due(self, name: str) -> FailpointAction | None:
-        """What happens to whoever passes `name` now. The others have been told when this returns."""
+        """Return what happens to a process that passes `name` now. The others have been notified when this returns."""
         found = os.stat(self._file)
         changed = (found.st_mtime_ns, found.st_ino)
         if changed != self._changed:

@@ -29,14 +29,14 @@ Handler = Callable[..., Any]  # of the product, whatever it takes
 
 
 class Victim:
-    """What is done to this process, and by it to itself."""
+    """Faults done to this process, and by it to itself."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._points = PassedPoints(folder / POINTS, node)
         self._control = Wrongs(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
-        """A point was passed: suffer what is armed there."""
+        """Pass a point: suffer what is armed there."""
         match self._points.due(name):
             case "crash" | "power-cut":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -131,7 +131,7 @@ class Victim:
         adapter.Driver.__init__ = init  # type: ignore[assignment]
 
     def _forgetful(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
-        """Of a thousand outcomes of proposals some are not told."""
+        """Wrap `propose` so that some of a thousand outcomes are hidden."""
         from snapline.coordinator.state.fleet_records import Unknown
 
         async def proposed(entry: bytes) -> Any:
@@ -143,7 +143,7 @@ class Victim:
 
 
 def _has_given(outbox: Any) -> bool:
-    """A directive was written, and perhaps not yet the one to the next host."""
+    """Return whether a directive was written, and perhaps not yet the one to the next host; note that one is written now."""
     has_given = getattr(outbox, "has_given", False)
     outbox.has_given = True
     return has_given

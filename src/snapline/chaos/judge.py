@@ -1,4 +1,4 @@
-"""Judges a fleet of real processes by its store alone, with books of its own: what a complete epoch held once it holds for ever.
+"""Judges a fleet of real processes by its store alone, with its own records: what a complete epoch held once it holds permanently.
 
 | guarantee | oracle | what must hold of each complete epoch |
 | --- | --- | --- |
@@ -8,7 +8,7 @@
 | G4 | `outcome` | its root never changes, and the newest never goes back |
 | G4 | `durable` | it is readable, unless a fault has damaged it |
 
-Where an oracle of the simulator asks the same, it has the same name.
+An oracle of the simulator with the same check has the same name.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class StoreJudge:
                     self._say("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
 
     def conclude(self, damaged: list[str], *, is_ended: bool) -> None:
-        """The fleet is gone. `is_ended`: by itself, so all its work must be done."""
+        """Judge the end, when the fleet is gone. `is_ended`: by itself, so all its work must be done."""
         self.look(damaged)
         store = self._opened()
         if store is None:
@@ -87,7 +87,7 @@ class StoreJudge:
         return (layout.ref_path(epochs[-1]), layout.manifest_path(root), *packs)
 
     def _opened(self) -> Store | None:
-        """There is none before the fleet has begun."""
+        """Return the store; there is none before the fleet has begun."""
         if self._store is None:
             try:
                 self._store = Store.open(self._location)

@@ -33,7 +33,7 @@ from snapline.sim.scenario import Scenario, coordinator_names, host_names, joini
 CHAOS_FOLDER, JOURNALS = "chaos", "journals"
 
 SLOW_DISK_US = 30_000
-"""What each call on a slow disk takes; a call on a quick one takes a hundredth of that."""
+"""Duration of each call on a slow disk; a call on a quick one takes a hundredth of that."""
 
 
 class VictimCommands:
@@ -59,12 +59,12 @@ class VictimCommands:
 
 
 class Site:
-    """Where a scenario is carried out.
+    """Local place where a scenario is carried out.
 
     Attributes:
         fleet: its processes. network: between them. coordinators: as the scenario calls them.
         lost: what power cuts have taken, in words.
-        status: of the fleet, as it was last heard.
+        status: of the fleet, as last read.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class Site:
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def client(self) -> CoordinatorClient:
-        """As a tool of this machine speaks."""
+        """Return a client with the rights of a tool of this machine."""
         return CoordinatorClient(self.fleet.address, Security.loopback())
 
     def node_of(self, name: str) -> str:
-        """As the scenario calls a process of the fleet."""
+        """Return the scenario's name of a process of the fleet."""
         return self._processes.node_of(name)
 
     def _pids(self) -> Mapping[int, str]:
@@ -151,7 +151,7 @@ class Site:
         return {pid: node for pid, node in known if pid is not None}
 
     def victim(self, node: str, command: list[str]) -> list[str]:
-        """The command line that can be made to fail."""
+        """Return the command line that can be made to fail."""
         python, _, _, *rest = command
         place = self._folder / CHAOS_FOLDER
         victim = [python, "-m", "snapline.chaos.fault_wrapper", str(place), node, *rest]

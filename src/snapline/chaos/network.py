@@ -2,13 +2,13 @@
 
 Theory of operation
 -------------------
-A gate listens for each node, and its address is the only one that others know. Who has dialled is found by the port of the other end,
-in the kernel's tables of sockets; so the two directions between any two nodes are told apart without root, and without a word of the
-product's. Whom no table names (tools, the launcher) nothing is done to.
+A gate listens for each node, and its address is the only one that others know. The dialler is found by the port of the other end, in the kernel's
+tables of sockets; so the two directions between any two nodes are distinguished without root, and without help of the product. Peers that no table
+names (tools, the launcher) are left alone.
 
 Bytes on a blocked path wait, and come when it is open again, as TCP would send them again: none are lost, so no stream is damaged by a
 cut, it only dies of old age, by keepalive. A lost packet is a delay likewise: the time after which TCP sends again, doubled each time.
-What a real network does otherwise: a connection to a node that is cut off is accepted here, and silent. It is half open.
+Difference from a real network: a connection to a node that is cut off is accepted here, and silent. It is half open.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from snapline.errors import ExternalFailureError
 READ_BYTES = 65_536
 
 SEGMENT_BYTES = 1_448
-"""Of a TCP segment on Ethernet: what one loss takes."""
+"""Size of a TCP segment on Ethernet: what one loss takes."""
 
 RESEND_S, RESENDS_MAX = 0.2, 6
 """Linux sends again after 0.2 s, then after twice as long, and so on; six losses of one packet in a row are hardly ever seen."""
 
 PORT_ATTEMPTS_MAX = 200
-"""As in `deploy/data_directory.py`."""
+"""Largest number of attempts to find a port, as in `deploy/data_directory.py`."""
 
 Path_ = tuple[str, str]
 
@@ -88,7 +88,7 @@ class Gates:
     async def _carry(
         self, gate: "Gate", source: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """From its acceptance to its end."""
+        """Carry one connection from its acceptance to its end."""
         back: asyncio.StreamWriter | None = None
         try:
             there, back = await asyncio.open_connection("127.0.0.1", gate.target)
@@ -103,7 +103,7 @@ class Gates:
                     _reset(each)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path_) -> None:
-        """One direction: what has come is carried on when it is due, all of it at once, and then what has come meanwhile."""
+        """Carry one direction: what has come is carried on when it is due, all of it at once, and then what has come meanwhile."""
         data = b"-"
         while data:
             try:
@@ -121,7 +121,7 @@ class Gates:
             await self._changed.wait()
 
     def _delay_s(self, path: Path_, size: int) -> float:
-        """A byte waits for those before it: from once to twice as long."""
+        """Return the delay. A byte waits for those before it: from once to twice as long."""
         known = self._paths[path]
         delay_s = (known.least_ns + self._random.random() * known.jitter_ns) / 1e9
         for _ in range(1 + size // SEGMENT_BYTES if known.loss_per_mille else 0):
@@ -133,7 +133,7 @@ class Gates:
 
 
 class Gate:
-    """How one node is reached.
+    """Gate through which one node is reached.
 
     Attributes:
         node: its name. address: of the gate. target: the node's own port.
@@ -159,7 +159,7 @@ class Gate:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """The other end is told that this one is no more, also if it has read all."""
+    """Reset the connection: the other end learns that this one is gone, also if it has read all."""
     found = writer.get_extra_info("socket")
     if found is not None and not writer.transport.is_closing():
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
-    """A connection ends with the first of its directions."""
+    """End a connection with the first of its directions."""
     tasks = [asyncio.create_task(pump) for pump in pumps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +179,7 @@ async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
 
 
 def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
-    """Which of these processes holds the other end of a connection of this machine; "" is none of them."""
+    """Return which of these processes holds the other end of a connection of this machine; "" is none of them."""
     here, there = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
     if not here or not there:
         return ""
@@ -194,7 +194,7 @@ def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
 
 
 def inode_of(table: str, *, local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """Of the socket with these ends, in the kernel's table; "" if it is not there."""
+    """Return the inode of the socket with these ends, in the kernel's table; "" if it is not there."""
     wanted = [_hex(*local), _hex(*remote)]
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -208,7 +208,7 @@ def _hex(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """From below Linux's ephemeral ports: a node's port must be its own while the node is down."""
+    """Return a free port below Linux's ephemeral ports: a node's port must be its own while the node is down."""
     for port in random.sample(PORTS, PORT_ATTEMPTS_MAX):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -41,7 +41,7 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, *, control: Path, journal: Path, root: Path) -> dict[str, str]:
-    """For the process with these numbers; its files below `root` are concerned."""
+    """Return the environment for the process with these numbers; its files below `root` are concerned."""
     return {
         "LD_PRELOAD": str(library),
         "SNAPLINE_CHAOS_CONTROL": str(control),
@@ -51,7 +51,7 @@ def environment(library: Path, *, control: Path, journal: Path, root: Path) -> d
 
 
 def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
-    """What a power cut may take: names that were given, and files that were written, with the length that is safe."""
+    """Return what a power cut may take: names that were given, and files that were written, with the length that is safe."""
     names: dict[str, None] = {}
     written: dict[str, int] = {}
     for line in journal.splitlines():
@@ -68,7 +68,7 @@ def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
 
 
 def lose_unsynced(journal: Path, seed: int) -> list[str]:
-    """What was not synced is kept, lost or torn, by the seed; returns what was lost, in words. The journal begins anew."""
+    """Keep, lose or tear what was not synced, by the seed; return what was lost, in words. The journal starts empty again."""
     if not journal.exists():
         return []
     names, written = unsynced(journal.read_text(errors="replace"))

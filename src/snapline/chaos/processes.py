@@ -1,7 +1,7 @@
 """A fleet's processes as faults treat them: killed, ended, frozen, slow, started again. The same for every launcher.
 
-A launcher's words take their time, and may overtake each other. So those about one process are said one after the other, and what is
-wanted of its speed is looked at when its turn comes: the last wish holds.
+A launcher's commands take their time, and may overtake each other. So those about one process are sent one after the other, and its target speed is
+read when its turn comes: the last request holds.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from snapline.deploy.running_fleet import ALONE, LaunchedFleet
 from snapline.errors import SnaplineError
 
 DUTY_S = 0.1
-"""A slow processor runs in so long for its part, and stands still for the rest."""
+"""Duty cycle: a slow processor runs for its part of it, and is frozen for the rest."""
 
 LOOK_S = 0.02
 GONE_S = 10.0
-"""For a process to be gone after SIGKILL, before another is started in its place; and for all to be thawed at the end."""
+"""Time for a process to be gone after SIGKILL, before another is started in its place; and for all to be thawed at the end."""
 
 
 class Processes:
@@ -46,11 +46,11 @@ class Processes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """From now on slow ones are slow."""
+        """Begin to slow down the slow ones."""
         self.spawn("slow", self._keep_slow)
 
     async def stop(self) -> None:
-        """Nothing is done any more, and nobody is left frozen."""
+        """Stop all work, and leave no process frozen."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -63,21 +63,21 @@ class Processes:
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def node_of(self, name: str) -> str:
-        """As the scenario calls a process of the fleet."""
+        """Return the scenario's name of a process of the fleet."""
         return self._coordinators[0] if name == ALONE else name
 
     def name_of(self, node: str) -> str:
-        """As the fleet calls it."""
+        """Return the fleet's name of a node."""
         return ALONE if node == self._coordinators[0] and len(self._coordinators) == 1 else node
 
     def pid(self, node: str) -> int | None:
-        """On its machine; None while it is down."""
+        """Return the pid on its machine; None while it is down."""
         return None if node in self._absent else self.fleet.pid(self.name_of(node))
 
     # ---- what is done -----------------------------------------------------------------------------------------------
 
     def carry_out(self, command: cm.KillNode | cm.EndNode | cm.StartNode | cm.SetSpeed) -> None:
-        """One of the commands that are about processes alone."""
+        """Carry out one of the commands that are about processes alone."""
         match command:
             case cm.KillNode():
                 self.fleet.kill(self.name_of(command.node), is_kept_down=True)
@@ -90,7 +90,7 @@ class Processes:
                 self.spawn(f"speed {command.node}", functools.partial(self._set_speed, command.node))
 
     def spawn(self, key: str, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """One of a key at a time: the next one waits for the one before."""
+        """Run one task of a key at a time: the next one waits for the one before."""
         before = self._tasks.get(key)
 
         async def after() -> None:
@@ -107,7 +107,7 @@ class Processes:
                 await asyncio.sleep(LOOK_S)
 
     async def _start_again(self, node: str) -> None:
-        """After what has ended it, and has taken what was not synced."""
+        """Start again, after what has ended it, and has taken what was not synced."""
         for key in (f"power {node}", f"end {node}"):
             if key in self._tasks:
                 await asyncio.wait([self._tasks[key]])
@@ -118,7 +118,7 @@ class Processes:
         self.fleet.restart(self.name_of(node))
 
     def _join(self, host: str) -> None:
-        """A launcher has the hosts up to some number: those below that are to come later are kept down."""
+        """Add a host. A launcher has the hosts up to some number: those below that are to come later are kept down."""
         self._absent.remove(host)
         if host not in self.fleet.hosts:
             self.fleet.scale(self._hosts.index(host) + 1)
@@ -148,7 +148,7 @@ class Processes:
             await asyncio.sleep(max(0.0, DUTY_S - (time.monotonic() - began_s)))
 
     async def _say(self, word: Callable[[str], Coroutine[object, object, None]], node: str) -> None:
-        """To whoever runs; a launcher that cannot say it now says it never: what is wanted then is looked at anew."""
+        """Send a command to a running process; one that the launcher cannot send now is dropped: what is wanted then is read again."""
         if node not in self._absent:
             with contextlib.suppress(SnaplineError):
                 await word(self.name_of(node))

@@ -1,4 +1,5 @@
-"""The pytest plugin of the crash kit. pytest loads this module at each start, whatever is tested: it imports pytest alone, and the rest when a test asks."""
+"""The pytest plugin of the crash kit. pytest loads this module at each start, whatever is tested: it imports pytest alone, and the rest on first
+use."""
 
 from typing import TYPE_CHECKING
 

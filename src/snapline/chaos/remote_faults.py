@@ -1,6 +1,6 @@
 """A fleet at another launcher's place, whose processes are killed, ended and frozen: carries the executor's commands out, as far as a launcher can.
 
-Its processes are snapline's own command lines, and no victims: nothing is armed in them, and nothing stands before them. All of them, and
+Its processes are snapline's own command lines, and no victims: nothing is armed in them, and no gate is before them. All of them, and
 this one, see one folder: the scenario is read there, and the store is judged there.
 """
 
@@ -24,10 +24,10 @@ NAME_BYTES = 3
 
 
 class Elsewhere:
-    """Where a scenario is carried out.
+    """Remote place where a scenario is carried out.
 
     Attributes:
-        fleet: its processes. name: of it at its place. status: as it was last heard.
+        fleet: its processes. name: of it at its place. status: as last read.
         lost: nothing is taken from disks here.
     """
 
@@ -86,11 +86,11 @@ class Elsewhere:
         await self.fleet.stop()
 
     def client(self) -> CoordinatorClient:
-        """With an operator's rights."""
+        """Return a client with an operator's rights."""
         return connect(self._plan, self.fleet.address, OPERATOR)
 
     def node_of(self, name: str) -> str:
-        """As the scenario calls a process of the fleet."""
+        """Return the scenario's name of a process of the fleet."""
         return self._processes.node_of(name)
 
     def points_passed(self) -> list[cm.PointPassed]:
@@ -98,7 +98,7 @@ class Elsewhere:
         return []
 
     def carry_out(self, command: cm.Command) -> None:
-        """What makes a fleet whole finds it so already: of its paths, disks, clocks and points nothing was ever wrong."""
+        """Carry out a command. One that makes a fleet whole has no effect: of its paths, disks, clocks and points nothing was ever wrong."""
         match command:
             case cm.KillNode() | cm.EndNode() | cm.StartNode() | cm.SetSpeed():
                 self._processes.carry_out(command)

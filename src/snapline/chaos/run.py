@@ -1,8 +1,8 @@
 """One run of chaos: a scenario and a seed in, a verdict out, by real processes, of this machine or at a launcher's place.
 
 As in the simulator, first the scenario's faults happen, then everything is made whole, and what must happen has to: the fleet runs, an epoch
-completes, the work gets done. The judge looks at the store all the while. What is drawn, such as who is hit, is what the seed says; when a
-process gets to a failpoint, and what is in flight when it is killed, is the machine's. So a seed repeats the faults, and not the run.
+completes, the work gets done. The judge looks at the store all the while. The seed decides what is drawn, such as who is hit; when a process gets
+to a failpoint, and what is in flight when it is killed, is the machine's. So a seed repeats the faults, and not the run.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
 
 START_S = 120.0
-"""For a fleet to begin to work: seconds on a quiet machine."""
+"""Time limit for a fleet to begin to work: seconds on a quiet machine."""
 
 WITHIN_LEAST_S = 180.0
-"""For what must happen when all is whole: what a scenario says is virtual time, and a real machine is busy."""
+"""Smallest time limit for what must happen when all is whole: a scenario's times are virtual, and a real machine is busy."""
 
 JUDGE_S = 0.5
 """Between two looks at the store: epochs stay for longer."""
@@ -91,7 +91,7 @@ async def run_chaos(
 
 
 class ChaosRun:
-    """What one run needs, from its start to its verdict."""
+    """State of one run, from its start to its verdict."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ChaosRun:
         return await self._until(pending, START_S)
 
     async def _fail(self) -> list[str]:
-        """All faults, and then everything is made whole."""
+        """Run all faults; then everything is made whole."""
         began_s = time.monotonic()
         self._carry_out(self._executor.begin())
         while not self._is_ended and not self._judge.violations:
@@ -232,7 +232,7 @@ class ChaosRun:
         return found
 
     async def _until_ended(self) -> list[str]:
-        """Whatever ends ends; whatever does not has done its duty."""
+        """Wait until the fleet has ended, if its workload ends; one that does not end has done its duty. Return what failed."""
         if not self._is_ended and not await self._snapshot():
             return ["no snapshot completes by hand"]
         (self._folder / STOP_FILE).touch()
@@ -280,13 +280,13 @@ class ChaosRun:
             await asyncio.sleep(JUDGE_S)
 
     async def _keep_waiting(self) -> None:
-        """Until the fleet has ended by itself."""
+        """Wait until the fleet has ended by itself."""
         ending = await self._site.fleet.wait()
         self._on_note(f"the fleet has ended: {ending.outcome}")
         self._is_ended = True
 
     async def _keep_looking(self) -> None:
-        """Who leads, and what else the schedule asks for."""
+        """Keep reading who leads, and what else the schedule needs."""
         words = [fault.word for fault in self._scenario.fault]
         wants_homes = any(isinstance(word, PartitionWord) and word.shape == "isolate-agent" for word in words)
         wants_files = any(isinstance(word, DiskWord) and word.mode == "bit-flip" for word in words)

@@ -1,4 +1,5 @@
-"""What `snapline chaos run` does without a file: all words that real processes can suffer, drawn from the seed, on three hosts and three coordinators."""
+"""Template of `snapline chaos run` without a file: all words that real processes can suffer, drawn from the seed, on three hosts and three
+coordinators."""
 
 import msgspec
 
@@ -31,7 +32,7 @@ EVERYTHING = Scenario(
 
 
 def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
-    """As this seed draws it. What was drawn and cannot be carried out there is left out; what a file asks for is not."""
+    """Return the scenario drawn by this seed. Drawn faults that cannot be carried out there are left out; those that a file lists are not."""
     found = draw(template, seed)
     if template.swarm is None:
         return found

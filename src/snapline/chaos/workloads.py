@@ -1,4 +1,4 @@
-"""The fleet of a scenario, as real processes load it: a pattern of the simulator, or the user's own, that ends once it is told to."""
+"""The fleet of a scenario, as real processes load it: a pattern of the simulator, or the user's own, that ends on request."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,8 @@ FLEET = f"{__name__}:fleet"
 
 
 def fleet(scenario: str, stop: str) -> Fleet:
-    """`scenario`: a file that holds it, as drawn. Once there is a file `stop`, the fleet ends when its own predicate, or all its work being done, says so."""
+    """Return the fleet. `scenario`: a file that holds it, as drawn. Once there is a file `stop`, the fleet ends when its own predicate holds, or
+    all its work is done."""
     return workload_of(Path(scenario), Path(stop)).fleet
 
 

@@ -1,4 +1,4 @@
-"""What a failure costs, as objects for scripts and notebooks: of a trace, and of a fleet that runs.
+"""Cost of a failure, as objects for scripts and notebooks: in a trace, and in a running fleet.
 
 The answers are those of `snapline analyze` and `snapline recovery line`; a notebook shows each as `_repr_html_` draws it.
 """
@@ -16,7 +16,7 @@ from snapline.recovery.trace import Trace as Events
 
 
 class RecoveryLine(Mapping[str, object]):
-    """Where the fleet goes back to if some fail: the document that `snapline recovery line -o json` prints, as a mapping.
+    """Recovery line of the fleet if some fail: the document that `snapline recovery line -o json` prints, as a mapping.
 
     Attributes:
         failed: agents, or `host:h1`; none of them: all.
@@ -71,7 +71,7 @@ _COSTS = ("checkpoints passed over", "undone")
 
 
 class DominoReport:
-    """What `snapline analyze` says of one failure in a trace.
+    """Result of `snapline analyze` for one failure in a trace.
 
     Attributes:
         failed: the agents that fail.
@@ -101,7 +101,7 @@ class DominoReport:
         return analysis_svg(self._execution, self._analysis)
 
     def page(self) -> str:
-        """Return one HTML file that steps through the domino, whoever fails."""
+        """Return one HTML file that steps through the domino, for any failure."""
         from snapline.diagrams.domino import analysis_html
 
         return analysis_html(self._execution)
@@ -116,7 +116,7 @@ class DominoReport:
 
 
 class Trace:
-    """An execution that hosts have traced (`snapline run --trace`), or that somebody wrote in the same format; made by `open_trace`.
+    """An execution that hosts have traced (`snapline run --trace`), or that was written in the same format; made by `open_trace`.
 
     Attributes:
         agents: all, in the order of the trace.

@@ -1,4 +1,4 @@
-"""Programs that wait for answers: what a client holds of each, and the room for them."""
+"""Programs that wait for answers: the client's record of each, and the room for them."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from snapline.client.endings import Receipt
 from snapline.messages.input_wire import encode_ask
 
 ASKS_MAX = 1000
-"""Answers that a client waits for at once; more wait for room."""
+"""Largest number of answers that a client waits for at once; more wait for room."""
 
 ROOM_S = 1.0
-"""How much later than an ask's end its wait for room ends: what the core says at the end comes first."""
+"""Time after an ask's end at which its wait for room ends: the core's decision at the end comes first."""
 
 
 class _Waiting:
@@ -23,7 +23,7 @@ class _Waiting:
 
 
 class WaitingAsks:
-    """Of one client. `feed`: hands an event to its core."""
+    """Waiting asks of one client. `feed`: hands an event to its core."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -32,7 +32,7 @@ class WaitingAsks:
         self._count = 0
 
     async def hear(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait for what comes of the input of this key, which must have been given; until the loop's time `deadline_s`."""
+        """Wait for the outcome of the input of this key, which must have been given; until the loop's time `deadline_s`."""
         try:
             async with asyncio.timeout_at(deadline_s + ROOM_S), self._room:
                 return await self._ask(agent, key, deadline_s, is_early=is_early)
@@ -40,7 +40,7 @@ class WaitingAsks:
             return ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
 
     async def hear_of(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """The same, of an input that was taken."""
+        """Wait for the outcome of an input that was taken."""
         return await self.hear(receipt.agent, receipt.key, deadline_s, is_early=is_early)
 
     async def _ask(self, agent: str, key: str, deadline_s: float, *, is_early: bool) -> ev.FinishAsk:
@@ -57,16 +57,16 @@ class WaitingAsks:
             self._waiting.pop(number, None)
 
     def question(self, ask: int) -> bytes:
-        """What is said to a host."""
+        """Return the question for a host."""
         return self._waiting[ask].question
 
     def finish(self, said: ev.FinishAsk) -> None:
-        """The core has decided; who waited may have gone."""
+        """Record the core's decision; the waiting program may have gone."""
         waiting = self._waiting.get(said.ask)
         if waiting is not None and not waiting.ending.done():
             waiting.ending.set_result(said)
 
     @property
     def endings(self) -> list[asyncio.Future[ev.FinishAsk]]:
-        """Of all that wait."""
+        """Return the endings of all that wait."""
         return [each.ending for each in self._waiting.values()]

@@ -1,6 +1,6 @@
 """The part of a client's core that waits for answers to inputs that have been taken.
 
-A host that owns the agent tells what came of an input, once that may be told. Until then it is asked, and asked again, of whoever owns
+A host that owns the agent reports the outcome of an input, once that may be reported. Until then the client asks, repeatedly, the host that owns
 the agent: after "retry", after a call without an answer, and when a call has lasted long. Asking changes nothing, so it may be
 done at any time and any number of times. Every ask ends, at its deadline at the latest.
 """
@@ -15,14 +15,14 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.inputs import AskOutcome
 
 ASKS_AT_ONCE = 32
-"""Of one host, the others wait for their turn: each is a call, a connection takes 64, and inputs go over the same one."""
+"""Largest number of asks of one host, the others wait: each is a call, a connection takes 64, and inputs go over the same one."""
 
 ATTEMPT_NS = 10_000_000_000
-"""For one call. Keepalive finds a host that is cut off sooner; this is for one that lives and does not own the agent any more."""
+"""Longest time of one call. Keepalive finds a host that is cut off sooner; this is for one that lives and does not own the agent any more."""
 
 
 class _Ask:
-    """One that is not over. `stage`: "lost", "finding", "ready", "out" or "resting"; `failures`: in a row."""
+    """An ask that is not over. `stage`: "lost", "finding", "ready", "out" or "resting"; `failures`: in a row."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -36,7 +36,7 @@ class _Ask:
 
 
 class OpenAsks:
-    """Of one client. `number`: gives requests their numbers; places are those that its sends know as well."""
+    """Open asks of one client. `number`: gives requests their numbers; places are those that its sends know as well."""
 
     def __init__(self, queues: AgentQueues, seed: int, number: Callable[[], int]) -> None:
         self._queues = queues
@@ -46,12 +46,12 @@ class OpenAsks:
         self._deadlines: list[tuple[int, int]] = []
         self._rests: list[tuple[int, int]] = []
         self._finding: dict[int, tuple[int, ...]] = {}
-        """The request that asks for agents, one at a time, and who waits for it."""
+        """The request that looks for agents, one at a time, and the asks that wait for it."""
         self._out: dict[int, tuple[Place, int]] = {}
         """Request → host and ask; it may be over."""
 
     def owns(self, request: int) -> bool:
-        """It was made here."""
+        """Return whether this object made the request."""
         return request in self._finding or request in self._out
 
     # ---- the program ----------------------------------------------------------------------------------------------
@@ -62,11 +62,11 @@ class OpenAsks:
         self._go(ask)
 
     def drop(self, ask: int) -> None:
-        """Nobody waits for it any more."""
+        """Drop an ask that is no longer waited for."""
         self._asks.pop(ask, None)
 
     def close(self, reason: str) -> list[ev.Command]:
-        """All end."""
+        """End all."""
         return [self._end(ask, ev.LATE, reason) for ask in list(self._asks.values())]
 
     # ---- where agents live ------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: Place, now_ns: int) -> None:
-        """Where the host says, or where it is found. The first time nobody waits for that."""
+        """Ask where the host says, or where the agent is found. The first retry is without a wait."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -140,14 +140,14 @@ class OpenAsks:
         return []
 
     def _forget(self, ask: _Ask, place: Place) -> None:
-        """It may live elsewhere; somebody else may have found out where."""
+        """Forget the agent's place unless another request has already updated it: the agent may live elsewhere."""
         if self._queues.places.get(ask.agent) == place:
             del self._queues.places[ask.agent]
 
     # ---- what happens by itself -----------------------------------------------------------------------------------
 
     def evaluate(self, now_ns: int) -> list[ev.Command]:
-        """What follows from the time, and from all that was heard."""
+        """Do what follows from the time, and from all that was heard."""
         said: list[ev.Command] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             late = self._asks.get(heapq.heappop(self._deadlines)[1])
@@ -161,7 +161,7 @@ class OpenAsks:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """When the time matters next."""
+        """Return when the time matters next."""
         while self._deadlines and self._deadlines[0][1] not in self._asks:
             heapq.heappop(self._deadlines)
         while self._rests and self._rests[0][1] not in self._asks:

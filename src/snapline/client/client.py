@@ -1,6 +1,6 @@
-"""`snapline.Client`: what a program outside a fleet uses to speak to its agents. The adapter of `core.py`.
+"""`snapline.Client`: the API for programs outside a fleet to talk to its agents. The adapter of `core.py`.
 
-It keeps the payloads and the programs that wait; what is asked of whom, and when, the core says.
+It keeps the payloads and the programs that wait; the core decides what is asked of which host, and when.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Questi
 from snapline.security.transport import Security
 
 TIMEOUT_S = 30.0
-"""For a send: a fleet that has lost a host is back in some seconds, one whose host has to start again in ten or so."""
+"""Default time for a send: a fleet that has lost a host is back in some seconds, one whose host has to start again in ten or so."""
 
 
 class Client:
     """A connection to a fleet, for programs outside of it; made by `connect`. For one event loop; all methods may be called at the same time.
 
-    An input that has a receipt takes effect exactly once (docs/clients.md). What one client gives one agent is consumed in the order of
-    the calls. Inputs are given again, with the same key, until there is a word or the time is over.
+    An input that has a receipt takes effect exactly once (docs/clients.md). Inputs from one client to one agent are consumed in the order of
+    the calls. Inputs are sent again, with the same key, until there is an answer or the time is over.
     """
 
     def __init__(self, address: str, security: Security, name: str) -> None:
@@ -78,18 +78,18 @@ class Client:
 
         Args:
             address: HOST:PORT; of several replicas all, with commas between.
-            tls: our certificate and whom we trust; without it only this machine is spoken to.
-            insecure: plaintext to other machines: only where nobody else can reach them.
-            name: whom the inputs are from, for people; a certificate's name takes its place.
+            tls: our certificate and the authority we trust; without it only connections to this machine are made.
+            insecure: plaintext to other machines: only where no one else can reach them.
+            name: sender of the inputs, for people; a certificate's name takes its place.
 
         Raises:
-            UsageError: these contradict each other, or our certificate may not.
-            CoordinatorUnavailableError: nobody answers there.
+            UsageError: these contradict each other, or our certificate has no permission.
+            CoordinatorUnavailableError: no coordinator answers there.
         """
         return await open_client(address_of(address, data_dir), security_of(tls, insecure=insecure), name)
 
     async def start(self) -> None:
-        """Hear the coordinator's first word. For `connect`."""
+        """Wait for the coordinator's first answer. For `connect`."""
         await patiently(lambda: self._coordinator.locate((), connecting.CONNECT_S_MAX))
         if self._security.is_tls:
             self._reloading = asyncio.create_task(connecting.keep_reloading(self._security, self._renew))
@@ -101,7 +101,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Sends that are under way end: as unknown, if they may have been taken. So does who waits for an answer."""
+        """Close the connections. Sends under way end: as unknown, if they may have been taken. Waits for answers end too."""
         self._feed(ev.ClientClosed())
         tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
         for task in tasks:
@@ -113,22 +113,22 @@ class Client:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     async def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """Give an agent an input; returns when it is in the fleet's log for good.
+        """Give an agent an input; returns when it is permanently in the fleet's log.
 
         Args:
             message: as agents send it, a snapline.Message or another struct or dataclass; or `(type, fields)`, its type's name and
-                what would stand in JSON, which the host converts.
-            key: of 1 to 128 characters. The same key again is the same input, so what is not known can be repeated; without one a random
-                key is drawn, which the receipt and every error name.
+                its JSON fields, which the host converts.
+            key: of 1 to 128 characters. The same key again is the same input, so an unknown outcome can be repeated; without one a random
+                key is generated, which the receipt and every error name.
             timeout_s: for everything. It is tried again until then.
 
         Raises:
-            InputUnknownError: it may have been taken; `error.key` tells the key to repeat it with.
+            InputUnknownError: it may have been taken; `error.key` is the key to repeat it with.
             InputRejectedError: it was certainly not taken in time.
             InputRefusedError: it never will be: the agent has no handler for it, it is not as declared, or its key was used for another
                 input.
             AgentMissingError: there is no such agent, or it has stopped.
-            FleetEndedError: there is nobody any more.
+            FleetEndedError: the fleet has ended.
             EncodingError, MessageTooLargeError, UsageError: it cannot be sent.
         """
         (outcome,) = await self._sends.outcomes([input_of(agent, message, key)], timeout_s)
@@ -139,7 +139,7 @@ class Client:
     async def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
         """Give many inputs, each `(agent, message)` or `(agent, message, key)`; returns their receipts, in order.
 
-        What goes to one host travels together. To one agent they go in this order; one that is refused does not stop the others.
+        Inputs for one host travel together. To one agent they go in this order; one that is refused does not stop the others.
 
         Raises:
             InputsError: some have no receipt; `error.outcomes` has a receipt or an error for each. With keys of your own, giving all
@@ -166,7 +166,7 @@ class Client:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """Give an agent an input as `send` does, and wait for what its turn answers (`ctx.reply`).
+        """Give an agent an input as `send` does, and wait for the answer of its turn (`ctx.reply`).
 
         The answer is final: it comes when a complete snapshot holds the turn, and the same key gives it again.
 
@@ -177,7 +177,7 @@ class Client:
             reply_type: class of the answer; without it the reply holds plain values.
 
         Raises:
-            AnswerMissingError: the input was taken, and there was no answer in time, or there is none to be had any more; ask again with `error.key`.
+            AnswerMissingError: the input was taken, and there was no answer in time, or it is no longer available; ask again with `error.key`.
             InputDeadLetteredError: it was taken, and became a dead letter.
             EncodingError: the answer is not of this type.
             InputUnknownError: and all others that `send` raises.
@@ -212,19 +212,19 @@ class Client:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> AsyncGenerator[Output | OutputsReverted, None]:
-        """Yield what agents give to the outside (`ctx.emit`), in order, each once, when a complete snapshot holds it.
+        """Yield the external outputs of agents (`ctx.emit`), in order, each once, when a complete snapshot holds it.
 
         Args:
             topic: only these; empty: all that agents have named themselves. `@effects` is the ledger of effects.
             after: the cursor of an output: what comes after it; empty: from the oldest that are kept.
-            consumer: instead go on where this consumer has `acknowledge`d; what it has not is kept for it, a week at most.
+            consumer: instead go on where this consumer has `acknowledge`d; unacknowledged outputs are kept for it, a week at most.
             message_type: class of the messages; without it they are plain values.
             follow: go on until the fleet ends; otherwise until all is read that is released now.
             timeout_s: how long the coordinator may be silent.
 
         Raises:
             NotFoundError: what comes after the cursor was deleted.
-            UsageError: it is no cursor of this fleet, or this client may not. EncodingError: a message is not of this type.
+            UsageError: it is no cursor of this fleet, or this client has no permission. EncodingError: a message is not of this type.
             CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for that long.
             DamagedDataError: a file is not what was written.
         """
@@ -232,33 +232,33 @@ class Client:
         return wanted_outputs(lambda: self._coordinator, wanted)
 
     async def effects(self) -> list[Effect]:
-        """What agents have done outside (`ctx.effect`), and what became of it, as far as snapshots hold it. Raises as `outputs`.
+        """Return the external effects of agents (`ctx.effect`), and their fates, as far as snapshots hold them. Raises as `outputs`.
 
-        Hosts are asked how those stand that have not ended, if this client may look at agents; those of a host that does not answer are "open".
+        Hosts are asked for the state of unfinished ones, if this client may look at agents; those of a host that does not answer are "open".
         """
         standing = await effects.standing(self._coordinator, self._hosts)
         words = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(words), standing)
 
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """Say that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
+        """Record that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
         cursor = had if isinstance(had, str) else had.cursor
         await patiently(lambda: self._coordinator.move_consumer(consumer, cursor))
 
     # ---- the fleet as a whole ---------------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, object]:
-        """How the fleet stands: the document that `snapline status -o json` prints."""
+        """Return the state of the fleet: the document that `snapline status -o json` prints."""
         return document_of(await patiently(lambda: self._coordinator.status()))
 
     async def agents(self) -> list[LocatedAgent]:
-        """The agents that take turns, and where each of them lives, sorted."""
+        """Return the agents that take turns, and where each of them lives, sorted."""
         return list((await patiently(lambda: self._coordinator.locate_all())).agents)
 
     async def waiting(self) -> dict[str, object]:
-        """Where something waits, as hosts see it now: `agents` with a durable turn in its middle, with inputs, or with dead letters, at most 500 of each host.
+        """Return waiting work, as hosts see it: `agents` with an unfinished durable turn, inputs or dead letters, at most 500 of each host.
 
-        `more`: agents that are left out; `silent_hosts`: those that have not told in 2 s, as those of an older release; `effects`: at which agents stand.
+        `more`: agents that are left out; `silent_hosts`: those without an answer in 2 s, as of an older release; `effects`: those agents wait at.
         """
         found = await waiting_agents(self._coordinator, self._hosts)
         standing = await effects.standing(self._coordinator, self._hosts)
@@ -269,8 +269,8 @@ class Client:
 
         Raises:
             SnapshotAbortedError: its epoch was aborted, or none can begin; the reason says why.
-            UnknownOutcomeError: no word in time: there may be one, or may be yet. To ask again does no harm: it is one more.
-            CoordinatorUnavailableError: nobody answers. UsageError: this certificate is of no operator or admin.
+            UnknownOutcomeError: no answer in time: there may be one now, or later. Asking again is harmless: it is one more.
+            CoordinatorUnavailableError: no coordinator answers. UsageError: this certificate has neither role `operator` nor `admin`.
         """
         check_timeout(timeout_s)
         return snapshot_of(await patiently(lambda: self._coordinator.create_snapshot(timeout_s)))
@@ -278,28 +278,28 @@ class Client:
     async def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> dict[str, object]:
-        """Take the fleet back to a snapshot (an epoch, a tag, "last") for good: what happened since is undone (docs/going-back.md).
+        """Take the fleet back to a snapshot (an epoch, a tag, "last") permanently: what happened since is undone (docs/going-back.md).
 
-        Returns when its plan is committed, what `snapline recovery restore -o json` prints. `drop_inputs`: what it has not consumed.
+        Returns when its plan is committed, what `snapline recovery restore -o json` prints. `drop_inputs`: drop those that it has not consumed.
 
         Raises:
-            NotFoundError, UsageError: no such snapshot, the fleet cannot go back to it, or this client may not. ExternalFailureError: not now.
+            NotFoundError, UsageError: no such snapshot, the fleet cannot go back to it, or no permission. ExternalFailureError: not now.
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
         return document_of(await patiently(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s)))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """Where the fleet would go back to if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
+        """Return where the fleet would go back to if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
 
-        With certificates it takes one of the role `viewer`, `operator` or `admin`.
+        With certificates it requires the role `viewer`, `operator` or `admin`.
 
         Args:
-            failed: agents; `host:h1` stands for all of its agents. None of them: all fail.
+            failed: agents; `host:h1` means all of its agents. None of them: all fail.
 
         Raises:
             NotFoundError: no such agent or host.
-            UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: nobody answers, or it cannot say just now.
+            UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: none answers, or it cannot say just now.
         """
         check_timeout(timeout_s)
         return RecoveryLine(await patiently(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s)))
@@ -309,17 +309,17 @@ class Client:
     async def state(
         self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S
     ) -> AgentState:
-        """The state of an agent in the newest complete snapshot, as plain values; told by a host, of any role that may read.
+        """Return the state of an agent in the newest complete snapshot, as plain values, from a host; for any role that may read.
 
         Args:
             live: instead as it is now, between two turns. It waits for the end of the present one. A recovery may undo it.
-            field: only what stands at this path, such as `mind.notes[3].text`.
+            field: only the value at this path, such as `mind.notes[3].text`.
 
         Raises:
             AgentMissingError: there is no such agent, it has stopped, or is not in that snapshot.
             NotFoundError: there is no snapshot yet, or no such field.
-            UsageError: it takes more than 16 MiB of JSON, or this client may not.
-            FleetEndedError: nobody is there who could tell. UnknownOutcomeError: nobody told in time; asking changes nothing.
+            UsageError: it takes more than 16 MiB of JSON, or this client has no permission.
+            FleetEndedError: no host is left to answer. UnknownOutcomeError: no host answered in time; asking changes nothing.
             DamagedDataError, StoreError: what the host has found.
         """
         check_timeout(timeout_s)
@@ -328,7 +328,7 @@ class Client:
         return msgspec.json.decode(told, type=AgentState)
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """How an agent stands: the document that `snapline agent describe -o json` prints. Raises what `state` does."""
+        """Describe an agent: the document that `snapline agent describe -o json` prints. Raises what `state` does."""
         check_timeout(timeout_s)
         told = await see(lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s)
         return msgspec.json.decode(told, type=dict[str, object])
@@ -336,21 +336,21 @@ class Client:
     async def retry_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Give dead letters of an agent another turn, once each and in order; None: all that there are now.
+        """Give dead letters of an agent another turn, once each and in order; None: all current ones.
 
-        Returns when a complete snapshot holds that. With certificates it takes the role `operator` or `admin`.
+        Returns when a complete snapshot holds that. With certificates it requires the role `operator` or `admin`.
 
         Raises:
             NotFoundError: a number is none of its dead letters. AgentMissingError: there is no such agent, or it has stopped.
-            InputUnknownError: not all is known in time; doing it again does no harm: what was settled is gone.
-            FleetEndedError: nobody is there any more. UsageError: this client may not.
+            InputUnknownError: not all is known in time; repeating it is harmless: settled ones are gone.
+            FleetEndedError: the fleet has ended. UsageError: this client has no permission.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
 
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Forget dead letters of an agent. They stay counted. Otherwise as `retry_dead_letters`."""
+        """Drop dead letters of an agent. They stay counted. Otherwise as `retry_dead_letters`."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
@@ -363,24 +363,25 @@ class Client:
     async def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Say what came of an effect in doubt at which its agent stands until people know (docs/effects.md); once. Roles as above.
+        """Resolve an effect in doubt at which its agent waits for an operator (docs/effects.md); once. Roles as above.
 
         `result`: what its function would have returned, as plain values. `not_done`: it was not; it is called when a complete snapshot holds that.
 
         Raises:
-            NotFoundError, UsageError: the agent does not stand at it, nobody has to say this, or this client may not.
-            AgentMissingError, FleetEndedError: nobody is there. InputUnknownError: not known in time; saying it again does no harm.
+            NotFoundError, UsageError: the agent does not wait at it, it needs no operator, or this client has no permission.
+            AgentMissingError, FleetEndedError: no agent accepts it. InputUnknownError: not known in time; repeating it is harmless.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         word = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
         await self._say(word, key, deadline_s, is_early=True)
 
     async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Have an effect tried again that has failed, by a further turn of the dead letter that its turn has become; a compensation that has failed; or one in
-        doubt that waits for people. Returns when that is over, of the last when it is sure to be called. `key`: as `effects` names it, with `#2` of a second generation.
+        """Retry a failed effect, by a further turn of the dead letter that its turn has become; a failed compensation; or an effect in
+        doubt that waits for an operator. Returns when that is over, for the last when its call is certain.
+        `key`: as `effects` names it, with `#2` of a second generation.
 
         Raises:
-            UsageError: that makes no sense, as the sentence says, or this client may not. NotFoundError: it stands at another one.
+            UsageError: that makes no sense, as the sentence says, or this client has no permission. NotFoundError: the agent waits at another one.
             InputDeadLetteredError: it failed again, and is a new dead letter. Others as `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -388,7 +389,7 @@ class Client:
         await self._say(word, key, deadline_s, is_early=not effects.is_wish(word))
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Have an effect undone by its compensation, also one whose turn has ended well: the agent is not told. Asked for again it is done anew. Returns when a
+        """Undo an effect by its compensation, even after its turn ended well: the agent is not notified. Requested again, it reruns. Returns when a
         complete snapshot holds that; one that was undone already stays so. Raises as `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         await self._say(effects.wish_for(check_id(agent), UNDO, key), key, deadline_s)
@@ -434,12 +435,12 @@ class Client:
         self._feed(await request)
 
     def _renew(self) -> None:
-        """Other certificates are presented on new connections; calls under way go on over the old ones."""
+        """Present other certificates on new connections; calls under way go on over the old ones."""
         self._hosts.renew()
         older, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
         self._start(close_later(older))
 
 
 async def open_client(address: str, security: Security, name: str) -> Client:
-    """A client that the coordinator has answered once; raises what `Client.connect` raises."""
+    """Return a client that the coordinator has answered once; raises what `Client.connect` raises."""
     return await started(Client(address, security, check_id(name, "client")))

@@ -1,4 +1,4 @@
-"""Whom a client speaks to, and how both sides prove who they are."""
+"""Addresses and certificates of a client's connections."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from snapline.messages.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
 
 CONNECT_S_MAX = 10.0
-"""For the first word of the coordinator: an election takes a second or two."""
+"""Longest wait for the coordinator's first answer: an election takes a second or two."""
 
 
 class Certificates(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Certificates(msgspec.Struct, frozen=True):
 
 
 def address_of(address: str, data_dir: str | Path | None) -> str:
-    """Where the coordinator listens, several replicas with commas between.
+    """Return where the coordinator listens, several replicas with commas between.
 
     Raises:
         UsageError: neither says it, or both do.
@@ -51,7 +51,7 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
 
 
 def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
-    """What these mean.
+    """Return the security settings that these mean.
 
     Raises:
         UsageError: they contradict each other.
@@ -74,7 +74,7 @@ _Client = TypeVar("_Client", bound=Startable)
 
 
 async def started(client: _Client) -> _Client:
-    """The client, once the coordinator has answered it; raises what `Client.connect` raises."""
+    """Return the client, once the coordinator has answered it; raises what `Client.connect` raises."""
     try:
         await client.start()
     except BaseException:
@@ -84,7 +84,7 @@ async def started(client: _Client) -> _Client:
 
 
 async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
-    """Look at certificate files now and then; `renew` when they are others."""
+    """Check certificate files now and then; `renew` when they have changed."""
     generation = security.generation
     while True:
         await asyncio.sleep(RELOAD_S)
@@ -95,7 +95,7 @@ async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
 
 
 async def close_later(older: CoordinatorClient) -> None:
-    """When the calls are over that it had under way."""
+    """Close it when the calls that it had under way are over."""
     try:
         await asyncio.sleep(TIMEOUT_S)
     finally:

@@ -1,4 +1,4 @@
-"""What a client of a fleet decides: whom to ask, when to try again, and what a send has come to. No I/O.
+"""Decisions of a fleet's client: which host to ask, when to try again, and the outcome of a send. No I/O.
 
 Problem
 -------
@@ -7,32 +7,32 @@ another one may own the agent then, and only the coordinator knows which. Reques
 
 Model
 -----
-A host that owns the agent answers "accepted" or "repeated" when the input stands in its log for good, and then only. It knows inputs by
-their keys: what it has taken once it does not take again. "retry" means that it was not taken by this request, "refused" that it never
-will be; a request that is answered was heard once. No answer says nothing: it may have been taken, and it may be taken later, while the request is still on its way. In
-one request a host decides the inputs of one agent in order: what comes behind one that it did not take for the moment is
+A host that owns the agent answers "accepted" or "repeated" when the input is permanently in its log, and then only. It knows inputs by
+their keys: it does not take one twice. "retry" means that it was not taken by this request, "refused" that it never
+will be; a request that is answered was heard once. A missing answer says nothing: it may have been taken, or may be later, while the request is on
+its way. In one request a host decides the inputs of one agent in order: what comes behind one that it did not take for the moment is
 not taken either.
 
 Rules
 -----
-1. *A receipt is a host's word.* A send ends as taken upon "accepted" or "repeated", and in no other way.
-2. *The same key again is always safe*, so whatever ends without a word is tried again with the same key until its time is over.
+1. *A receipt is a host's answer.* A send ends as taken upon "accepted" or "repeated", and in no other way.
+2. *The same key again is always safe*, so a send without a final answer is tried again with the same key until its time is over.
 3. *Order.* Per agent one request is under way at most, and what it leaves undecided goes first into the next one. So the inputs
    that have a receipt have their numbers in the order in which they were given. One that ended as unknown may still be taken at
    any place after that.
-4. *Doubt stays.* Once a request that held it has ended without an answer, a send that does not end as taken ends as unknown: a later "no" is a
-   word about the later request only.
+4. *Doubt stays.* Once a request that held it has ended without an answer, a send that does not end as taken ends as unknown: a later "no" is
+   about the later request only.
 5. *Every send ends*, at its deadline at the latest.
 
 Where an agent lives is remembered until a host does not take its inputs. A host that knows better says where to go; following that costs no
 wait once, then it may be that two hosts send us to each other. Everything else waits: doubled each time, spread by a number that follows from the
 client's seed, so that clients that have lost the same host do not come back all at once.
 
-What gathers while requests are under way goes into the next ones, in batches of one host; nothing else ever waits for a batch to fill.
+Sends that gather while requests are under way go into the next ones, in batches of one host; nothing else ever waits for a batch to fill.
 
 The caller's duties:
-1. Carry out commands in order. Answer each request once, whatever happens, and within its limit.
-2. Say TimerFired at `wakeup_ns`, or after it.
+1. Carry out commands in order. Answer each request once, always, and within its limit.
+2. Feed TimerFired at `wakeup_ns`, or after it.
 3. Offer a send with the same key and the same payload in every request.
 """
 
@@ -49,11 +49,11 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.inputs import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, InputOutcome
 
 REQUESTS_MAX = 4
-"""Under way to one host: its log writes one batch at a time, and while it does the next ones may travel."""
+"""Largest number of requests under way to one host: its log writes one batch at a time, and while it does the next ones may travel."""
 
 ATTEMPT_NS = 5_000_000_000
-"""For one request: keepalive finds a host that is cut off or frozen in about that time, and a store that takes longer is in trouble. Then
-it is better to ask again who owns the agent."""
+"""Longest time of one request: keepalive finds a host that is cut off or frozen in about that time, and a store that takes longer is in trouble. Then
+it is better to look up the agent's owner again."""
 
 CLOSED = "the client was closed"
 
@@ -66,7 +66,7 @@ class _Request(msgspec.Struct):
 
 
 class ClientCore:
-    """Decides for one client. `handle` is the only door; `seed`: of its waits."""
+    """Decides for one client. `handle` is the only entry; `seed`: of its waits."""
 
     def __init__(self, seed: int = 0) -> None:
         self._now = 0
@@ -79,7 +79,7 @@ class ClientCore:
         self._deadlines: list[tuple[int, int]] = []
         """Heap of deadline and send."""
         self._finding: dict[int, list[AgentQueue]] = {}
-        """The request that asks for agents; one at a time."""
+        """The request that looks up agents; one at a time."""
         self._requests: dict[int, _Request] = {}
         self._under_way: dict[Place, int] = {}
         """Requests to each host."""
@@ -114,7 +114,7 @@ class ClientCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Next time TimerFired is wanted, or None."""
+        """Next time that TimerFired is due, or None."""
         while self._deadlines and self._deadlines[0][1] not in self._entries:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0] if self._deadlines else None, self._queues.wakeup_ns, self._asks.wakeup_ns]
@@ -164,7 +164,7 @@ class ClientCore:
                 self._settle(queue, found.get(queue.agent), reply.phase)
 
     def _settle(self, queue: AgentQueue, found: LocatedAgent | None, phase: str) -> None:
-        """One agent's place."""
+        """Act on the place found for one agent."""
         if found is None or found.state not in ("alive", "left", "unknown"):
             self._rest(queue, f"the fleet is {phase}, and agent {queue.agent} has no host just now")
         elif found.state == "alive":
@@ -226,7 +226,7 @@ class ClientCore:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
     def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: Place) -> None:
-        """Where the host says, or where it is found. The first time nobody waits for that."""
+        """Send to where the host says, or where the agent is found. The first retry is without a wait."""
         queues = self._queues
         queues.places.pop(queue.agent, None)
         is_hint = bool(outcome.address) and (outcome.host, outcome.address) != place
@@ -253,7 +253,7 @@ class ClientCore:
             self._end_queue(self._queue_of(agent), ev.DENIED, event.reason)
 
     def _fail(self, request: _Request, reason: str, *, is_unsent: bool = False) -> None:
-        """Nothing is known of any of them, unless nothing was sent."""
+        """Handle a failed request: nothing is known of its sends, unless nothing was sent."""
         entries: dict[str, list[Entry]] = {}
         for entry in request.entries:
             entry.is_in_doubt = entry.is_in_doubt or not is_unsent
@@ -302,7 +302,7 @@ class ClientCore:
                 self._out.append(ev.OfferInputs(number, *place, sends, self._limit_ns(entries)))
 
     def _limit_ns(self, entries: Iterable[Entry]) -> int:
-        """As long as anybody waits."""
+        """Return the limit of a request: as long as any of its sends waits."""
         return min(ATTEMPT_NS, max([entry.deadline_ns for entry in entries]) - self._now)
 
     def _next_request(self) -> int:
@@ -315,14 +315,14 @@ class ClientCore:
         self._queues.rest(queue, self._now, reason)
 
     def _end_queue(self, queue: AgentQueue, ending: str, reason: str) -> None:
-        """All that waits for this agent."""
+        """End all sends that wait for this agent."""
         for entry in queue.waiting:
             self._end(entry, ending, reason)
         queue.waiting.clear()
         self._queues.retire(queue)
 
     def _give_up(self, entry: Entry, reason: str) -> None:
-        """It ends without a word. One in a request may have been taken."""
+        """End a send without an answer. One in a request may have been taken."""
         if not self._queues.take_out(entry):
             entry.is_in_doubt = True
         self._end(entry, ev.NOT_TAKEN, reason)
@@ -337,7 +337,7 @@ class ClientCore:
         entry.is_over = True
 
     def _queue_of(self, agent: str) -> AgentQueue:
-        """Of an agent with a send that is not over, or in a request."""
+        """Return the queue of an agent with a send that is not over, or in a request."""
         queue = self._queues.of(agent)
         assert queue is not None, f"no queue for {agent}"
         return queue
@@ -359,4 +359,4 @@ class ClientCore:
 
 
 def _nothing(_event: ev.Event) -> None:
-    """Time has passed: what follows from that follows from every event."""
+    """Do nothing: time has passed, and what follows from that follows from every event."""

@@ -1,7 +1,7 @@
-"""What operators do with dead letters: which ones are meant, the words that say it, and what came of each.
+"""Operator commands on dead letters: which ones are meant, the commands, and the outcome of each.
 
-A word names a letter by its number and by what it is, so it never hits another one, and saying it again does no harm: a letter that was settled is gone. All words of a
-call go to the agent's owner in one request, which is repeated with the same keys until each has an outcome.
+A command names a letter by its number and its identity, so it never hits another one, and repeating it is harmless: a settled letter is gone. All
+commands of a call go to the agent's owner in one request, which is repeated with the same keys until each has an outcome.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ HANDLED, FAILED, DROPPED, MISSING, NEVER = "handled", "failed", "dropped", "gone
 
 
 Numbers = Iterable[int] | None
-"""Of letters; None: all that there are."""
+"""Numbers of dead letters; None: all current ones."""
 
 
 class DeadLetterResult(msgspec.Struct, frozen=True):
-    """What came of one dead letter.
+    """Outcome of one dead letter.
 
     Attributes:
         number: of the letter, among those of its agent.
-        outcome: "handled": its turn has ended well; "failed": it failed again, and is a new dead letter; "dropped"; "gone": it was not there any more when its
-            turn came, since somebody else has settled it, or a recovery has undone it; "refused": `reason` says why.
-        message: what the turn of a letter that came from outside has answered: `{"type": …, "fields": …}`; None: nothing.
+        outcome: "handled": its turn has ended well; "failed": it failed again, as a new dead letter; "dropped"; "gone": it was not there when
+            its turn came, since another client has settled it, or a recovery has undone it; "refused": `reason` says why.
+        message: the answer of the turn of a letter that came from outside: `{"type": …, "fields": …}`; None: nothing.
     """
 
     agent: str
@@ -53,7 +53,7 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
 
 
 class _Told(msgspec.Struct):
-    """A letter, of all that a description tells."""
+    """A letter, as a description reports it."""
 
     number: int
     identity: str
@@ -64,7 +64,7 @@ class _Description(msgspec.Struct):
 
 
 def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_Told]:
-    """The letters that are meant; None: all that there are.
+    """Return the letters that are meant; None: all current ones.
 
     Raises:
         NotFoundError: one is not there; says which are.
@@ -84,7 +84,7 @@ def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> l
 
 
 def words_for(agent: str, verb: str, description: Mapping[str, object], numbers: Numbers) -> list[GivenInput]:
-    """One for each letter that is meant, under a key of its own; raises as `chosen`."""
+    """Return one command for each letter that is meant, under a key of its own; raises as `chosen`."""
     stem = secrets.token_hex(12)
     return [
         GivenInput(
@@ -97,11 +97,11 @@ def words_for(agent: str, verb: str, description: Mapping[str, object], numbers:
 
 
 Hear = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
-"""Waits for what came of an input, until a deadline."""
+"""Waits for the outcome of an input, until a deadline."""
 
 
 class Settling:
-    """Gives words to the agent's owner until each has an outcome. `late`: what is raised if that is not in time."""
+    """Gives commands to the agent's owner until each has an outcome. `late`: error to raise if that is not in time."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Settling:
         self._agent = agent
 
     async def settle(self, words: Sequence[GivenInput], deadline_s: float, hear: Hear) -> list[DeadLetterResult]:
-        """What came of each; raises as `give`, and InputUnknownError where one is not heard of in time."""
+        """Return the outcome of each; raises as `give`, and InputUnknownError where one is not heard of in time."""
         given = await self.give(words, deadline_s)
 
         async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
@@ -127,12 +127,12 @@ class Settling:
         return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, given, strict=True)]))
 
     async def give(self, words: Sequence[GivenInput], deadline_s: float) -> list[InputOutcome]:
-        """One outcome for each: accepted, repeated or refused.
+        """Return one outcome for each: accepted, repeated or refused.
 
         Raises:
-            InputUnknownError: there was no word in time.
-            AgentMissingError, FleetEndedError: nobody takes them.
-            UsageError: this client may not.
+            InputUnknownError: there was no answer in time.
+            AgentMissingError, FleetEndedError: no agent can take them.
+            UsageError: this client has no permission.
         """
         loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
         decided: dict[str, InputOutcome] = {}
@@ -169,10 +169,10 @@ class Settling:
 
 
 def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> DeadLetterResult:
-    """What came of a word.
+    """Return the outcome of a command.
 
     Raises:
-        InputUnknownError: nobody has said it in time.
+        InputUnknownError: there was no answer in time.
     """
     about = read_word(word.payload)
     if said is None:
@@ -189,7 +189,7 @@ def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: 
 
 
 def late_of_letters(agent: str, reason: str) -> InputUnknownError:
-    """What is known when the time is over."""
+    """Return the error for dead letters whose outcome is unknown when the time is over."""
     error = InputUnknownError(
         f"whether all of these dead letters of agent {agent!r} are settled, or will be, is not known ({reason}): "
         f"`snapline agent describe {agent}` lists those that are left; doing it again does no harm"

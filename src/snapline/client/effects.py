@@ -1,4 +1,4 @@
-"""What people say about effects, that are in doubt or have ended: which one is meant, the word that says it, and whether it was taken. And how those stand that
+"""Operator commands on effects in doubt or ended: which one is meant, the command, and whether it was taken. And the state of those that
 have not ended."""
 
 import asyncio
@@ -46,10 +46,10 @@ class _Description(msgspec.Struct):
 
 
 def word_for(agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool) -> GivenInput:
-    """What is said of the effect at which the agent stands, under a key of its own.
+    """Return the resolution of the effect at which the agent waits, under a key of its own.
 
     Raises:
-        NotFoundError: it does not stand at this one.
+        NotFoundError: it does not wait at this one.
         UsageError: it was not done, and has a result.
         EncodingError, MessageTooLargeError: a journal cannot keep the result.
     """
@@ -66,10 +66,10 @@ def word_for(agent: str, key: str, description: Mapping[str, object], *, result:
 
 
 def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
-    """What is said to have an effect tried again, under a key of its own: of one that waits for people, that it was not done.
+    """Return the command that retries an effect, under a key of its own: for one that waits for an operator, that it was not done.
 
     Raises:
-        UsageError: the agent stands at it, and needs nobody.
+        UsageError: the agent waits at it, and needs no operator.
     """
     turn = msgspec.convert(description, _Description).durable_turn
     opened = turn.effect if turn is not None else None
@@ -81,21 +81,21 @@ def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenI
 
 
 def wish_for(agent: str, verb: str, key: str) -> GivenInput:
-    """What is wished of an effect that has ended, under a key of its own."""
+    """Return a request about an effect that has ended, under a key of its own."""
     wish = EffectRetry(verb, *key_of(key))
     return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_wish_payload(wish))
 
 
 def is_wish(word: GivenInput) -> bool:
-    """Is it about an effect that has ended? That has a turn of its own."""
+    """Return whether it is about an effect that has ended. That has a turn of its own."""
     return is_effect_wish(word.payload)
 
 
 async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float, hear: Hear) -> None:
-    """Give the word to the agent, until its turn has taken it, or the turn of its own has ended; raises as `Settling.give`.
+    """Give the command to the agent, until its turn has taken it, or the turn of its own has ended; raises as `Settling.give`.
 
     Raises:
-        UsageError: nobody has to say it, or somebody else has said it before.
+        UsageError: it is not needed, or another client has sent it before.
         InputDeadLetteredError: its turn has failed.
         InputUnknownError: it was not heard of in time.
     """
@@ -124,7 +124,7 @@ def _too_late(word: GivenInput, key: str) -> str:
 
 
 def late(agent: str, reason: str) -> InputUnknownError:
-    """What is known when the time is over."""
+    """Return the error for a command whose outcome is unknown when the time is over."""
     error = InputUnknownError(
         f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
         "stands; saying the same again does no harm"
@@ -134,6 +134,6 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[StandingEffect]:
-    """At which effects agents stand now, as their hosts see it; of a host that does not say it, nothing."""
+    """Return the effects at which agents wait now, as their hosts see it; nothing of a host that does not answer."""
     told = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[StandingEffect])
     return [effect for some in told.values() for effect in some or ()]

@@ -1,4 +1,4 @@
-"""What a send or an ask comes to, for the program: a receipt or a reply, or an error that says what is known."""
+"""Outcome of a send or an ask, for the program: a receipt or a reply, or an error that says what is known."""
 
 from typing import Any
 
@@ -25,11 +25,11 @@ from snapline.messages.status import SnapshotOutcome
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """An input is in the fleet's log for good: its agent consumes it once, whatever dies and whatever is rolled back.
+    """An input that is permanently in the fleet's log: its agent consumes it once, despite any crash or rollback.
 
     Attributes:
         number: of the input, 1, 2, 3 … among those of its agent, which consumes them in this order.
-        key: tells it from all others of its agent: the same key again is the same input.
+        key: distinguishes it from all others of its agent: the same key again is the same input.
         is_repeated: it had been taken before, under this number.
     """
 
@@ -40,13 +40,13 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What an agent has answered to an input.
+    """Answer of an agent to an input.
 
     Attributes:
         number: of the input, among those of its agent.
         message: `{"type": its type's name, "fields": plain values}`, or of the class that the caller gave; None: its turn answered nothing, or
             the answer is too old to be known.
-        is_early: it was asked for as soon as its turn had ended: a recovery may have undone that turn since, or may yet, and then the
+        is_early: it was requested as soon as its turn had ended: a recovery may have undone that turn since, or may yet, and then the
             answer may become another one.
         key: of the input.
     """
@@ -74,7 +74,7 @@ class ReplyReader:
 
 
 def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
-    """The document of a snapshot that was asked for; SnapshotAbortedError: there is none."""
+    """Return the document of a snapshot that was requested; SnapshotAbortedError: there is none."""
     if not outcome.is_complete:
         which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
         raise SnapshotAbortedError(f"{which}: {outcome.reason}")
@@ -82,7 +82,7 @@ def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
 
 
 def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
-    """Why there is no reply."""
+    """Return the error that says why there is no reply."""
     taken = f"it was taken as input {receipt.number} of agent {receipt.agent} under key {receipt.key}"
     error: InputDeadLetteredError | AnswerMissingError
     if said.ending == ev.BURIED:
@@ -101,7 +101,7 @@ def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
 
 
 def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineError:
-    """What the program gets."""
+    """Return what the program gets."""
     if said.ending == ev.TAKEN:
         return Receipt(agent, said.number, key, said.is_repeated)
     error = _error_of(said.ending, said.reason, agent, key)

@@ -1,4 +1,4 @@
-"""What a client's core hears, and what it says.
+"""Events and commands of a client's core.
 
 Sends are numbered by the adapter, requests by the core. Every FindAgents is answered by AgentsFound or FindingFailed, every
 OfferInputs by RequestAnswered or RequestFailed, every AskHost by AnswerHeard or RequestFailed, once.
@@ -15,11 +15,11 @@ ANSWERED, BURIED, FORGOTTEN, LATE = "answered", "buried", "forgotten", "late"
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base of what the core hears."""
+    """Base of the core's events."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base of what the core says."""
+    """Base of the core's commands."""
 
 
 # ---- from the program ---------------------------------------------------------------------------------------------
@@ -35,19 +35,19 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsGiven(Event, frozen=True, gc=False):
-    """In the order that each agent is to get them."""
+    """Inputs of the program, in the order that each agent is to get them."""
 
     sends: tuple[Send, ...]
 
 
 class SendsDropped(Event, frozen=True, gc=False):
-    """Nobody waits for these any more."""
+    """Sends that are no longer waited for."""
 
     sends: tuple[int, ...]
 
 
 class AnswerWanted(Event, frozen=True, gc=False):
-    """The program waits for what its agent answers to an input that has been taken. Asks are numbered by the adapter."""
+    """The program waits for its agent's answer to an input that has been taken. Asks are numbered by the adapter."""
 
     ask: int
     agent: str
@@ -55,13 +55,13 @@ class AnswerWanted(Event, frozen=True, gc=False):
 
 
 class AskDropped(Event, frozen=True, gc=False):
-    """Nobody waits for it any more."""
+    """An ask that is no longer waited for."""
 
     ask: int
 
 
 class ClientClosed(Event, frozen=True, gc=False):
-    """Nothing is tried any more."""
+    """Client closed: nothing is tried any more."""
 
 
 # ---- from the coordinator, hosts, the clock -----------------------------------------------------------------------
@@ -73,7 +73,7 @@ class AgentsFound(Event, frozen=True, gc=False):
 
 
 class FindingFailed(Event, frozen=True, gc=False):
-    """`is_final`: it would fail every time."""
+    """Agents could not be looked up. `is_final`: it would fail every time."""
 
     request: int
     reason: str
@@ -88,14 +88,14 @@ class RequestAnswered(Event, frozen=True, gc=False):
 
 
 class AnswerHeard(Event, frozen=True, gc=False):
-    """What a host says came of an input."""
+    """Outcome of an input, as reported by a host."""
 
     request: int
     outcome: AskOutcome
 
 
 class RequestFailed(Event, frozen=True, gc=False):
-    """There is no answer. `is_unsent`: the host has certainly taken nothing of it. `is_final`: it would fail every time."""
+    """Request without an answer. `is_unsent`: the host has certainly taken nothing of it. `is_final`: it would fail every time."""
 
     request: int
     reason: str
@@ -104,14 +104,14 @@ class RequestFailed(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """`wakeup_ns` has come."""
+    """The time of `wakeup_ns` has come."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 class FindAgents(Command, frozen=True, gc=False):
-    """Ask the coordinator where these live, for so long at most."""
+    """Ask the coordinator where these live, within the limit."""
 
     request: int
     agents: tuple[str, ...]
@@ -119,7 +119,7 @@ class FindAgents(Command, frozen=True, gc=False):
 
 
 class OfferInputs(Command, frozen=True, gc=False):
-    """Say these to a host, in this order, and wait for its answer for so long at most."""
+    """Offer these to a host, in this order, and wait for its answer within the limit."""
 
     request: int
     host: str
@@ -129,7 +129,7 @@ class OfferInputs(Command, frozen=True, gc=False):
 
 
 class AskHost(Command, frozen=True, gc=False):
-    """Wait at a host for the answer, for so long at most."""
+    """Wait at a host for the answer, within the limit."""
 
     request: int
     host: str
@@ -139,10 +139,10 @@ class AskHost(Command, frozen=True, gc=False):
 
 
 class FinishAsk(Command, frozen=True, gc=False):
-    """This is over.
+    """An ask is over.
 
     Attributes:
-        ending: "answered"; "buried": it is a dead letter; "forgotten": its agent does not know the key, or has stopped; "late": there was no time left;
+        ending: "answered"; "buried": it is a dead letter; "forgotten": its agent does not know the key, or has stopped; "late": no time was left;
             "missing", "ended", "denied" as of a send.
         reason: a sentence without its full stop, for people.
         outcome: of the first two.
@@ -155,11 +155,11 @@ class FinishAsk(Command, frozen=True, gc=False):
 
 
 class FinishSend(Command, frozen=True, gc=False):
-    """This is over.
+    """A send is over.
 
     Attributes:
-        ending: "taken"; "refused" for good; "missing": there is no such agent; "ended": there is no fleet any more; "denied":
-            this client may not; "unknown": it may have been taken; "not taken": it certainly was not, in the time there was.
+        ending: "taken"; "refused" permanently; "missing": there is no such agent; "ended": there is no fleet any more; "denied":
+            this client has no permission; "unknown": it may have been taken; "not taken": it certainly was not, in the time there was.
         reason: a sentence without its full stop, for people.
         number: of the input, among those of its agent.
         is_repeated: its key was known.

@@ -1,4 +1,4 @@
-"""What a program gives, looked at: an input as it goes to a host, a time-out."""
+"""Inputs from a program, checked: an input as it goes to a host, a time-out."""
 
 import secrets
 import sys
@@ -15,14 +15,14 @@ from snapline.ids import check_id
 from snapline.messages.inputs import KEY_CHARACTERS_MAX, GivenInput
 
 TIMEOUT_S_MAX = 86_400.0
-"""Every wait ends: a day at most."""
+"""Longest wait of any call: a day."""
 
 AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 """An agent, a message for it, and perhaps a key."""
 
 
 class OutsideMessage(msgspec.Struct, frozen=True):
-    """A message as somebody outside describes it: its type's name, and what stands in JSON. `public_only`: only a public handler may take it."""
+    """A message as an outside program describes it: its type's name, and its JSON. `public_only`: only a public handler may take it."""
 
     type: str
     fields: Any
@@ -30,13 +30,13 @@ class OutsideMessage(msgspec.Struct, frozen=True):
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise UsageError if it is none."""
+    """Raise UsageError if it is no valid time-out."""
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise UsageError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
 
 
 def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
-    """An input as it goes to a host.
+    """Return an input as it goes to a host.
 
     Raises:
         UsageError: agent or key are none.
@@ -56,11 +56,11 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
 
 
 TOLD: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
-"""The trace that a caller has told, where the program stands in none itself: so do those of a gateway."""
+"""The trace that a caller has passed, used where the program itself is in none, as in a gateway."""
 
 
 def current_tail() -> bytes:
-    """What a message says of the trace in which the program stands just now; b"": of none that is sampled.
+    """Return a message's reference to the program's current trace; b"": none that is sampled.
 
     OpenTelemetry is asked if the program uses it; it is not loaded for that.
     """

@@ -1,10 +1,10 @@
-"""Requests to hosts: one connection to each, and what a call that failed says about its inputs.
+"""Requests to hosts: one connection to each, and what a failed call says about its inputs.
 
 A host hands a request on when the last message of its stream is there. So a call that failed before there was a connection, or before
-that message was written, has certainly changed nothing; after it, nobody knows.
+that message was written, has certainly changed nothing; after it, that is unknown.
 
 Nearly all requests are one message, and called as such: on the wire it is the same. Where a stream's writing fails since the host
-has ended the call, gRPC tells no more why (`tests/access/world.py` calls it unheard).
+has ended the call, gRPC no longer reports why (`tests/access/world.py` calls it unheard).
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from snapline.messages.view_wire import SHOW_PATH, ViewReading
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256
-"""Kept: as many as a fleet may have hosts. Of more, those that were used longest ago are closed."""
+"""Largest number of connections kept: as many as a fleet may have hosts. Above it, those that were used longest ago are closed."""
 
 CONNECT_S_MAX = 2.0
-"""For a connection, as links give it."""
+"""Longest wait for a connection, as links give it."""
 
 FAILURES_MAX = 20
-"""A connection that has failed so often in a row is given up, or a host that is gone would be dialled for ever. Until then it is kept: its
+"""Failures in a row after which a connection is given up, or a host that is gone would be dialled forever. Until then it is kept: its
 patience with slow handshakes grows."""
 
 _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-"""Such a host will never take anything from us."""
+"""Codes of a host that will never take anything from us."""
 
 _NOT_HANDED_ON = (*_FINAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""What a host says of a request before it looks at its inputs."""
+"""Codes with which a host rejects a request before it looks at its inputs."""
 
 _BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
 class OfferFailed(Exception):
-    """There is no answer. `is_unsent`: nothing was taken; `is_final`: it would fail every time."""
+    """A call without an answer. `is_unsent`: nothing was taken; `is_final`: it would fail every time."""
 
     def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class OfferFailed(Exception):
 
 
 class _Connection:
-    """To one host. `users`: calls on it; `failures`: in a row, to connect."""
+    """A connection to one host. `users`: calls on it; `failures`: in a row, to connect."""
 
     __slots__ = ("channel", "failures", "users")
 
@@ -64,17 +64,17 @@ class HostCalls:
     """Connections to hosts. For one event loop."""
 
     def __init__(self, security: Security, client: str) -> None:
-        """`client`: whom the inputs are from."""
+        """`client`: sender of the inputs."""
         self._security = security
         self._client = client
         self._connections: dict[tuple[str, str], _Connection] = {}
         self._left: list[_Connection] = []
-        """To be closed when their calls are over."""
+        """Connections to be closed when their calls are over."""
 
     async def offer(
         self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Say these inputs to a host, and wait for what becomes of each. `path`: another one for operators' words.
+        """Offer these inputs to a host, and wait for the outcome of each. `path`: another one for operator commands.
 
         Raises:
             OfferFailed: there is no answer.
@@ -88,7 +88,7 @@ class HostCalls:
             return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
 
     async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
-        """Wait at a host for what came of an input; `question` is by `encode_ask`.
+        """Wait at a host for the outcome of an input; `question` is by `encode_ask`.
 
         Raises:
             OfferFailed: there is no answer.
@@ -114,7 +114,7 @@ class HostCalls:
             return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
-        """Other certificates: connections are made anew, calls under way go on."""
+        """Make connections anew, with other certificates; calls under way go on."""
         self._left += self._connections.values()
         self._connections.clear()
 
@@ -127,7 +127,7 @@ class HostCalls:
 
     @asynccontextmanager
     async def _connection(self, host: str, address: str) -> AsyncIterator[_Connection]:
-        """One to use, which stays open meanwhile."""
+        """Yield a connection to use, which stays open meanwhile."""
         place = (host, address)
         connection = self._connections.pop(place, None) or self._open(host, address)
         self._connections[place] = connection
@@ -158,7 +158,7 @@ class HostCalls:
             await connection.channel.close()
 
     async def _connect(self, connection: _Connection, host: str, address: str, deadline_s: float) -> None:
-        """Wait until the host has answered; nothing has been said to it yet."""
+        """Wait until the host has answered; nothing has been sent to it yet."""
         channel, loop = connection.channel, asyncio.get_running_loop()
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
             if state not in _BROKEN:
@@ -176,7 +176,7 @@ class HostCalls:
 async def _ask_once(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """A request of one message."""
+    """Send a request of one message."""
     offer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
     try:
         return decode_outcomes(await offer(messages[0], timeout=limit_s))
@@ -189,7 +189,7 @@ async def _ask_once(
 async def _ask_in_parts(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """A large input."""
+    """Send a large input, in parts."""
     offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
     call: grpc.aio.StreamUnaryCall[bytes, bytes] = offer(timeout=limit_s)
     is_sent = False
@@ -251,7 +251,7 @@ def _not_understood(host: str, error: ProtocolError) -> OfferFailed:
 
 
 def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferFailed:
-    """What a call means that ended without an answer."""
+    """Return what a call means that ended without an answer."""
     is_unsent = not is_sent or code in _NOT_HANDED_ON
     match code:
         case grpc.StatusCode.UNAVAILABLE:

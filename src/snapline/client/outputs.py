@@ -1,7 +1,7 @@
 """Reading outputs at the coordinator: page after page, over every change of leaders, each output once.
 
 `OutputReading` decides without I/O: what to ask next, and what a failure means. A reader's place is its cursor alone. A page that is lost
-on the way is asked for again with the cursor of the last one that came: so nothing comes twice, and nothing is left out.
+on the way is requested again with the cursor of the last one that came: so nothing comes twice, and nothing is left out.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from snapline.messages.payloads import split_message
 from snapline.storage.outputs.names import parse_cursor
 
 WAIT_S = 10.0
-"""A call waits so long for something new, where it is wanted; then the next one asks."""
+"""Longest wait of a call for new outputs, if it is wanted; then the next call is made."""
 
 CALL_S = 10.0
-"""More than its wait; then it is made again."""
+"""Time limit of a call beyond its wait; then it is made again."""
 
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
-"""After a failure, twice as long after each further one: an election takes a second or two."""
+"""Pause after a failure, doubled after each further one: an election takes a second or two."""
 
 AHEAD_BYTES_MAX = 4 * 1024 * 1024
-"""Beside a page of more than this, which holds an output of nearly that size, a reader holds no other one."""
+"""Size of a page above which a reader holds no other one next to it: such a page holds an output of nearly that size."""
 
 _PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
-"""May be over in a moment, unless it is damage."""
+"""Errors that may be over in a moment, unless it is damage."""
 
 
 class OutputReading:
-    """One reader.
+    """State of one reader.
 
     Attributes:
         cursor: where it is.
@@ -54,7 +54,7 @@ class OutputReading:
 
     @property
     def wait_s(self) -> float:
-        """How long the next call may wait."""
+        """Longest time that the next call may wait."""
         return WAIT_S if self._is_following else 0.0
 
     def on_page(self, page: ReadOutputsReply) -> tuple[ReleasedOutputs, ...]:
@@ -79,7 +79,7 @@ class OutputReading:
 
 
 class WantedOutputs(msgspec.Struct, frozen=True):
-    """What `Client.outputs` was asked for; see there."""
+    """Arguments of `Client.outputs`; see there."""
 
     topic: str
     after: str
@@ -92,7 +92,7 @@ class WantedOutputs(msgspec.Struct, frozen=True):
 async def wanted_outputs(
     coordinator: Callable[[], CoordinatorClient], wanted: WantedOutputs
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
-    """Yield what is wanted; see `Client.outputs`."""
+    """Yield the requested outputs; see `Client.outputs`."""
     check_timeout(wanted.timeout_s)
     parse_cursor(wanted.after)
     if wanted.topic:
@@ -108,9 +108,9 @@ async def wanted_outputs(
 async def follow_outputs(
     coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading, reader: MessageReader
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
-    """Yield what comes; `coordinator` is asked for at each call, for connections are renewed.
+    """Yield outputs as they come; `coordinator` is called for each request, for connections are renewed.
 
-    The next page is asked for while the program takes this one, unless this one is large: so it is there soon, and the end of the fleet is heard.
+    The next page is requested while the program takes this one, unless this one is large: so it is there soon, and the end of the fleet is heard.
     """
     coming = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
@@ -146,7 +146,7 @@ async def _next_page(
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
-    """Return the cursor to begin with. A consumer is made if there is none: from now on its outputs are kept for it.
+    """Return the cursor to begin with. A missing consumer is created: from now on its outputs are kept for it.
 
     Raises:
         UsageError: both say it.
@@ -157,7 +157,7 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
 
 
 def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | OutputsReverted]":
-    """Yield what programs get of a release, each made when it is wanted: messages take up to 30 times the space of their bytes. EncodingError."""
+    """Yield the items of a release for programs, each made on demand: messages take up to 30 times the space of their bytes. EncodingError."""
     if release.undone is not None:
         yield OutputsReverted(release.undone.after, release.undone.epochs, release.undone.cursor)
     for each in release.outputs:

@@ -1,4 +1,4 @@
-"""What waits for each agent, and how far it has got: the part of a client's core that keeps order.
+"""Waiting sends of each agent, and their progress: the part of a client's core that keeps order.
 
 All sends to one agent are one *queue*. Its stage says where the queue is; each stage but "idle" and "out" has a table here, and a queue is
 in the table of its stage and in no other.
@@ -17,19 +17,19 @@ from snapline.client import events as ev
 
 BATCH_INPUTS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024
-"""Of one request; a larger input goes alone. Half of what a host takes, and what its log writes at once."""
+"""Largest size of one request; a larger input goes alone. Half of what a host takes, and what its log writes at once."""
 
 WAIT_LEAST_NS, WAIT_MOST_NS = 50_000_000, 1_000_000_000
-"""Before a send is tried again. A recovery takes a second or so: who waited much longer would be late after each."""
+"""Waits before a send is tried again. A recovery takes a second or so: a client that waited much longer would be late after each."""
 
 PLACES_MAX = 20_000
-"""Agents whose place is remembered: as many as a fleet may have. The one found longest ago is forgotten first."""
+"""Largest number of agents whose place is remembered: as many as a fleet may have. The one found longest ago is forgotten first."""
 
 FOUND_MAX = 1000
-"""Agents that the coordinator is asked for at once: half of what it allows."""
+"""Largest number of agents in one request to the coordinator: half of what it allows."""
 
 FINDING_NS = 2_000_000_000
-"""For asking the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
+"""Longest wait for the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
 
 OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
 """Phases in which nothing is taken, or answered, any more."""
@@ -85,7 +85,7 @@ class AgentQueues:
 
     Attributes:
         places: agent → where it lives, as far as that is known.
-        lost: agents that nobody has asked for yet.
+        lost: agents whose place has not been requested yet.
         ready: place → agents there whose first inputs can go.
     """
 
@@ -99,11 +99,11 @@ class AgentQueues:
         """Heap of due time and agent; a queue that has left its rest early leaves its entry behind."""
 
     def of(self, agent: str) -> AgentQueue | None:
-        """What waits for an agent, or is in a request."""
+        """Return the queue of an agent, if something waits for it or is in a request."""
         return self._queues.get(agent)
 
     def add(self, entry: Entry) -> None:
-        """A send comes, behind those before it."""
+        """Add a send, behind those before it."""
         queue = self._queues.get(entry.agent)
         if queue is None:
             queue = self._queues[entry.agent] = AgentQueue(entry.agent)
@@ -112,20 +112,20 @@ class AgentQueues:
             self.go(queue)
 
     def remember(self, agent: str, place: Place) -> None:
-        """It lives there."""
+        """Remember where an agent lives."""
         self.places.pop(agent, None)
         self.places[agent] = place
         if len(self.places) > PLACES_MAX:
             del self.places[next(iter(self.places))]
 
     def put_back(self, queue: AgentQueue, entries: list[Entry]) -> None:
-        """A request has left these undecided: they go before all that came since."""
+        """Put back sends that a request has left undecided: before all that came since."""
         queue.waiting.extendleft([entry for entry in reversed(entries) if not entry.is_over])
 
     # ---- stages -----------------------------------------------------------------------------------------------------
 
     def go(self, queue: AgentQueue) -> None:
-        """As far as it can get now. It is in no table."""
+        """Move a queue as far as it can get now. It is in no table."""
         place = self.places.get(queue.agent)
         if not queue.waiting:
             self.retire(queue)
@@ -148,12 +148,12 @@ class AgentQueues:
         heapq.heappush(self._rests, (queue.due_ns, queue.agent))
 
     def retire(self, queue: AgentQueue) -> None:
-        """Nothing waits: who comes next begins anew. It is in no table."""
+        """Remove a queue in which nothing waits: the next send begins anew. It is in no table."""
         queue.stage = "idle"
         del self._queues[queue.agent]
 
     def take_out(self, entry: Entry) -> bool:
-        """Nobody waits for it any more; False if it is in a request, and not here."""
+        """Remove a send that is no longer waited for; False if it is in a request, and not here."""
         queue = self._queues[entry.agent]
         if entry not in queue.waiting:
             return False
@@ -166,7 +166,7 @@ class AgentQueues:
         return True
 
     def take_lost(self, most: int) -> list[AgentQueue]:
-        """Those that are asked for now."""
+        """Take the agents to look up now."""
         agents = list(self.lost)[:most]
         for agent in agents:
             del self.lost[agent]
@@ -174,7 +174,7 @@ class AgentQueues:
         return [self._queues[agent] for agent in agents]
 
     def take_batch(self, place: Place) -> list[Entry]:
-        """One batch of what is ready for a host. Of an agent it takes the first ones, so what stays comes behind them."""
+        """Take one batch of what is ready for a host. Of an agent it takes the first ones, so what stays comes behind them."""
         batch: list[Entry] = []
         size_bytes = 0
         for agent in list(self.ready[place]):
@@ -198,7 +198,7 @@ class AgentQueues:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> None:
-        """Rests are over."""
+        """Wake the queues whose rests are over."""
         while self._rests and self._rests[0][0] <= now_ns:
             due_ns, agent = heapq.heappop(self._rests)
             queue = self._queues.get(agent)
@@ -207,13 +207,13 @@ class AgentQueues:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """When a rest is over next."""
+        """Return when a rest is over next."""
         return self._rests[0][0] if self._rests else None
 
     # ---- invariants -------------------------------------------------------------------------------------------------
 
     def validate(self, *, finding: set[str], out: set[str]) -> list[Entry]:
-        """Cross-check the tables with those that are asked for and those in requests; returns all that wait."""
+        """Cross-check the tables with the agents being looked up and those in requests; returns all that wait."""
         ready = {agent for agents in self.ready.values() for agent in agents}
         for agent, queue in self._queues.items():
             assert queue.waiting or queue.stage in ("out", "finding"), (
@@ -229,7 +229,7 @@ class AgentQueues:
 
 
 def wait_ns(failures: int, text: str) -> int:
-    """How long to wait after so many failures in a row; spread by the text."""
+    """Return how long to wait after this many failures in a row; spread by the text."""
     full_ns = min(WAIT_LEAST_NS << min(failures - 1, 10), WAIT_MOST_NS)
     return full_ns // 2 + _spread(text, full_ns // 2)
 

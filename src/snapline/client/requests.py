@@ -1,4 +1,4 @@
-"""A client's requests: each is carried out, and comes back as one event for the core, whatever happens."""
+"""A client's requests: each is carried out, and comes back as one event for the core, in every case."""
 
 from snapline.client import events as ev
 from snapline.client.hosts import HostCalls, OfferFailed
@@ -16,7 +16,7 @@ async def find(coordinator: CoordinatorClient, command: ev.FindAgents) -> ev.Eve
 
 
 async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:
-    """Say inputs to a host."""
+    """Offer inputs to a host."""
     try:
         outcomes = await hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
         return ev.RequestAnswered(command.request, outcomes)

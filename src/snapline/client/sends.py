@@ -1,4 +1,4 @@
-"""The inputs that a client has under way: as many as there is room for, in the order of the calls, each with the program that waits for its receipt."""
+"""Inputs that a client has under way: as many as there is room for, in the order of the calls, each with the program that waits for its receipt."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from snapline.messages.inputs import GivenInput
 
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
-"""Of inputs that a client holds at once; beyond either, those that come wait for room. Several requests' worth for each of many hosts."""
+"""Largest size of inputs that a client holds at once; beyond either limit, further ones wait for room. Several requests' worth for many hosts."""
 
 
 class Sends:
-    """Of one client. `feed` tells its core; `waiting`: by their numbers."""
+    """Sends of one client. `feed` hands events to its core; `waiting`: by their numbers."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -27,7 +27,7 @@ class Sends:
         self._room = asyncio.Event()
 
     async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
-        """Of each, in order."""
+        """Return the outcome of each, in order."""
         check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         entered: dict[int, WaitingSend] = {}
@@ -56,7 +56,7 @@ class Sends:
             await self._room.wait()
 
     def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
-        """As many as there is room for, one at least; returns how many."""
+        """Enter as many as there is room for, one at least; returns how many."""
         sends: list[ev.Send] = []
         for given in inputs:
             if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
@@ -70,7 +70,7 @@ class Sends:
         return len(sends)
 
     def _drop(self, entered: dict[int, WaitingSend]) -> None:
-        """Nobody waits any more. What is under way may be taken all the same."""
+        """Drop sends that are no longer waited for. Those under way may be taken all the same."""
         left = tuple([send for send in entered if send in self.waiting])
         for send in left:
             self._forget(send)
@@ -83,7 +83,7 @@ class Sends:
         return waiting
 
     def finish(self, said: ev.FinishSend) -> None:
-        """The core knows what it has come to."""
+        """Record the core's outcome of a send."""
         waiting = self._forget(said.send)
         if not waiting.ending.done():
             waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))

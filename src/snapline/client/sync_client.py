@@ -1,6 +1,6 @@
 """`snapline.SyncClient`: the same for programs without an event loop. A thread of its own has one.
 
-gRPC disturbs itself when several event loops of a process use it: one SyncClient does for a program with all its threads.
+gRPC misbehaves when several event loops of a process use it: one SyncClient is enough for a program with all its threads.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class SyncClient:
         insecure: bool = False,
         name: str = "client",
     ) -> "SyncClient":
-        """As `Client.connect`."""
+        """Connect, as `Client.connect`."""
         made = cls(asyncio.new_event_loop())
         made._thread.start()
         connecting = Client.connect(address, data_dir=data_dir, tls=tls, insecure=insecure, name=name)
@@ -62,18 +62,18 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """As `Client.close`; may be called twice."""
+        """Close, as `Client.close`; may be called twice."""
         if self._client is not None:
             client, self._client = self._client, None
             self._run(_close(client))
             self._stop()
 
     def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """As `Client.send`."""
+        """Give an agent an input, as `Client.send`."""
         return self._run(self._open.send(agent, message, key, timeout_s))
 
     def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
-        """As `Client.send_many`."""
+        """Give many inputs, as `Client.send_many`."""
         return self._run(self._open.send_many(inputs, timeout_s))
 
     def ask(
@@ -86,7 +86,7 @@ class SyncClient:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """As `Client.ask`."""
+        """Give an input and wait for the answer, as `Client.ask`."""
         return self._run(self._open.ask(agent, message, key, early, timeout_s, reply_type=reply_type))
 
     def outputs(
@@ -99,7 +99,7 @@ class SyncClient:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[Output | OutputsReverted]:
-        """As `Client.outputs`; each step blocks until there is something."""
+        """Yield outputs, as `Client.outputs`; each step blocks until there is something."""
         found = self._open.outputs(
             topic, after=after, consumer=consumer, message_type=message_type, follow=follow, timeout_s=timeout_s
         )
@@ -111,71 +111,71 @@ class SyncClient:
                 self._run(found.aclose())
 
     def waiting(self) -> dict[str, object]:
-        """As `Client.waiting`."""
+        """Return waiting work, as `Client.waiting`."""
         return self._run(self._open.waiting())
 
     def effects(self) -> list[Effect]:
-        """As `Client.effects`."""
+        """Return effects, as `Client.effects`."""
         return self._run(self._open.effects())
 
     def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """As `Client.acknowledge`."""
+        """Acknowledge outputs, as `Client.acknowledge`."""
         self._run(self._open.acknowledge(consumer, had))
 
     def status(self) -> dict[str, object]:
-        """As `Client.status`."""
+        """Return the state of the fleet, as `Client.status`."""
         return self._run(self._open.status())
 
     def agents(self) -> list[LocatedAgent]:
-        """As `Client.agents`."""
+        """Return the agents, as `Client.agents`."""
         return self._run(self._open.agents())
 
     def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
-        """As `Client.snapshot`."""
+        """Take a snapshot, as `Client.snapshot`."""
         return self._run(self._open.snapshot(timeout_s))
 
     def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> dict[str, object]:
-        """As `Client.restore`."""
+        """Restore a snapshot, as `Client.restore`."""
         return self._run(self._open.restore(snapshot, drop_inputs=drop_inputs, reason=reason, timeout_s=timeout_s))
 
     def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """As `Client.recovery_line`."""
+        """Return a recovery line, as `Client.recovery_line`."""
         return self._run(self._open.recovery_line(failed, timeout_s))
 
     def state(self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S) -> AgentState:
-        """As `Client.state`."""
+        """Return an agent's state, as `Client.state`."""
         return self._run(self._open.state(agent, live=live, field=field, timeout_s=timeout_s))
 
     def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """As `Client.describe`."""
+        """Describe an agent, as `Client.describe`."""
         return self._run(self._open.describe(agent, timeout_s))
 
     def retry_dead_letters(
         self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """As `Client.retry_dead_letters`."""
+        """Retry dead letters, as `Client.retry_dead_letters`."""
         return self._run(self._open.retry_dead_letters(agent, numbers, timeout_s))
 
     def drop_dead_letters(
         self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """As `Client.drop_dead_letters`."""
+        """Drop dead letters, as `Client.drop_dead_letters`."""
         return self._run(self._open.drop_dead_letters(agent, numbers, timeout_s))
 
     def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """As `Client.resolve_effect`."""
+        """Resolve an effect, as `Client.resolve_effect`."""
         self._run(self._open.resolve_effect(agent, key, result=result, not_done=not_done, timeout_s=timeout_s))
 
     def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """As `Client.retry_effect`."""
+        """Retry an effect, as `Client.retry_effect`."""
         self._run(self._open.retry_effect(agent, key, timeout_s))
 
     def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """As `Client.undo_effect`."""
+        """Undo an effect, as `Client.undo_effect`."""
         self._run(self._open.undo_effect(agent, key, timeout_s))
 
     @property
@@ -185,7 +185,7 @@ class SyncClient:
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """On the thread; who is interrupted here takes it back."""
+        """Run it on the thread; an interrupt here cancels it."""
         done = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return done.result()
@@ -204,6 +204,6 @@ async def _next(found: AsyncGenerator[Output | OutputsReverted, None]) -> Output
 
 
 async def _close(client: Client) -> None:
-    """Nothing is left on the loop: other threads may wait for it."""
+    """Close the client and leave nothing on the loop: other threads may wait for it."""
     await client.close()
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Files that hosts have traced into, or that somebody wrote in the same format (docs/protocols.md): one, or a folder of them."""
+"""Files that hosts have traced into, or that were written in the same format (docs/protocols.md): one, or a folder of them."""
 
 import contextlib
 import gzip
@@ -17,7 +17,7 @@ from snapline.recovery.trace import read_items, read_trace
 
 STANDARD_INPUT = "-"
 SUFFIX = ".jsonl"
-"""Of the files that hosts trace into."""
+"""Suffix of the files that hosts trace into."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -51,7 +51,7 @@ def merge_folder(folder: Path) -> Merged:
 
 
 def read_merged(merged: Merged, folder: Path) -> Events:
-    """Read what the traces of `folder` have made.
+    """Read the merged traces of `folder`.
 
     Raises:
         TraceError: it contradicts itself.
@@ -63,7 +63,7 @@ def read_merged(merged: Merged, folder: Path) -> Events:
 
 
 def read_happened(place: Path) -> list[TracedEvent]:
-    """All that happened: of a file what stands in it, of a folder what its hosts have traced, with hosts, times and markers.
+    """Return all events: of a file its content, of a folder what its hosts have traced, with hosts, times and markers.
 
     Raises:
         UsageError: it cannot be opened, or the folder has no traces.
@@ -90,19 +90,19 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def name_of(place: str) -> str:
-    """How `place` is called in messages."""
+    """Return the name of `place` in messages."""
     return "standard input" if place == STANDARD_INPUT else place
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file that is opened when they are wanted, and not before."""
+    """Yield the lines of a file that is opened on demand, and not before."""
     with _lines(str(path)) as lines:
         yield from lines
 
 
 @contextlib.contextmanager
 def _lines(place: str) -> Iterator[Iterable[bytes]]:
-    """The lines at `place`, unpacked if need be; what fails on the way becomes one of our errors."""
+    """Yield the lines at `place`, unpacked if need be; failures on the way become our errors."""
     with contextlib.ExitStack() as stack:
         try:
             stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))

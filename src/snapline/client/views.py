@@ -1,7 +1,7 @@
-"""What a client asks about one agent: who can say, and asking until somebody has.
+"""Questions of a client about one agent: which host can answer, and asking until one has.
 
-A live state, and how an agent stands, only the agent's owner knows. A saved state any host can read, so the owner is asked first, for its store is warm,
-and others while it is lost. Nothing changes by asking, so whatever fails is asked again until the time is over.
+Only the agent's owner knows its live state and its description. Any host can read a saved state, so the owner is asked first, for its store is warm,
+and others while it is lost. Asking changes nothing, so failed questions are repeated until the time is over.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from snapline.messages.views import STATE, WAITING, NotHereError, Question, Rece
 Told = TypeVar("Told")
 
 FIND_S_MAX = 2.0
-"""For asking the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
+"""Longest wait for the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
 
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 1.0
-"""Before it is asked again; doubled each time."""
+"""Wait before a host is asked again; doubled each time."""
 
 ASK_S_MAX = 2.0
-"""For a host that is asked about all its agents: it reads its memory, and the others are told of without it."""
+"""Longest wait for a host that is asked about all its agents: it reads its memory, and the others are reported without it."""
 
 
 async def see(
@@ -44,9 +44,9 @@ async def see(
     """Ask until a host has answered; returns the document.
 
     Raises:
-        UnknownOutcomeError: nobody has, in time.
-        AgentMissingError, FleetEndedError: nobody will.
-        UsageError: this client may not, or asks for what cannot be told. Other errors of the host come as they are.
+        UnknownOutcomeError: no host has, in time.
+        AgentMissingError, FleetEndedError: no host will.
+        UsageError: this client has no permission, or the question has no answer. Other errors of the host come as they are.
     """
     loop, wait_s, tries = asyncio.get_running_loop(), WAIT_LEAST_S, 0
     deadline_s, reason = loop.time() + limit_s, "nobody has answered yet"
@@ -71,7 +71,7 @@ async def see(
 async def ask_every_host(
     coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[Told]
 ) -> dict[str, Told | None]:
-    """What each host that is alive says; None: it says nothing in time, or its release cannot. Nothing if nobody knows who is there."""
+    """Return the answer of each host that is alive; None: none in time, or its release cannot answer. Nothing if the hosts are unknown."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
@@ -90,7 +90,7 @@ async def ask_every_host(
 
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
-    """With which agents of the fleet something waits, as its hosts see it now."""
+    """Return the agents of the fleet with waiting work, as its hosts see it now."""
     told = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
     some = [each for each in told.values() if each is not None]
     silent = tuple([host for host, each in told.items() if each is None])
@@ -102,7 +102,7 @@ async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> Wa
 async def recent_traces(
     coordinator: CoordinatorClient, hosts: HostCalls, after: Mapping[str, str], *, every: int, most: int
 ) -> dict[str, RecentTrace | None]:
-    """What has happened on each host since the cursor in `after`; `most`: lines of one host."""
+    """Return what has happened on each host since the cursor in `after`; `most`: lines of one host."""
 
     def question(host: str) -> Question:
         return trace_question(TraceWanted(after.get(host, ""), every, most))

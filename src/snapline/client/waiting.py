@@ -1,4 +1,4 @@
-"""What a client holds of each send: its bytes, and the program that waits."""
+"""Waiting sends of a client: the bytes of each, and the program that waits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class WaitingSend:
 
 
 def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
-    """Nobody may wait for ever because of an error of ours."""
+    """Fail all waits with an error: no program may wait forever because of an error of ours."""
     for ending in endings:
         if not ending.done():
             ending.set_exception(error)
@@ -29,7 +29,7 @@ def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
 
 
 def late(given: GivenInput) -> SnaplineError:
-    """There was no room for it."""
+    """Return the outcome of a send for which there was no room."""
     said = ev.FinishSend(0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more")
     outcome = ending_of(said, given.agent, given.key)
     assert isinstance(outcome, SnaplineError), "it was not taken"

@@ -27,7 +27,7 @@ LOG_BYTES_MAX = 16 << 20
 stay small, and the text of its first failures is still there for a while."""
 
 TAIL_BYTES = 4096
-"""How much of a log is read to explain an exit: the last sentence of a child is well inside."""
+"""Length of the part of a log that is read to explain an exit: the last sentence of a child is well inside."""
 
 
 class SpawnedProcess:
@@ -141,7 +141,7 @@ class Child:
         return await self.wait()
 
     def last_line(self) -> str:
-        """The last line it wrote, or "" – by house rule the sentence that says why it ended."""
+        """Return the last line it wrote, or "": by house rule the reason why it ended."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))

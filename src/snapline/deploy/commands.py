@@ -9,8 +9,8 @@ from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, S
 from snapline.deploy.launching import Kind
 
 MOVE_GRACE_S, RESTART_GRACE_S = 0.3, 10.0
-"""How long the coordinator waits for a lost host before its agents move: when nobody will start it again, for the launcher's word of what it died of;
-otherwise longer than a process takes to start on a busy machine, since moving agents costs more than waiting."""
+"""Time that the coordinator waits for a lost host before its agents move: when it will not be started again, for the launcher's report of what it
+died of; otherwise longer than a process takes to start on a busy machine, since moving agents costs more than waiting."""
 
 
 class Commands(Protocol):
@@ -48,7 +48,12 @@ class SnaplineCommands:
         begin_anew: bool = False,
         trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere. `log`: `--log-…` and `--otel`. `last_snapshot_s`: how long each process waits for one when it is stopped. `begin_anew`: coordinators get `--begin-anew`. `trust`: `--tls-…` or `--insecure`."""
+        """Create the command lines of a fleet.
+
+        `store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere.
+        `log`: `--log-…` and `--otel`. `last_snapshot_s`: how long each process waits for one when it is stopped. `begin_anew`: coordinators get
+        `--begin-anew`. `trust`: `--tls-…` or `--insecure`.
+        """
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet

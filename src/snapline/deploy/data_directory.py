@@ -32,17 +32,17 @@ an outgoing connection could occupy it while the coordinator is down. 200 attemp
 
 
 def is_same_folder(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths lead to the same place: also through symbolic links, and where nothing is there."""
+    """Return whether two paths lead to the same place: also through symbolic links, and where nothing is there."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def marks_of(data_dir: Path, host: str) -> Path:
-    """Where a host leaves word of the turn that it is in."""
+    """Return the path where a host marks the turn that it is in."""
     return data_dir / MARKS_FOLDER / f"{host}.marks"
 
 
 class DirectoryInUseError(UsageError):
-    """Another launcher runs on this folder."""
+    """Launcher conflict: a second one runs on this folder."""
 
     exit_code = 11
 
@@ -60,7 +60,7 @@ def lock(data_dir: Path) -> int:
 
 @contextlib.contextmanager
 def folder_of_fork(folder: Path) -> Iterator[Path]:
-    """Where a fork's store goes; no fleet starts in the folder meanwhile, and nobody else makes a fork there.
+    """Yield the path for a fork's store; meanwhile no fleet starts in the folder, and no other fork is made there.
 
     Raises:
         UsageError: it is the folder of a fleet.
@@ -78,7 +78,7 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
 
 
 def choose_addresses(data_dir: Path, count: int) -> list[str]:
-    """The ports of the run before, as far as they are still free, so that whoever wrote them down is right; else new ones.
+    """Return the addresses of the run before, if they are still free, so that noted addresses stay valid; else new ones.
 
     Raises:
         UsageError: the fleet in this folder has another number of coordinators: a member that forgot its votes, or never
@@ -115,7 +115,7 @@ def write_address(data_dir: Path, address: str) -> None:
 
 
 def read_address(data_dir: Path) -> str | None:
-    """Where the folder's coordinator listens, or listened, several addresses with commas between; None if nobody knows."""
+    """Return where the folder's coordinator listens, or listened, several addresses with commas between; None if unknown."""
     return ",".join(read_addresses(data_dir)) or None
 
 

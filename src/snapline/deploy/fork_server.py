@@ -1,13 +1,13 @@
 """Children of a launcher that are forked from one process that has imported everything: most of a start is imports.
 
-A launcher starts one *fork server* (`cli/fork_server.py`) and asks it by messages over a socket pair; with the request goes the log
+A launcher starts one *fork server* (`cli/fork_server.py`) and sends it requests over a socket pair; with the request goes the log
 that the child writes to. The server stays alone with its one thread and nothing of gRPC but its code, so that a fork of it is safe.
 
-The children are the server's, and die with it, as the server dies with its launcher (`deploy/parent_watch.py`). It tells how each has ended
-and reaps it when told so: until then the child's id is nobody else's, and a signal to it meets it or nothing.
+The children are the server's, and die with it, as the server dies with its launcher (`deploy/parent_watch.py`). It reports how each has ended and
+reaps it on command: until then the child's id is not reused, and a signal to it meets it or nothing.
 
-A server refuses when the code that it has imported is no longer what lies on the disk. Then, and for every other program, and where
-a variable is wanted that counts when a program starts, a child is started as ever: a launcher never needs the server.
+A server refuses when the code that it has imported is no longer what lies on the disk. Then, and for every other program, and where a variable is
+needed that counts when a program starts, a child is started in the usual way: a launcher never needs the server.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import msgspec
 from snapline.deploy.starting import begin, take_begun
 
 FORKABLE = (sys.executable, "-m", "snapline")
-"""How the command lines begin that a server can run."""
+"""Prefix of the command lines that a server can run."""
 
 READ_AT_EXEC = ("LD_", "PYTHON", "GRPC_", "MALLOC_", "GLIBC_")
 """Variables that begin so are read when a program starts or is imported."""
@@ -35,10 +35,10 @@ REPLY_S = 10.0
 """A fork takes milliseconds. Who has not answered by then does not fork any more."""
 
 CLOSE_S = 2.0
-"""To read what was said last, and go: milliseconds, unless it stands."""
+"""Time to read the last messages, and end: milliseconds, unless it hangs."""
 
 READY_S = 20.0
-"""For all imports, on a busy machine."""
+"""Time limit for all imports, on a busy machine."""
 
 MESSAGE_BYTES = 1 << 17
 
@@ -93,7 +93,7 @@ def end_group(pid: int) -> None:
 
 
 def is_forkable(command: Sequence[str]) -> bool:
-    """Whether a server can run this command line."""
+    """Return whether a server can run this command line."""
     return tuple(command[: len(FORKABLE)]) == FORKABLE
 
 
@@ -117,13 +117,13 @@ class ForkedProcess:
             then()
 
     def end(self, code: int) -> None:
-        """It has ended so."""
+        """Record the child's exit code and its end."""
         self.returncode = code
         os.close(self._pidfd)
         self._on_end()
 
     def await_kill(self) -> None:
-        """Its server is gone, and the kernel kills it: end when that is done."""
+        """Await the end of a child whose server is gone: the kernel kills it."""
         loop = asyncio.get_running_loop()
 
         def killed() -> None:
@@ -191,7 +191,7 @@ class ForkServer:
         return child
 
     def _changes(self, environment: Mapping[str, str]) -> dict[str, str | None] | None:
-        """What differs from the server's; None: something that only counts when a program starts."""
+        """Return the differences from the server's environment; None: some variable only counts when a program starts."""
         names = {*environment, *self._environment}
         changes = {x: environment.get(x) for x in names if environment.get(x) != self._environment.get(x)}
         return None if any(name.startswith(READ_AT_EXEC) for name in changes) else changes
@@ -216,7 +216,7 @@ class ForkServer:
             self._note_end(word)
 
     def _receive(self) -> Word | None:
-        """The next word. None: the server is gone, or has said no more than was read while a child was started."""
+        """Return the next message. None: the server is gone, or has sent no more than was read while a child was started."""
         try:
             said = self._door.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -239,7 +239,7 @@ class ForkServer:
             self._lose()
 
     def _lose(self) -> None:
-        """It is gone, and so are its children in a moment."""
+        """Close: the server is gone, and so are its children in a moment."""
         if self.is_open:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._door)

@@ -1,7 +1,7 @@
 """A fleet on other machines or in containers, kept by a process in the background of this machine.
 
-`snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; where the
-coordinator listens it writes beside it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
+`snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; it writes the
+coordinator's address next to it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
 `up` again, takes over what it finds. It runs where the launcher's programs are: `ssh`, podman, or those of Slurm, on a machine of the cluster.
 """
 
@@ -36,14 +36,14 @@ from snapline.security.transport import RELOAD_S, Security
 PLAN_FILE = "plan.json"
 
 LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
-"""Whose certificates we speak with. The operator's asks for the last snapshot before a time limit."""
+"""Names of the certificates that we use. The operator's requests the last snapshot before a time limit."""
 
 KeptPlace = Literal["ssh", "podman", "slurm", "ray"]
-"""Of a Ray cluster only chaos has a plan: what `snapline up` takes up there is kept by an actor (`deploy/ray_fleet.py`)."""
+"""Places of a kept fleet. Of a Ray cluster only chaos has a plan: what `snapline up` starts there is kept by an actor (`deploy/ray_fleet.py`)."""
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
-    """What is to run, and where.
+    """Plan of a fleet to run: its contents and its place.
 
     Attributes:
         what: the fleet, its hosts and coordinators.
@@ -70,24 +70,24 @@ class KeptPlan(msgspec.Struct, frozen=True):
 
 
 def write_plan(folder: Path, plan: KeptPlan) -> None:
-    """For the process in the background."""
+    """Write the plan for the process in the background."""
     make_private(folder)
     (folder / ADDRESS_FILE).unlink(missing_ok=True)
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def read_plan(folder: Path) -> KeptPlan | None:
-    """What `write_plan` has written; None if it has not."""
+    """Return the plan that `write_plan` has written; None if there is none."""
     if not (folder / PLAN_FILE).exists():
         return None
     return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=KeptPlan)
 
 
 def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
-    """Of all its processes.
+    """Return the certificates of all its processes.
 
     Raises:
-        UsageError: one is not there; says how it is made.
+        UsageError: one is not there; explains how it is made.
     """
     if not plan.tls:
         return {}
@@ -100,7 +100,7 @@ def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
 
 
 def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
-    """What one process needs to be trusted, as it is now: it may have been renewed, or its host have come later.
+    """Return the current files that one process needs to be trusted: they may have been renewed, or its host have come later.
 
     Raises:
         ExternalFailureError: it is not there; a later start may find it.
@@ -117,7 +117,7 @@ class KeptLauncher(Launcher, Protocol):
     """A launcher whose processes outlive it."""
 
     async def sweep(self) -> list[str]:
-        """End what earlier launchers of this fleet have left; says in words where there was something."""
+        """End what earlier launchers of this fleet have left; return in words where there was something."""
         ...
 
 
@@ -163,10 +163,10 @@ def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: No
 
 
 async def check_place(plan: KeptPlan) -> None:
-    """What its place can be asked before anything is started, in seconds.
+    """Check its place before anything is started, in seconds.
 
     Raises:
-        UsageError: the fleet can never run there as it is asked for; says what helps.
+        UsageError: the fleet can never run there as requested; explains what helps.
         ExternalFailureError: the place does not answer.
     """
     launcher = launcher_of(plan)
@@ -175,7 +175,7 @@ async def check_place(plan: KeptPlan) -> None:
 
 
 def _folders(store: str) -> list[Path]:
-    """Of a store that is a folder here and not in a bucket."""
+    """Return the folder of a store that is a folder here and not in a bucket."""
     scheme, separator, path = store.rpartition("://")
     return [Path(path)] if path and (not separator or scheme == "file") else []
 

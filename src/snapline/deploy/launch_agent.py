@@ -4,12 +4,12 @@
     python -m snapline.deploy.launch_agent serve FOLDER      is the post, until it is closed or has had nothing to do for a while
 
 The launcher reaches a post through a program that runs something elsewhere, such as `ssh`. What that runs is the bridge; the post itself is
-of no connection. So a connection that breaks ends nothing, and the next one finds everything as it is, whoever makes it. The children are
+of no connection. So a connection that breaks ends nothing, and the next one, from any launcher, finds everything as it is. The children are
 tied to the post (`deploy/parent_watch.py`): where its process ends, however that is, they end. A post without children and without
 a connection ends by itself.
 
-One launcher *holds* a post, the last one that has opened it: words of an earlier one are refused, so two never start and end processes
-against each other, and nothing that was said before a close can start something after it.
+One launcher *holds* a post, the last one that has opened it: commands of an earlier one are refused, so two never start and end processes against
+each other, and nothing sent before a close can start something after it.
 
 The post's socket and the keys of its processes are in a folder in memory (`runtime_folder`), which only its user can read.
 """
@@ -58,10 +58,10 @@ LOOK_S = 1.0
 """Between two looks whether it has something to do."""
 
 START_LIMIT_S, START_LOOK_S = 60.0, 0.02
-"""For a post to listen after it was started: half a second, on a busy machine ten times as long."""
+"""Time limit for a post to listen after it was started: half a second, on a busy machine ten times as long."""
 
 FAREWELL_GRACE_S = 10.0
-"""For what is on its way when the post ends."""
+"""Time for messages in transit when the post ends."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
 """Between SIGTERM and SIGKILL when the place's time is up, or it ends this post: hosts take a last snapshot."""
@@ -74,7 +74,7 @@ SOCKET, KEYS = "post.sock", "keys"
 
 
 def runtime_folder(key: str) -> Path:
-    """Where the post of this key has its socket and its processes' keys: in memory, where Linux has such a file system.
+    """Return the folder of this key's post for its socket and its processes' keys: in memory, where Linux has such a file system.
 
     Raises:
         UsageError: somebody else has made the folder.
@@ -131,12 +131,12 @@ class Post:
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
-        """End everything here: not because the launcher said so."""
+        """End everything here, without a command of the launcher."""
         self._evicted |= set(self._latest.values())
         self._is_over.set()
 
     async def bid_farewell(self) -> bool:
-        """The place's time is up: have farewells said, all at the same time, and end the processes that have one; False: none has."""
+        """Run the shutdown commands, all at the same time, as the place's time is up, and end the processes that have one; False: none has."""
         await asyncio.gather(*(self._part(name, command) for name, command in self._farewells.items()))
         return bool(self._farewells)
 
@@ -224,13 +224,13 @@ class Post:
         return PostAnswer(request.id)
 
     def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
-        """A host that was asked to leave ends with 0, which would mean that its fleet is over."""
+        """Return the exit. A host that was asked to leave ends with 0, which would mean that its fleet is over."""
         if found is None or handle not in self._evicted:
             return found
         return Exit(None, "ended by its place", found.last_words, found.log)
 
     async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...]) -> Handle:
-        """A word that is said again, because its answer was lost, starts nothing again."""
+        """Start a process. A command repeated because its answer was lost starts nothing again."""
         latest = self._latest.get(spec.name)
         if latest is not None and latest.instance == spec.instance:
             return latest
@@ -282,7 +282,7 @@ def _is_free(address: str, port: int) -> bool:
 def serve(
     key: str, data_dir: Path, *, idle_s: float, when_time_is_up: Callable[[], Awaitable[bool]] | None = None
 ) -> None:
-    """Be the post. SIGTERM ends it in order; on SIGUSR1 farewells are said, then `when_time_is_up` is asked whether it may stay."""
+    """Be the post. SIGTERM ends it in order; on SIGUSR1 shutdown commands run, then `when_time_is_up` is asked whether it may stay."""
 
     async def run() -> None:
         post = Post(runtime_folder(key), data_dir)

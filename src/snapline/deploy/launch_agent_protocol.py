@@ -20,10 +20,10 @@ from snapline.deploy.post_wire import (
 from snapline.errors import ExternalFailureError
 
 SAID_BYTES_MAX = 4096
-"""Of what the program writes to stderr, kept to explain its end."""
+"""Largest part of the program's stderr that is kept to explain its end."""
 
 END_S = 5.0
-"""For the program to end once its input is closed; then it is killed."""
+"""Time for the program to end once its input is closed; then it is killed."""
 
 
 class LineBrokenError(ExternalFailureError):
@@ -31,7 +31,7 @@ class LineBrokenError(ExternalFailureError):
 
 
 class NoPostError(ExternalFailureError):
-    """The program ended before a post spoke.
+    """The program ended before a post answered.
 
     Attributes:
         code: its exit code.
@@ -48,7 +48,7 @@ class PostLine:
     """One connection.
 
     Attributes:
-        greeting: what the post said first.
+        greeting: the post's first message.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:

@@ -1,10 +1,10 @@
-"""What a launcher is: it starts and ends a fleet's processes at some place, and sees their ends. It decides nothing.
+"""Launcher interface: a launcher starts and ends a fleet's processes at some place, and sees their ends. It decides nothing.
 
 A *place* is this machine, a Ray cluster, a batch system: wherever processes can be had. What to start, when to start it again
 and when it is over is decided by `deploy/supervisor.py`, the same for every launcher; what becomes of the fleet is decided by the
-coordinator, which knows no launcher. A launcher's word that a host is gone is only one more reason to suspect it
-(`ReportHostExit`): without it its broken stream says so a second or two later. No launcher invents an incarnation or a host start:
-Raft does, when the process registers. `instance` merely names one run, so that word of its end cannot hit the next one.
+coordinator, which knows no launcher. A launcher's report that a host is gone is only one more reason to suspect it (`ReportHostExit`): without it
+its broken stream shows this a second or two later. No launcher invents an incarnation or a host start: Raft does, when the process registers.
+`instance` merely names one run, so that a report of its end cannot hit the next one.
 
 `snapline.deploy.conformance` tests launchers, ours and other people's.
 """
@@ -51,14 +51,14 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a process ended.
+    """Exit of a process.
 
     Attributes:
-        code: minus the signal's number if a signal ended it; None if nobody saw the end, such as when its machine died.
+        code: minus the signal's number if a signal ended it; None if the end was not seen, such as when its machine died.
         text: the same in words, such as `exit code 3` or `its node died`.
-        last_words: the last line that it wrote, by house rule the sentence that says why it ended; `""` if unknown.
+        last_words: the last line that it wrote, by house rule the reason why it ended; `""` if unknown.
         log: where the rest can be read.
-        died_in: turns in whose middle a host's process died, where the launcher can tell.
+        died_in: turns in whose middle a host's process died, where the launcher knows.
     """
 
     code: int | None
@@ -78,7 +78,7 @@ class Launcher(Protocol):
 
     @property
     def logs(self) -> str:
-        """Where logs can be read, for messages."""
+        """Location of the logs, for messages."""
         ...
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
@@ -103,11 +103,11 @@ class Launcher(Protocol):
         ...
 
     async def watch(self, handle: Handle) -> Exit:
-        """Return when the process has ended, or when it is gone from the launcher's sight for good. Any number may watch."""
+        """Return when the process has ended, or is permanently out of the launcher's sight. Any number may watch."""
         ...
 
     async def status(self, handle: Handle) -> Exit | None:
-        """How it ended; None while it runs."""
+        """Return how it ended; None while it runs."""
         ...
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
@@ -115,11 +115,11 @@ class Launcher(Protocol):
         ...
 
     async def kill(self, handle: Handle) -> None:
-        """SIGKILL; `watch` tells of the end. Nothing happens if it has ended."""
+        """Send SIGKILL; `watch` reports the end. Nothing happens if it has ended."""
         ...
 
     async def freeze(self, handle: Handle) -> None:
-        """Have it stand still, as a machine does that is too busy, until `thaw` or its end (SIGSTOP). Only tests of fleets ask for it."""
+        """Freeze it, as if its machine were too busy, until `thaw` or its end (SIGSTOP). Used by tests of fleets only."""
         ...
 
     async def thaw(self, handle: Handle) -> None:

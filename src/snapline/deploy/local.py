@@ -62,7 +62,7 @@ class LocalLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Nothing is awaited behind the first line: no cancellation falls between a process and our knowledge of it."""
+        """Start a process. Nothing is awaited after the first line: no cancellation falls between a process and our knowledge of it."""
         forks = await self._forks_for(spec.command)
         if spec.name in self._children:
             handle, child = self._children[spec.name]
@@ -75,7 +75,7 @@ class LocalLauncher:
         return handle
 
     async def _forks_for(self, command: Sequence[str]) -> ForkServer | None:
-        """The fork server, if it can run this; it is started for the first, and again if it was killed."""
+        """Return the fork server, if it can run this; it is started for the first, and again if it was killed."""
         if not is_forkable(command):
             return None
         async with self._forks_lock:
@@ -132,7 +132,7 @@ class LocalLauncher:
         return Exit(child.exit_code, text, child.last_line(), str(child.log_path), died_in)
 
     def _died_in(self, name: str) -> tuple[TurnDeath, ...]:
-        """What the last run of the host has left marks of; of one that has left none there is no file."""
+        """Return the turns that the last run of the host has marked; a host that has left no marks has no file."""
         path = marks_of(self._data_dir, name)
         if not path.exists():
             return ()
@@ -142,7 +142,7 @@ class LocalLauncher:
         return died_in if instance == self._children[name][0].instance else ()
 
     def _forget_marks(self, handle: Handle) -> None:
-        """Who is killed because we want it has not died of a turn."""
+        """Remove the marks of a process that we kill: it has not died of a turn."""
         if self._child(handle) is not None:
             marks_of(self._data_dir, handle.name).unlink(missing_ok=True)
 
@@ -191,10 +191,10 @@ class LocalFleet(LaunchedFleet):
             coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
             arguments: for a FLEET that is a function.
             on_failure: what becomes of a dead host.
-            trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
+            trace_every: of each channel, every N-th message goes into `DIR/traces`; 0: hosts do not trace.
             store: URL or path of the checkpoint store; empty: `DIR/store`.
-            metrics: where each process serves metrics, with port 0; `DIR/metrics` says where that is. Empty: nowhere.
-            log: `--log-format`, `--log-level` and `--otel` of each process; empty: as the environment says, else text and info.
+            metrics: where each process serves metrics, with port 0; `DIR/metrics` holds the addresses. Empty: nowhere.
+            log: `--log-format`, `--log-level` and `--otel` of each process; empty: as in the environment, else text and info.
             environment: added to the children's environment.
             connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.

@@ -1,6 +1,6 @@
 """Runs a command that the kernel kills as soon as its launcher has died.
 
-Used as `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. The process asks Linux for SIGKILL on its parent's death
+Used as `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. The process requests SIGKILL from Linux on its parent's death
 (PR_SET_PDEATHSIG) and then becomes PROGRAM; the request survives `execv`. It is a program of its own, not a function
 run between fork and exec, because the launcher has threads (gRPC's), and after a fork only async-signal-safe code may
 run there.
@@ -14,10 +14,10 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
+"""Request number from <linux/prctl.h>."""
 
 ORPHANED = 70
-"""Exit code when the launcher died before the kernel was asked (EX_SOFTWARE of sysexits.h; nobody is left to read it)."""
+"""Exit code when the launcher died before the request reached the kernel (EX_SOFTWARE of sysexits.h; nothing is left to read it)."""
 
 
 def main() -> None:

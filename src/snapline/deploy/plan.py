@@ -1,4 +1,4 @@
-"""What is to run elsewhere than here, said once for all launchers: a plan, the certificates of its processes, and their command lines."""
+"""Plan of what runs elsewhere, the same for all launchers: a plan, the certificates of its processes, and their command lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from snapline.deploy.supervisor import OnFailure
 from snapline.errors import UsageError
 
 NODE, PRIVATE = "@node", "@private"
-"""In command lines: the address of the machine that a process comes to, and the folder with its certificates there."""
+"""Placeholders in command lines: the address of the machine that a process comes to, and the folder with its certificates there."""
 
 Files = Callable[[Kind, str], Mapping[str, bytes]]
 """Certificates and keys for the process of this kind and name: file name → content."""
@@ -21,7 +21,7 @@ AUTHORITY = "ca.crt"
 
 
 class FleetPlan(msgspec.Struct, frozen=True):
-    """What is to run, and where.
+    """Plan of a fleet: what runs, and where.
 
     Attributes:
         name: of the fleet at its place.
@@ -30,12 +30,12 @@ class FleetPlan(msgspec.Struct, frozen=True):
         store: URL, or a path that all nodes share; empty: `store` in `data_dir`, which must then be shared.
         node: on Ray: resources that each host reserves on its node.
         on_failure: whether a lost host's agents move at once, or wait for it for a while; it comes back in both cases.
-        is_insecure: plaintext between nodes: the user said so.
+        is_insecure: plaintext between nodes, at the user's request.
         domain: trust domain of the certificates.
-        log: options of each process that say what it logs, and tells OpenTelemetry.
+        log: options of each process for its logs and its export to OpenTelemetry.
         last_snapshot_s: how long a last snapshot may take when the fleet is taken down; 0: none is taken.
         begin_anew: if all snapshots of the fleet are damaged it begins from its initial states.
-        has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` says where.
+        has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` holds the addresses.
     """
 
     name: str
@@ -56,7 +56,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
 
 
 def check_exposure(address: str) -> None:
-    """Of processes without certificates, where the user has not said `--insecure`: `address` is one beyond this machine, or empty.
+    """Refuse processes without certificates, if `--insecure` was not given: `address` is one beyond this machine, or empty.
 
     Raises:
         UsageError: there is one.
@@ -69,10 +69,10 @@ def check_exposure(address: str) -> None:
 
 
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
-    """What the processes of such a fleet need of a folder that `snapline auth init` has made: never the authority's key.
+    """Return what the processes of such a fleet need of a folder made by `snapline auth init`: never the authority's key.
 
     Raises:
-        UsageError: one is not there; says how it is made.
+        UsageError: one is not there; explains how it is made.
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
@@ -96,7 +96,7 @@ def read_of(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]
 
 
 def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:
-    """Of all certificates those that one process needs: its own, and the authority's."""
+    """Return those certificates that one process needs: its own, and the authority's."""
     if not certificates:
         return {}
     owner = f"{role}-{'c1' if name == ALONE else name}"

@@ -9,13 +9,13 @@ import msgspec
 from snapline.errors import ExternalFailureError, UsageError
 
 CALL_S = 120.0
-"""For one call: seconds, and a machine that starts many containers at once takes longer."""
+"""Time limit for one call: seconds, and a machine that starts many containers at once takes longer."""
 
 FLEET_LABEL, FOLDER_LABEL, INSTANCE_LABEL = "snapline.fleet", "snapline.folder", "snapline.instance"
 
 
 class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
-    """What `podman container inspect` says of one."""
+    """State of one container, from `podman container inspect`."""
 
     status: str
     pid: int
@@ -24,7 +24,7 @@ class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it does not run, and never will: one that is only created is what a start has left that failed."""
+        """Return whether it does not run, and never will: one that is only created was left by a failed start."""
         return self.status not in ("running", "paused", "stopping")
 
 
@@ -41,7 +41,7 @@ class Container(msgspec.Struct, rename="pascal", frozen=True):
     config: _Configuration
 
     def label(self, name: str) -> str:
-        """`""` if it has none of this name."""
+        """Return the label; `""` if it has none of this name."""
         return (self.config.labels or {}).get(name, "")
 
 
@@ -66,7 +66,7 @@ async def podman(
 
 
 async def last_line(program: Sequence[str], name: str) -> str:
-    """What a container wrote last, to either stream; `""` if nothing, or nobody knows."""
+    """Return the last line of a container, in either stream; `""` if nothing or unknown."""
     code, out, err = await _run(program, ("logs", "--tail", "1", name), None, CALL_S)
     return "" if code else f"{out}{err}".strip()
 
@@ -74,7 +74,7 @@ async def last_line(program: Sequence[str], name: str) -> str:
 async def _run(
     program: Sequence[str], arguments: Sequence[str], given: bytes | None, limit_s: float | None
 ) -> tuple[int, str, str]:
-    """In a session of its own, so that Ctrl-C does not reach podman in the middle."""
+    """Run podman in a session of its own, so that Ctrl-C does not reach it in the middle."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -117,7 +117,7 @@ async def inspect(program: Sequence[str], name: str) -> Container | None:
 
 
 async def containers_of(program: Sequence[str], fleet: str) -> list[Container]:
-    """All containers of this fleet, whether they run or not."""
+    """Return all containers of this fleet, whether they run or not."""
     listed = await podman(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={FLEET_LABEL}={fleet}")
     found = await asyncio.gather(*(inspect(program, each) for each in listed.split()))
     return [each for each in found if each is not None]

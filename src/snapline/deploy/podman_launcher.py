@@ -1,10 +1,10 @@
 """Processes in containers of this machine, by podman: one for each host and coordinator, named FLEET-h1, FLEET-c1 …
 
-Containers live without their launcher. One that is started anew finds them by name and takes them over; `close` ends them all. They have the
+Containers live without their launcher. A new launcher finds them by name and takes them over; `close` ends them all. They have the
 machine's own network, and listen on loopback; the fleet's data and code are volumes at the paths that they have outside, certificates are
-podman's secrets. They run as whoever takes the fleet up, without any of root's capabilities, on a file system that cannot be written.
+podman's secrets. They run as the user who starts the fleet, without any of root's capabilities, on a file system that cannot be written.
 
-The first process of a container is a small init (`--init`): a first process that has no handler for SIGTERM would not hear it.
+The first process of a container is a small init (`--init`): a first process that has no handler for SIGTERM would ignore it.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from snapline.errors import UsageError
 from snapline.folders import make_private
 
 IMAGE = "snapline"
-"""As docs/deploy.md builds it."""
+"""Name of the image that docs/deploy.md builds."""
 
 SECRETS = "/run/secrets"
-"""Where podman puts secrets; a file system of its own, since they could not be mounted where nothing can be written."""
+"""Folder of podman's secrets; a file system of its own, since they could not be mounted where nothing can be written."""
 
 CONFINED = (
     "--cap-drop",
@@ -46,7 +46,7 @@ CONFINED = (
     "label=disable",
     "--read-only",
 )
-"""No capability, no set-user-id, and nothing but volumes and `/tmp` to write to. Volumes are the user's folders: they are not labelled anew."""
+"""No capability, no set-user-id, and nothing but volumes and `/tmp` to write to. Volumes are the user's folders: they are not relabelled."""
 
 SIGNALLED = 128
 """A container ends with this and a signal's number, if a signal ended its process."""
@@ -118,7 +118,7 @@ class PodmanLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """A start that is cancelled goes on, for `close` to find what it has made."""
+        """Start a process. A start that is cancelled goes on, for `close` to find what it has made."""
         task = asyncio.create_task(self._start(spec))
         self._starting.add(task)
         task.add_done_callback(self._started)
@@ -148,14 +148,14 @@ class PodmanLauncher:
         await self.thaw(handle)  # who is frozen does not hear it
 
     async def freeze(self, handle: Handle) -> None:
-        """All of the container, by its control group: a signal would reach its small init alone."""
+        """Freeze all of the container, by its control group: a signal would reach its small init alone."""
         await self._tell("pause", handle)
 
     async def thaw(self, handle: Handle) -> None:
         await self._tell("unpause", handle)
 
     async def close(self) -> None:
-        """Also ends containers of this fleet that an earlier launcher left behind."""
+        """Close; also end containers of this fleet that an earlier launcher left behind."""
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self.sweep()
         if self._lock_fd is not None:
@@ -163,7 +163,7 @@ class PodmanLauncher:
             self._lock_fd = None
 
     async def sweep(self) -> list[str]:
-        """Remove all containers and secrets of this fleet, whoever has started them; returns the containers' names.
+        """Remove all containers and secrets of this fleet, of any launcher; return the containers' names.
 
         Those of a fleet of the same name in another folder stay.
         """
@@ -223,7 +223,7 @@ class PodmanLauncher:
         return [*words, "--entrypoint", "python3", self._image, *command]
 
     async def _keep_secrets(self, name: str, files: Mapping[str, bytes]) -> None:
-        """As they are now: certificates may have been renewed since the last start."""
+        """Keep the current files as secrets: certificates may have been renewed since the last start."""
         for file, content in files.items():
             secret = f"{self._fleet}.{name}.{file}"
             with contextlib.suppress(PodmanError):  # there was none

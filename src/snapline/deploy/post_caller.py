@@ -1,7 +1,7 @@
-"""A launcher's words to one post, over as many connections as it takes.
+"""A launcher's commands to one post, over as many connections as it takes.
 
-A connection that breaks says nothing about the processes: it is made again, and what was asked is asked again. All of a post's words may
-be said twice. Whoever waits for an end waits until the post tells it, or until whoever dials says that the post has gone for good.
+A broken connection shows nothing about the processes: it is made again, and requests are repeated. All commands to a post may be repeated. A wait
+for an end lasts until the post reports it, or until the dialler reports that the post is gone permanently.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
 """Between two attempts to reach a post again, doubled each time, up to the second number."""
 
 DIAL_LIMIT_S = 60.0
-"""For one attempt: a busy machine takes a while to start Python."""
+"""Time limit for one attempt: a busy machine takes a while to start Python."""
 
 UNREACHED_S = 10.0
-"""How much longer than its grace a stop waits for a post that cannot be reached."""
+"""Time beyond its grace that a stop waits for a post that cannot be reached."""
 
 CLOSE_S = 30.0
-"""For a post to end what it has: two seconds of grace, and the time of a busy machine."""
+"""Time for a post to end what it has: two seconds of grace, and the time of a busy machine."""
 
 Dial = Callable[[], Awaitable[PostLine]]
 
@@ -36,20 +36,20 @@ class PostGoneError(ExternalFailureError):
 
 
 class ReplacedError(UsageError):
-    """Another launcher has taken the post over."""
+    """Post lost: a second launcher has taken it over."""
 
 
 class PostCaller:
-    """The words of one launcher to one post.
+    """Caller of one launcher to one post.
 
     Attributes:
         where: the post's machine, as the launcher calls it.
-        address: of that machine, as the post has told; empty before it has.
+        address: of that machine, as sent by the post; empty before.
         is_replaced: another launcher has taken the post over.
     """
 
     def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
-        """`dial` makes a connection; it raises PostGoneError when there is nobody to connect to any more."""
+        """Create the caller. `dial` makes a connection; it raises PostGoneError when the post is gone."""
         self.where = where
         self.address = ""
         self.is_replaced = False
@@ -76,37 +76,37 @@ class PostCaller:
         return (await self._call(PostRequest(self._holder, "port", name=name, address=address))).port
 
     async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...] = ()) -> Handle:
-        """As `Launcher.start`; `farewell` is run before the process is ended because the place's time is up."""
+        """Start like `Launcher.start`; `farewell` is run before the process is ended because the place's time is up."""
         request = PostRequest(self._holder, "start", spec=spec, files=dict(files), farewell=farewell)
         handle = (await self._call(request)).handle
         assert handle is not None
         return msgspec.structs.replace(handle, where=self.where)
 
     async def watch(self, handle: Handle) -> Exit:
-        """As `Launcher.watch`."""
+        """Watch; see `Launcher.watch`."""
         return await self._exit("watch", handle) or self._gone("gone")
 
     async def status(self, handle: Handle) -> Exit | None:
-        """As `Launcher.status`."""
+        """Return the status; see `Launcher.status`."""
         return await self._exit("status", handle)
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        """As `Launcher.stop`; a post that cannot be reached is left after a while."""
+        """Stop like `Launcher.stop`; a post that cannot be reached is left after a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s + UNREACHED_S):
                 return await self._exit("stop", handle, grace_s) or self._gone("gone")
         return self._gone(f"{self.where} does not answer")
 
     async def kill(self, handle: Handle) -> None:
-        """As `Launcher.kill`."""
+        """Kill; see `Launcher.kill`."""
         await self._tell("kill", handle)
 
     async def freeze(self, handle: Handle) -> None:
-        """As `Launcher.freeze`."""
+        """Freeze; see `Launcher.freeze`."""
         await self._tell("freeze", handle)
 
     async def thaw(self, handle: Handle) -> None:
-        """As `Launcher.thaw`."""
+        """Thaw; see `Launcher.thaw`."""
         await self._tell("thaw", handle)
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ class PostCaller:
             await line.close()
 
     async def _connected(self) -> PostLine:
-        """The connection, made again as often as it takes."""
+        """Return the connection, made again as often as it takes."""
         async with self._dialling:
             pause_s = PAUSE_S
             while self._line is None:
@@ -200,5 +200,5 @@ class PostCaller:
 
 
 def _as_there(handle: Handle) -> Handle:
-    """As the post's own launcher knows it."""
+    """Return the handle as the post's own launcher knows it."""
     return msgspec.structs.replace(handle, where=HERE)

@@ -1,4 +1,4 @@
-"""What a launcher and a post say to each other: one line of JSON for each, and a line of the post's before all others.
+"""Messages between a launcher and a post: one line of JSON for each, and a line of the post's before all others.
 
 A login shell may print what it likes before the post's own first line, so a launcher passes over what is no greeting.
 """
@@ -10,15 +10,15 @@ import msgspec
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 
 GREETING_LINES_MAX = 200
-"""What a login may print before the post speaks: a message of the day is shorter."""
+"""Largest number of lines that a login may print before the post's greeting: a message of the day is shorter."""
 
 LINE_BYTES_MAX = 4 << 20
-"""Of one request or answer: a command line and some certificates."""
+"""Largest size of one request or answer: a command line and some certificates."""
 
 Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
 
 Fault = Literal["", "unheld", "replaced", "failed"]
-"""`unheld`: no launcher has this post, such as when it was started anew; `replaced`: another launcher has taken it over."""
+"""Fault of a request. `unheld`: no launcher has this post, such as after a restart; `replaced`: another launcher has taken it over."""
 
 
 class PostGreeting(msgspec.Struct, frozen=True):
@@ -34,12 +34,12 @@ class PostGreeting(msgspec.Struct, frozen=True):
 
 
 class PostRequest(msgspec.Struct, frozen=True):
-    """A launcher's word to a post.
+    """A launcher's request to a post.
 
     Attributes:
-        holder: who says it.
+        holder: its sender.
         id: names it on this connection.
-        name, address: of the coordinator that wants a port there.
+        name, address: of the coordinator that needs a port there.
         files: certificates and keys: file name → content.
         farewell: what is run before the process is ended because the place's time is up.
     """
@@ -57,7 +57,7 @@ class PostRequest(msgspec.Struct, frozen=True):
 
 
 class PostAnswer(msgspec.Struct, frozen=True):
-    """What becomes of the request of this id."""
+    """Result of the request of this id."""
 
     id: int
     fault: Fault = ""

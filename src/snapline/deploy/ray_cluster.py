@@ -1,4 +1,4 @@
-"""What we use of Ray, in one place: the extra `snapline[ray]`, imported when it is needed and not before.
+"""Adapter for Ray, in one place: the extra `snapline[ray]`, imported when it is needed and not before.
 
 Ray's own types are only there where it is installed, so what comes from it is `Any` here, and nowhere else.
 """
@@ -16,13 +16,14 @@ from snapline.channels.listening import PORT_LOOK_S, PORT_WAIT_S
 from snapline.errors import ExternalFailureError, UsageError
 
 CONNECT_TIMEOUT_S = 10.0
-"""Ray itself tries for minutes where nobody listens."""
+"""Time limit to connect. Ray itself tries for minutes where nothing listens."""
 
 PLACE_TIMEOUT_S = 60.0
-"""For a cluster to find nodes for all hosts: a cluster that has them takes a second; one that scales up may need `up` again."""
+"""Time limit for a cluster to find nodes for all hosts: one that has them takes a second; one that scales up may need `up` again."""
 
 ROOM_TIMEOUT_S = 10.0
-"""The same where no more nodes have what hosts need, whatever runs there: for one that just joins, and for a cluster to hear that more are wanted."""
+"""Time limit where no more nodes have what hosts need, whatever runs there: for a node that just joins, and for a cluster to learn that more are
+needed."""
 
 NAMESPACE_PREFIX = "snapline-"
 
@@ -76,7 +77,7 @@ class RayCluster:
                 raise UsageError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
 
     def nodes_for(self, node: Mapping[str, float]) -> list[str]:
-        """Addresses of the nodes that have what `node` says, whether others use it now or not."""
+        """Return addresses of the nodes with the resources of `node`, in use or not."""
         return [
             str(each["NodeManagerAddress"])
             for each in self._ray.nodes()
@@ -84,7 +85,7 @@ class RayCluster:
         ]
 
     async def spread(self, count: int, node: Mapping[str, float]) -> None:
-        """Take `count` places on as many nodes, each with what `node` says; those of before, if they are still there.
+        """Take `count` places on as many nodes, each with the resources of `node`; those of before, if they are still there.
 
         Raises:
             ExternalFailureError: the cluster has not so many nodes with that to spare.
@@ -132,7 +133,7 @@ class RayCluster:
         *arguments: object,
         runtime: Mapping[str, object] | None = None,
     ) -> Any:
-        """An actor that stays when we go, and that Ray starts again, here or on another node, when it or its node dies.
+        """Make an actor that stays when we go, and that Ray starts again, here or on another node, when it or its node dies.
 
         Its calls are never repeated by Ray. `bundle`: which of the places it sits on; None: on any node. `runtime`: its runtime
         environment, if that is not ours.
@@ -160,7 +161,7 @@ class RayCluster:
             quiet.removeFilter(_is_no_advice)
 
     def end_actor(self, actor: Any) -> None:
-        """End an actor for good."""
+        """End an actor permanently."""
         self._ray.kill(actor, no_restart=True)
 
     def leave(self, *, is_over: bool) -> None:
@@ -179,18 +180,18 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def node_here() -> tuple[str, str]:
-    """In an actor: its node's id and address."""
+    """Return the id and address of the node of the calling actor."""
     context = import_module("ray").get_runtime_context()
     return str(context.get_node_id()), str(import_module("ray.util").get_node_ip_address())
 
 
 def runtime_here() -> dict[str, Any]:
-    """In an actor: its runtime environment, such as the folder with the fleet's code as Ray has kept it."""
+    """Return the runtime environment of the calling actor, such as the folder with the fleet's code as Ray has kept it."""
     return dict(import_module("ray").get_runtime_context().runtime_env)
 
 
 async def answer(reference: Any) -> Any:
-    """What an actor answers.
+    """Return the answer of an actor.
 
     Raises:
         SeatLostError: it is gone, or cannot be reached; whether the call was made is unknown.

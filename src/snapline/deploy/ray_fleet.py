@@ -1,8 +1,8 @@
-"""A fleet on a Ray cluster that goes on when the program that took it up has gone.
+"""A fleet on a Ray cluster that goes on when the program that started it has gone.
 
 An actor, the *keeper*, runs what `snapline run` runs on one machine: the same `LaunchedFleet`, with the Ray launcher. Ray starts it again, on
 any node, with the same plan; it then finds the seats and the processes that run, by name, and adopts them. While it is away
-nothing comes back that dies, and nobody tells the coordinator of ends: heartbeats do.
+nothing comes back that dies, and the coordinator learns of ends by heartbeats only.
 
 A keeper holds the certificates that it was made with, since with these Ray starts it again. So renewed ones come with a new keeper, in the
 place of the old one (`renew`): it asks every seat for its process, which runs, and the seat takes the files.
@@ -37,23 +37,23 @@ from snapline.errors import (
 from snapline.security.transport import is_loopback
 
 NOTES_MAX = 20
-"""Of what the keeper said, the last so many sentences are kept for whoever asks."""
+"""Number of the keeper's last notes that are kept for readers."""
 
 LOOK_S = 0.5
 """Between two questions to the keeper while a fleet comes up."""
 
 DOWN_TIMEOUT_S = 60.0
-"""For the keeper to end everything; then it is done from here."""
+"""Time for the keeper to end everything; then it is done from here."""
 
 
 class RayStanding(msgspec.Struct, frozen=True):
-    """How a fleet is, as its keeper knows it.
+    """Status of a fleet, as its keeper knows it.
 
     Attributes:
         address: the coordinator's, several replicas with commas between.
-        phase: as the coordinator said last; `starting` before it did.
+        phase: from the coordinator's last answer; `starting` before.
         nodes: process → Ray's node id.
-        notes: what the keeper said, newest last.
+        notes: of the keeper, newest last.
         outcome: empty while it goes on; `given up` with the exit code that it would be elsewhere.
     """
 
@@ -84,7 +84,7 @@ class RayKeeper:
         self._thread.start()
 
     def standing(self) -> bytes:
-        """How the fleet is."""
+        """Return the status of the fleet."""
         fleet = self._fleet
         nodes: dict[str, str] = {}
         if fleet is not None:
@@ -94,7 +94,7 @@ class RayKeeper:
         return msgspec.msgpack.encode(msgspec.structs.replace(self._standing, notes=notes, nodes=nodes))
 
     def making(self) -> tuple[bytes, bool, dict[str, Any]]:
-        """What it was made of: the plan, whether with certificates, and Ray's runtime environment."""
+        """Return what it was made of: the plan, whether with certificates, and Ray's runtime environment."""
         return msgspec.msgpack.encode(self._plan), bool(self._certificates), runtime_here()
 
     def stop(self) -> None:
@@ -183,12 +183,12 @@ async def up(
     timeout_s: float,
     on_note: Callable[[str], None],
 ) -> RayStanding:
-    """Take a fleet up; returns when all of its hosts take part.
+    """Start a fleet; return when all of its hosts take part.
 
     Raises:
         UsageError: a fleet of this name is up, or would speak in plaintext between nodes.
         ExternalFailureError: the cluster has not so many nodes.
-        SnaplineError: the keeper has given up; nothing is left but its word, which `down` takes away.
+        SnaplineError: the keeper has given up; nothing is left but its status, which `down` removes.
         UnknownOutcomeError: it is not all there in time; it goes on coming up.
     """
     if cluster.names():
@@ -221,7 +221,7 @@ async def up(
 
 
 async def standing(cluster: RayCluster, name: str) -> RayStanding:
-    """How a fleet is; waits for a keeper that Ray starts again.
+    """Return the status of a fleet; wait for a keeper that Ray starts again.
 
     Raises:
         NotFoundError: no fleet of this name is on the cluster.

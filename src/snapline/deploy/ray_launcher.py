@@ -1,8 +1,8 @@
 """Processes on a Ray cluster: a seat (`deploy/ray_worker.py`) for each, spread so that no two hosts and no two coordinators share a node.
 
-Ray's word that an actor or a node is gone ends the watch of its process, which the keeper reports to the coordinator. Heartbeats
-may be quicker; whichever comes first. The word may also be wrong: an actor on a node that Ray has given up can live on and answer,
-and so can its process. Neither does harm: the process is of a host start that has been replaced, and is refused (G9).
+Ray's report that an actor or a node is gone ends the watch of its process, which the keeper reports to the coordinator. Heartbeats may be quicker;
+whichever comes first. The report may also be wrong: an actor on a node that Ray has given up can live on and answer, and so can its process.
+Neither does harm: the process is of a host start that has been replaced, and is refused (G9).
 
 A start waits for its seat as long as it takes: a cluster without a spare node gets one later, or does not, and the fleet goes on with the
 hosts that it has.
@@ -25,16 +25,16 @@ from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer
 from snapline.deploy.ray_worker import NodeSeat, exit_from
 
 SEAT_PAUSE_S = 0.2
-"""Between two questions whether a seat is there again: Ray takes seconds to find it a node."""
+"""Time between two checks whether a seat is there again: Ray takes seconds to find it a node."""
 
 CLOSE_S = 10.0
-"""For a seat to end what it has started; whoever does not answer is ended by Ray."""
+"""Time for a seat to end what it has started; one that does not answer is ended by Ray."""
 
 KEEPER = "keeper"
 """The actor that keeps a fleet that was taken up by `snapline up`; it outlives its launcher, to say how the fleet ended."""
 
 NODE_NEEDS = {"CPU": 1.0}
-"""What a host reserves on its node, unless the user says otherwise."""
+"""Resources that a host reserves on its node by default."""
 
 
 class RayLauncher:
@@ -108,12 +108,12 @@ class RayLauncher:
         await self._tell(handle, "thaw")
 
     async def close(self) -> None:
-        """Also ends seats of this fleet that an earlier launcher left behind."""
+        """Close; also end seats of this fleet that an earlier launcher left behind."""
         await self.sweep()
         self._cluster.leave(is_over=True)
 
     async def sweep(self) -> list[str]:
-        """End all seats of this fleet, whoever has made them; returns the names of their processes."""
+        """End all seats of this fleet, of any launcher; return the names of their processes."""
         seats = {name: self._cluster.actor(name) for name in self._cluster.names() if name != KEEPER}
         await asyncio.gather(*(self._end(seat) for seat in seats.values() if seat is not None))
         self._seats.clear()
@@ -130,7 +130,7 @@ class RayLauncher:
         self._cluster.end_actor(seat)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
-        """Ask a seat how a process ended; a seat that is gone has taken it along."""
+        """Return how a process ended, from its seat; a seat that is gone has taken it along."""
         try:
             seat = self._seat(handle.name)
             return exit_from(await answer(getattr(seat, word).remote(msgspec.msgpack.encode(handle), *arguments)))
@@ -138,7 +138,7 @@ class RayLauncher:
             return Exit(None, str(error), log=self.logs)
 
     async def _ask(self, name: str, word: str, *arguments: object) -> Any:
-        """Ask a seat, and wait for it as long as it takes."""
+        """Call a seat, and wait for it as long as it takes."""
         while True:
             try:
                 return await answer(getattr(self._seat(name), word).remote(*arguments))

@@ -1,7 +1,7 @@
-"""What a Ray launcher has on each node: an actor that starts processes there, as children, and watches them.
+"""Actor of a Ray launcher on each node: it starts processes there, as children, and watches them.
 
-A seat starts nothing by itself. If Ray starts it again, on this node or another, it is empty until the launcher asks for its process;
-that process registers with the coordinator and is told what to run. So Ray's restart of an actor is never a recovery.
+A seat starts nothing by itself. If Ray starts it again, on this node or another, it is empty until the launcher starts its process; that process
+registers with the coordinator, which assigns what to run. So Ray's restart of an actor is never a recovery.
 
 The children are tied to the seat (`deploy/parent_watch.py`): where its process ends, however that is, they end.
 
@@ -36,7 +36,7 @@ class PrivateFiles:
         self._descriptors: dict[str, int] = {}
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Take these files, in the place of older ones of the same names: whoever reads has an old one or a new one, whole."""
+        """Write these files over older ones of the same names: a reader has an old one or a new one, whole."""
         for name, content in files.items():
             made = os.memfd_create(name)
             with open(made, "wb", closefd=False) as file:
@@ -48,7 +48,7 @@ class PrivateFiles:
                 self._descriptors[name] = made
 
     def path(self, name: str) -> Path:
-        """Where processes of this user read it, while this process lives."""
+        """Return the path where processes of this user read it, while this process lives."""
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
 
     def fill_in(self, word: str) -> str:
@@ -67,7 +67,7 @@ class NodeSeat:
     """The processes of one name on one node. Its methods are called by the launcher, through Ray; structs travel as bytes."""
 
     def __init__(self, data_dir: str) -> None:
-        """On which node it is, it asks where it is made: Ray starts it again elsewhere with the same arguments."""
+        """Create the seat. It looks up its node here: Ray starts it again elsewhere with the same arguments."""
         self._launcher = LocalLauncher(Path(data_dir))
         self._node_id, self._node_address = node_here()
         self._coordinator_address = ""
@@ -85,7 +85,7 @@ class NodeSeat:
         return self._coordinator_address
 
     async def start(self, spec: bytes, files: Mapping[str, bytes]) -> bytes:
-        """As `Launcher.start`; it has `files` first, also where the process runs already: so renewed certificates come to it."""
+        """Start like `Launcher.start`; store `files` first, also where the process runs already: so renewed certificates come to it."""
         wanted = msgspec.msgpack.decode(spec, type=ProcessSpec)
         if files:
             await asyncio.to_thread(self._private.write, files)
@@ -118,7 +118,7 @@ class NodeSeat:
         await asyncio.to_thread(self._private.remove)
 
     def _handle(self, handle: bytes) -> Handle:
-        """As the local launcher below knows it."""
+        """Return the handle as the local launcher below knows it."""
         return msgspec.structs.replace(msgspec.msgpack.decode(handle, type=Handle), where=HERE)
 
     def _is_free(self, port: int) -> bool:
@@ -133,5 +133,5 @@ class NodeSeat:
 
 
 def exit_from(encoded: bytes) -> Exit | None:
-    """What `watch`, `status` and `stop` of a seat answer."""
+    """Return the decoded answer of a seat's `watch`, `status` or `stop`."""
     return msgspec.msgpack.decode(encoded, type=Exit | None)

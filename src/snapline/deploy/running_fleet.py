@@ -1,11 +1,10 @@
 """A whole fleet at some launcher's place: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
 
-This is the adapter around `deploy/supervisor.py`: it carries the keeper's commands out through a `Launcher`, asks the coordinator how
-the fleet is, and tells it at once when a host has died (quicker than its broken stream, and only a reason to suspect: the
-coordinator decides).
+This is the adapter around `deploy/supervisor.py`: it carries the keeper's commands out through a `Launcher`, reads the fleet's status from the
+coordinator, and reports to it at once when a host has died (quicker than its broken stream, and only a reason to suspect: the coordinator decides).
 
 Limits of time are `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that meets a finished call, and a
-watcher that outlived `stop()` would start processes nobody ends.
+watcher that outlived `stop()` would start processes that are never ended.
 
 Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and leave by `stop()` or `async with`.
 """
@@ -60,25 +59,26 @@ COORDINATORS = (1, 3, 5)
 """A majority of four is three: as many as four would need more processes than three, and bear no more losses."""
 
 ALONE = "coordinator"
-"""What the process of a coordinator without replicas is called here."""
+"""Name of the process of a coordinator without replicas."""
 
 POLL_S = 0.2
-"""How often the coordinator is asked how the fleet is: often enough for a progress line, seldom enough to cost nothing."""
+"""Time between status requests to the coordinator: short enough for a progress line, long enough to cost nothing."""
 
 CALL_TIMEOUT_S = 2.0
 """Limit for one call to the coordinator: it is near, and the next poll comes anyway."""
 
 FAREWELL_S = 10.0
-"""How long hosts may take to end by themselves once the coordinator says that the fleet has ended."""
+"""Time for hosts to end by themselves once the coordinator reports that the fleet has ended."""
 
 STOP_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL when we end a process, besides the time for a last snapshot. Killing is always safe, waiting only tidier."""
+"""Time between SIGTERM and SIGKILL when we end a process, in addition to the time for a last snapshot. Killing is always safe, waiting only
+tidier."""
 
 LAST_SNAPSHOT_S = 20.0
-"""For a last snapshot when users take a fleet down: some tens of milliseconds, but effects that are being called end first."""
+"""Time limit for a last snapshot when users take a fleet down: some tens of milliseconds, but effects that are being called end first."""
 
 ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (UsageError, DamagedDataError)}
-"""What the keeper's `GiveUp` is raised as, by exit code; any other is a `ExternalFailureError`."""
+"""Errors raised for the keeper's `GiveUp`, by exit code; any other is an `ExternalFailureError`."""
 
 
 class LaunchedFleet:
@@ -285,7 +285,7 @@ class LaunchedFleet:
         self.kill(name, is_kept_down=True)
 
     async def freeze(self, name: str) -> None:
-        """Have a process stand still; nothing happens if it is down."""
+        """Freeze a process; nothing happens if it is down."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.freeze(handle)
@@ -361,7 +361,7 @@ class LaunchedFleet:
         self._feed(ProcessEnded(spec.name, handle.instance, ended))
 
     async def _report(self, command: ReportExit) -> None:
-        """Tell the coordinator at once. If it cannot be told, its own failure detector will find out."""
+        """Report to the coordinator at once. If it cannot be reached, its own failure detector will find out."""
         assert self._client is not None
         with contextlib.suppress(SnaplineError, TimeoutError):
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -384,7 +384,7 @@ class LaunchedFleet:
             await asyncio.sleep(POLL_S)
 
     async def _read_status(self) -> None:
-        """Ask how the fleet is, and whether it has ended. Where that is not the latest, the next question tells."""
+        """Read the fleet's status, and whether it has ended. If that is not the latest, the next read shows it."""
         status = await self._ask_status(unconfirmed=True)
         if status is None:
             self._feed(CoordinatorMissed())
@@ -408,7 +408,7 @@ class LaunchedFleet:
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """A task that has a bug, or met an error that nobody expects here, ends the fleet with it."""
+        """End the fleet with the error of a task that has a bug, or met an error not expected here."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
@@ -431,7 +431,7 @@ def _error_of(word: GiveUp) -> SnaplineError:
 
 
 async def _close_later(client: CoordinatorReader) -> None:
-    """When the calls are over that it had under way."""
+    """Close the client when its open calls are over."""
     try:
         await asyncio.sleep(CALL_TIMEOUT_S)
     finally:

@@ -1,6 +1,6 @@
-"""How many hosts a fleet is to have: a number in its folder, which the process that keeps the fleet follows.
+"""Wanted number of hosts of a fleet: a number in its folder, which the process that keeps the fleet follows.
 
-The number is there for as long as that process: whoever takes the fleet up again says how many it is to have.
+The number is there for as long as that process: the next start of the fleet sets it again.
 """
 
 import asyncio

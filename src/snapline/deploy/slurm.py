@@ -1,4 +1,4 @@
-"""What we use of Slurm: its programs, whose output is asked for in a form that programs can read."""
+"""Adapter for Slurm: its programs, with output in a form that programs can read."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from snapline.security.transport import is_loopback
 JOB_PREFIX = "snapline"
 
 LIMIT_S = 60.0
-"""For one program: a busy controller takes seconds, and one that is away lets them wait."""
+"""Time limit for one program: a busy controller takes seconds, and one that is away lets them wait."""
 
 MEND = "mend it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
 
@@ -24,7 +24,7 @@ CHECK_S = 10.0
 """The same before anything is submitted, when somebody waits: without its configuration a program tries for a minute."""
 
 TOO_FEW = "Requested node configuration is not available"
-"""What `sbatch` says of a job that could never run, whatever ended."""
+"""Error of `sbatch` for a job that could never run, whatever ended."""
 
 FIELDS = ("JobID", "ArrayJobID", "ArrayTaskID", "Name", "State", "NodeList", "RestartCnt", "Reason", "Comment")
 
@@ -37,7 +37,7 @@ class Element(msgspec.Struct, frozen=True):
 
     Attributes:
         job: its id; of an element that has not begun perhaps that of the array.
-        array, index: name it for good.
+        array, index: name it permanently.
         stem: what its name begins with: `h` of h1, h2 …
         state: Slurm's word, such as `RUNNING`.
         node: where it runs.
@@ -56,7 +56,7 @@ class Element(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Of the process that it is for."""
+        """Name of the process that it is for."""
         return self.stem if self.index == ALONE_INDEX else f"{self.stem}{self.index}"
 
     @property
@@ -70,7 +70,7 @@ class Element(msgspec.Struct, frozen=True):
 
 
 ALONE_INDEX = 999
-"""Of a process whose name has no number: more than there are hosts, and below Slurm's usual limit."""
+"""Index of a process whose name has no number: more than there are hosts, and below Slurm's usual limit."""
 
 
 def split_name(name: str) -> tuple[str, int]:
@@ -82,7 +82,7 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Element]:
-    """The elements of a fleet, by the name of their process, from what `squeue` has listed. Those of another folder are passed over.
+    """Return the elements of a fleet, by the name of their process, from what `squeue` has listed. Those of another folder are passed over.
 
     Of two for one name the one that ends does not count.
     """
@@ -113,9 +113,9 @@ class Slurm:
         self._next: asyncio.Task[dict[str, Element]] | None = None
 
     async def elements(self) -> dict[str, Element]:
-        """The fleet's elements that wait, run, or end, by the name of their process, as they are after this call.
+        """Return the fleet's elements that wait, run, or end, by the name of their process, as they are after this call.
 
-        Who asks while one look is under way shares the next one: many ask at the same time.
+        Calls made while one look is under way share the next one: many come at the same time.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._look_after(self._looking))
@@ -130,11 +130,11 @@ class Slurm:
         return parse_elements(listed, self._fleet, self._folder)
 
     async def check(self, processes: int, options: Sequence[str]) -> None:
-        """See that jobs with these options are taken, and that so many can ever run at once. Submits nothing.
+        """Check that jobs with these options are taken, and that so many can ever run at once. Submits nothing.
 
         Raises:
             UsageError: an option is refused, Slurm's configuration cannot be read, or the cluster is too small.
-            ExternalFailureError: nobody answers.
+            ExternalFailureError: nothing answers.
         """
         await self._test(["--ntasks=1", *options])
         together = [f"--ntasks={processes}", *([f"--nodes={processes}"] if "--exclusive" in options else [])]
@@ -151,7 +151,7 @@ class Slurm:
         await self.call("sbatch", "--test-only", *options, "--wrap=true", limit_s=CHECK_S)
 
     async def open_address(self) -> str:
-        """The address of a node that is not this machine; empty if there is none."""
+        """Return the address of a node that is not this machine; empty if there is none."""
         listed = await self.call("scontrol", "--oneliner", "show", "nodes", limit_s=CHECK_S)
         names = [word.partition("=")[2] for word in listed.split() if word.startswith("NodeAddr=")]
         for name in dict.fromkeys(names):
@@ -185,7 +185,7 @@ class Slurm:
         return str(found[0][4][0])
 
     def bridge(self, element: Element, command: Sequence[str]) -> list[str]:
-        """What runs a command beside what an element runs, joined to our standard streams."""
+        """Return the command that runs a command next to what an element runs, joined to our standard streams."""
         srun = self._programs.get("srun", "srun")
         place = (f"--jobid={element.job}", "--overlap", "--ntasks=1", "--nodes=1", "--quiet", "--unbuffered")
         return [srun, *place, *command]
@@ -230,7 +230,7 @@ def _plain(program: str, line: str) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: float) -> tuple[bytes, bytes]:
-    """What it has printed; one that waits for a configuration that is not there says so meanwhile."""
+    """Return the output of a program; one that waits for a missing configuration reports it meanwhile."""
     talking = asyncio.ensure_future(process.communicate())
     done, _ = await asyncio.wait({talking}, timeout=limit_s)
     if done:
@@ -247,6 +247,6 @@ async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: flo
 
 
 def _is_refused(said: Sequence[str]) -> bool:
-    """Trying again would not help: an option that there is not, a partition that nobody knows."""
+    """Return whether a repetition would not help: an unknown option, an unknown partition."""
     signs = ("nvalid", "nrecognized", "nknown", "not permitted", 'Try "sbatch --help"')
     return any(sign in line for line in said for sign in signs)

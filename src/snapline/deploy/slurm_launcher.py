@@ -1,10 +1,10 @@
 """Processes on a Slurm cluster: hosts are elements of a job array, one each, and coordinators of another.
 
-An element runs a seat (`deploy/slurm_worker.py`), and `srun` joins the launcher to it, inside the element's own allocation. All that Slurm is asked
-goes through its programs (`deploy/slurm.py`).
+An element runs a seat (`deploy/slurm_worker.py`), and `srun` joins the launcher to it, inside the element's own allocation. All requests to Slurm
+go through its programs (`deploy/slurm.py`).
 
-- *A node that fails*: Slurm gives the element up when it misses the node, and requeues it. The launcher's connection ends with it, which it
-  tells at once; the next start waits until the element runs again, and finds it empty. What runs on on the old node, if anything does, is of a
+- *A node that fails*: Slurm gives the element up when it misses the node, and requeues it. The launcher's connection ends with it, which it reports
+  at once; the next start waits until the element runs again, and finds it empty. What runs on on the old node, if anything does, is of a
   host start that has been replaced, and is refused (G9).
 - *The time limit*: hosts are warned before it; the seat has a last snapshot taken, ends its process and is requeued.
 - A *coordinator* keeps its address, and so its node: its element is not requeued, and the next one asks for that node.
@@ -31,25 +31,25 @@ from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 
 NOTICE_S = 120
-"""How long before the time limit hosts are warned. Slurm may be a minute early, and ends them at the limit."""
+"""Time of the hosts' warning before the time limit. Slurm may be a minute early, and ends them at the limit."""
 
 SNAPSHOT_LIMIT_S = 60
-"""Of it, for the last snapshot."""
+"""Part of it for the last snapshot."""
 
 GATHER_S = 0.1
-"""Starts that are asked for together make one array."""
+"""Time in which requested starts are gathered into one array."""
 
 LOOK_S, LOOK_S_MAX = 0.3, 5.0
 """Between two looks at the queue, doubled each time, up to the second number."""
 
 CLOSE_S = 90.0
-"""For cancelled elements to leave the queue: Slurm gives them half a minute before it kills."""
+"""Time for cancelled elements to leave the queue: Slurm gives them half a minute before it kills."""
 
 WAITING_S = 30.0
 """An element that has waited so long is worth a sentence."""
 
 SUBMITTED, SUBMISSIONS_MAX = "it was submitted", 3
-"""A process whose jobs have ended so often before anybody could speak to them is given up for now."""
+"""Largest number of submissions: a process whose jobs have ended so often before any connection to them is given up for now."""
 
 
 class SlurmLauncher:
@@ -107,10 +107,10 @@ class SlurmLauncher:
         return f"{self._data_dir}/{LOGS_FOLDER}"
 
     async def check(self, processes: int) -> None:
-        """See that so many can run at once, and that nothing would be in plaintext between machines that need not be.
+        """Check that so many can run at once, and that nothing would be in plaintext between machines that need not be.
 
         Raises:
-            UsageError: it cannot be; says what helps.
+            UsageError: it cannot be; explains what helps.
             ExternalFailureError: Slurm does not answer.
         """
         await self._slurm.check(processes, self._options)
@@ -167,7 +167,7 @@ class SlurmLauncher:
             await seat.thaw(handle)
 
     async def close(self) -> None:
-        """Also ends elements of this fleet that an earlier launcher has left; none, if another launcher has taken it over.
+        """Close; also end elements of this fleet that an earlier launcher has left; none, if another launcher has taken it over.
 
         Raises:
             ExternalFailureError: Slurm does not end them.
@@ -180,7 +180,7 @@ class SlurmLauncher:
             await self.sweep()
 
     async def sweep(self) -> list[str]:
-        """Cancel whatever there is of this fleet, and wait until it has gone; returns the names of its processes."""
+        """Cancel all elements of this fleet, and wait until they have gone; return the names of its processes."""
         first = left = await self._slurm.elements()
         await self._slurm.cancel(list(first.values()))
         deadline_s = asyncio.get_running_loop().time() + CLOSE_S
@@ -207,7 +207,7 @@ class SlurmLauncher:
             del self._seats[name]
 
     async def _seat(self, name: str, kind: Kind) -> PostCaller:
-        """The seat of this process: that of before, or of an element that runs, or of a new one."""
+        """Return the seat of this process: that of before, or of an element that runs, or of a new one."""
         async with self._finding.setdefault(name, asyncio.Lock()):
             pause_s, waiting_s, told, submitted = LOOK_S, 0.0, False, 0
             while True:
@@ -230,7 +230,7 @@ class SlurmLauncher:
                 pause_s = min(2 * pause_s, LOOK_S_MAX)
 
     async def _found(self, name: str, kind: Kind) -> tuple[PostCaller | None, str]:
-        """The seat, or why there is none yet."""
+        """Return the seat, or the reason why there is none yet."""
         if self._is_closed:
             raise UsageError(f"{self.where} are ended")
         element = (await self._slurm.elements()).get(name)

@@ -1,12 +1,12 @@
-"""What an element of a Slurm array runs: a post (`deploy/launch_agent.py`) that lives as long as the element.
+"""Program of an element of a Slurm array: a post (`deploy/launch_agent.py`) that lives as long as the element.
 
     python -m snapline.deploy.slurm_worker DATA_DIR
 
-A seat starts nothing by itself. One that Slurm has requeued, on this node or another, is empty until the launcher asks for its process;
-that process registers with the coordinator and is told what to run. So a requeue is never a recovery.
+A seat starts nothing by itself. One that Slurm has requeued, on this node or another, is empty until the launcher starts its process; that process
+registers with the coordinator, which assigns what to run. So a requeue is never a recovery.
 
 Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). The seat of a host then has the last snapshot taken, ends its process,
-and asks to be requeued; if that is not allowed, it ends, and the launcher asks for another element. A coordinator's stays until the limit.
+and requests a requeue; if that is not allowed, it ends, and the launcher submits another element. A coordinator's stays until the limit.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from pathlib import Path
 from snapline.deploy.launch_agent import serve
 
 IDLE_S = 600.0
-"""A seat for which nobody comes gives its node back: a keeper that was killed may be replaced until then."""
+"""Time after which a seat without a launcher gives its node back: a keeper that was killed may be replaced until then."""
 
 BRIDGE = "snapline.deploy.launch_agent"
 
 
 def key_of(job: str, restarts: int, node: str) -> str:
-    """Of one run of one element: two nodes may be one machine, where somebody tries this out."""
+    """Return the key of one run of one element: two nodes may be one machine, where somebody tries this out."""
     return f"slurm {job} {restarts} {node}"
 
 

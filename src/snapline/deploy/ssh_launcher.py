@@ -1,10 +1,10 @@
 """Processes on machines that `ssh` reaches: a post (`deploy/launch_agent.py`) on each, hosts and coordinators spread over them.
 
-The user's own `ssh` is run, with the user's configuration, and asks no questions (BatchMode). One connection to each machine carries all
-words and all certificates; no secret is on a command line.
+The user's own `ssh` is run, with the user's configuration, and asks no questions (BatchMode). One connection to each machine carries all commands
+and all certificates; no secret is on a command line.
 
-A connection that breaks says nothing about the processes behind it: it is made again, for as long as it takes, and no end is told that nobody
-has seen. Whether the fleet goes on without such a machine is the coordinator's to say, by the hosts' streams. A name keeps its machine: a host
+A broken connection shows nothing about the processes behind it: it is made again, for as long as it takes, and no unseen end is reported. The
+coordinator decides whether the fleet goes on without such a machine, by the hosts' streams. A name keeps its machine: a host
 whose machine is down comes back with it, and its agents are with the others meanwhile.
 """
 
@@ -25,7 +25,7 @@ from snapline.deploy.post_caller import PostCaller, PostGoneError
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""A connection through which nothing has come for 15 seconds is given up; a new one is made."""
+"""Options of `ssh`: a connection through which nothing has come for 15 seconds is closed; a new one is made."""
 
 PYTHON = "python3"
 
@@ -82,10 +82,10 @@ class SshLauncher:
         return f"{self._data_dir}/logs on {self.where}"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Take the posts over, and ask those of the coordinators for ports.
+        """Take the posts over, and get ports from those of the coordinators.
 
         Raises:
-            UsageError: a machine cannot be used as it is; says what is to be done.
+            UsageError: a machine cannot be used as it is; explains what to do.
             ExternalFailureError: a machine does not answer.
         """
         await _all(post.hold() for post in self._posts.values())
@@ -118,7 +118,7 @@ class SshLauncher:
         await self._post(handle.name).thaw(handle)
 
     async def close(self) -> None:
-        """Also ends what an earlier launcher has left behind.
+        """Close; also end what an earlier launcher has left behind.
 
         Raises:
             ExternalFailureError: some machines do not answer: what runs there runs on.
@@ -130,10 +130,10 @@ class SshLauncher:
             raise ExternalFailureError(f"{told}: what runs there runs on until `snapline down` reaches it")
 
     async def sweep(self) -> list[str]:
-        """End what launchers have left on machines where nobody keeps it any more; returns those machines.
+        """End what launchers have left on machines where no launcher keeps it any more; return those machines.
 
         Raises:
-            SnaplineError: some machines cannot be asked; the others are swept.
+            SnaplineError: some machines cannot be reached; the others are swept.
         """
         posts = [
             PostCaller(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
@@ -157,11 +157,11 @@ class SshLauncher:
         return dial
 
     def key(self, machine: str) -> str:
-        """What the post there is called: machines may share their disks, and names of one machine may be several."""
+        """Return the name of the post there: machines may share their disks, and names of one machine may be several."""
         return f"{self._name} {self._data_dir} {machine}"
 
     def command(self, machine: str, *more: str) -> list[str]:
-        """What joins us to the post of this machine."""
+        """Return the command that joins us to the post of this machine."""
         options = [part for option in OPTIONS for part in ("-o", option)]
         what = ("bridge", self.key(machine), "--data-dir", self._data_dir, "--code", self._code, *more)
         there = ("-m", "snapline.deploy.launch_agent", *what)
@@ -170,7 +170,7 @@ class SshLauncher:
 
 
 def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
-    """What is to be done about a machine on which no post has answered."""
+    """Return an error with advice on a machine on which no post has answered."""
     if code == NOT_RUNNING:
         return PostGoneError(f"nothing of this fleet runs on {machine}")
     last = said.splitlines()[-1] if said else f"exit code {code}"
@@ -201,7 +201,7 @@ async def _sweep(post: PostCaller) -> str:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """All of them to their ends; then the first error, if there is one."""
+    """Await all of them to their ends; then raise the first error, if there is one."""
     found = await asyncio.gather(*work, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
@@ -218,6 +218,6 @@ def _joined(address: str, port: int) -> str:
 
 
 def _path(path: str) -> str:
-    """For a shell: `~/` stays what it means there."""
+    """Quote a path for a shell: `~/` keeps its meaning there."""
     home = "~/" if path.startswith("~/") else ""
     return home + shlex.quote(path.removeprefix(home))

@@ -1,7 +1,7 @@
-"""What a launcher's children begin with: the leash that they are on, their environment, and the process that they are forked from.
+"""Start of a launcher's children: the parent watch, their environment, and the process that they are forked from.
 
-Of the standard library nothing large is imported here: a program that knows at once that it will start children begins that process before it
-imports anything else, and both import side by side.
+Nothing large of the standard library is imported here: a program that knows at once that it will start children begins that process before it
+imports anything else, and both import in parallel.
 """
 
 import os
@@ -17,7 +17,8 @@ TITLE_BYTES = 1024
 """Room for the command line that `ps` shows of a forked child."""
 
 ONE_DOOR = "SNAPLINE_HEALTH"
-"""An image names one health door for its process; were it inherited, all children of a launcher in a container would want it."""
+"""Variable that is not inherited. An image names one health endpoint for its process; inherited, all children of a launcher in a container would
+use it."""
 
 _LEASH = os.path.join(os.path.dirname(__file__), "parent_watch.py")
 
@@ -34,7 +35,7 @@ _begun: list[BegunServer] = []
 
 
 def leash() -> list[str]:
-    """What stands before a command that ends with this process."""
+    """Return the prefix of a command that ends with this process."""
     return [sys.executable, "-I", "-S", _LEASH, str(os.getpid())]
 
 
@@ -66,5 +67,5 @@ def begin_early() -> None:
 
 
 def take_begun() -> BegunServer | None:
-    """The one that was started early, if nobody has it yet."""
+    """Take the server that was started early, if it is not taken yet."""
     return _begun.pop() if _begun else None

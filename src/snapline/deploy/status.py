@@ -1,4 +1,4 @@
-"""What a launcher reads of a fleet: the few fields of its status, as `CoordinatorClient` answers them."""
+"""Status fields of a fleet that a launcher reads, as `CoordinatorClient` answers them."""
 
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from snapline.messages.turn_deaths import TurnDeath
 
 
 class HostReading(Protocol):
-    """What the launcher reads of one host's status."""
+    """Fields of one host's status that the launcher reads."""
 
     @property
     def host(self) -> str: ...
@@ -21,7 +21,7 @@ class HostReading(Protocol):
 
 
 class StoreReading(Protocol):
-    """What the launcher reads of the store's status."""
+    """Fields of the store's status that the launcher reads."""
 
     @property
     def state(self) -> str: ...
@@ -30,7 +30,7 @@ class StoreReading(Protocol):
 
 
 class FleetReading(Protocol):
-    """What the launcher reads of the coordinator's status."""
+    """Fields of the coordinator's status that the launcher reads."""
 
     @property
     def phase(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What a fleet's keeper hears and says: the events and commands of `deploy/supervisor.py`."""
+"""Events and commands of a fleet's keeper: those of `deploy/supervisor.py`."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ Outcome = Literal["stopped", "failed"]
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How the fleet ended.
+    """End of the fleet.
 
     Attributes:
         outcome: `stopped` (its predicate held) or `failed`.
-        reason: the coordinator's sentence, or the launcher's when it gave up.
+        reason: in the coordinator's words, or the launcher's when it gave up.
         epoch: last complete epoch, 0 if there is none.
     """
 
@@ -43,7 +43,7 @@ class ProcessEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExitReported(msgspec.Struct, frozen=True, gc=False):
-    """The coordinator was told of a host's end, or could not be, and was asked how the fleet is."""
+    """A host's end was reported to the coordinator, or could not be, and the fleet's status was read."""
 
     name: str
 
@@ -68,20 +68,20 @@ class CoordinatorMissed(msgspec.Struct, frozen=True, gc=False):
 
 
 class KillAsked(msgspec.Struct, frozen=True, gc=False):
-    """Somebody wants a process killed, and perhaps kept down until they ask for its restart."""
+    """A request to kill a process, and perhaps to keep it down until its restart is requested."""
 
     name: str
     is_kept_down: bool
 
 
 class RestartAsked(msgspec.Struct, frozen=True, gc=False):
-    """Somebody wants a dead process back, now."""
+    """A request to start a dead process again, now."""
 
     name: str
 
 
 class HostsWanted(msgspec.Struct, frozen=True, gc=False):
-    """These hosts are to run from now on, and no others."""
+    """A request to run these hosts from now on, and no others."""
 
     names: tuple[str, ...]
 

@@ -1,15 +1,15 @@
-"""What to start, when to start it again, and when it is over: a core, the same for every launcher.
+"""Supervisor: decides what to start, when to start it again, and when it is over. A core, the same for every launcher.
 
 Nothing is decided about the fleet here. Dead processes come back, with growing pauses and a bound on failures in a row:
 
 - a dead *coordinator* always comes back and continues from its log; with three or five of them the fleet goes on meanwhile, as
   long as a majority is there, and also without one that fails again and again;
 - a *host* that has ended comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
-  (`on_failure="move"`), whatever its exit code. The coordinator is told first, and asked how the fleet is: hosts of a fleet that has
-  ended end too, and that is no reason to start them again.
+  (`on_failure="move"`), whatever its exit code. The end is first reported to the coordinator, and the fleet's status read: hosts of a fleet that
+  has ended end too, and that is no reason to start them again.
 
 The caller's duties: (1) carry commands out in their order; (2) answer every `StartProcess` by `ProcessStarted`, then `ProcessEnded` when
-it has ended, or by `ProcessEnded` alone; (3) answer every `ReportExit` by `ExitReported`, whether or not anybody could be told;
+it has ended, or by `ProcessEnded` alone; (3) answer every `ReportExit` by `ExitReported`, whether or not the report arrived;
 (4) bring every `PauseEnded` back, late ones too: those of another number are no longer meant.
 """
 
@@ -44,7 +44,7 @@ from snapline.errors import DamagedDataError, ExternalFailureError, UsageError
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
 RESTARTS_MAX = 10
-"""Failures in a row after which a process is given up: with the pauses below, about half a minute of trying."""
+"""Largest number of failures in a row, after which a process is given up: with the pauses below, about half a minute of trying."""
 
 RESTART_PAUSE_S, RESTART_PAUSE_S_MAX = 0.1, 5.0
 """Pause before the first restart, doubled for each further one, up to the second number."""
@@ -61,14 +61,14 @@ FINAL_CODES = (UsageError.exit_code, DamagedDataError.exit_code)
 OnFailure = Literal["restart", "move"]
 
 Stage = Literal["down", "starting", "up", "reporting"]
-"""`reporting`: a host that has ended, and the coordinator is being told."""
+"""Stage of a process. `reporting`: a host has ended, and its end is being reported to the coordinator."""
 
 
 class Keeper:
     """Keeps the processes of one fleet.
 
     Attributes:
-        is_over: the fleet has ended or was given up; nothing is started any more unless somebody asks for it.
+        is_over: the fleet has ended or was given up; nothing is started any more except on request.
     """
 
     def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
@@ -120,7 +120,7 @@ class Keeper:
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
     def mistake(self) -> GiveUp | None:
-        """Of the first host that has ended with a final code: such as one of another fleet than that which had ended here."""
+        """Return the error of the first host that ended with a final code: such as one of another fleet than that which had ended here."""
         found = (self._final(place) for place in self._hosts.values())
         return next((word for word in found if word is not None), None)
 
@@ -192,7 +192,7 @@ class Keeper:
         place.is_told = place.stage == "reporting"
 
     def _on_hosts_wanted(self, names: Sequence[str]) -> None:
-        """Who is wanted no more ends in its own time, and stays down until it is wanted again."""
+        """Start and stop hosts to match. One that is not in `names` ends in its own time, and stays down until it is wanted again."""
         if self.is_over:
             return
         for name in names:
@@ -210,7 +210,7 @@ class Keeper:
     # -- what an end means ----------------------------------------------------------------------------------------------
 
     def _coordinator_pause(self, place: "_Place") -> float | None:
-        """A replica that is given up ends the fleet only if those that are left are no majority."""
+        """Return the pause of a coordinator. A replica that is given up ends the fleet only if those that are left are no majority."""
         pause_s = self._restart_pause(place, must_return=True)
         if not isinstance(pause_s, GiveUp):
             return pause_s
@@ -223,7 +223,7 @@ class Keeper:
         return None
 
     def _restart_pause(self, place: "_Place", *, must_return: bool) -> float | GiveUp | None:
-        """Seconds until a dead process is started again; None: only when told to."""
+        """Return the seconds until a dead process is started again; None: only on request."""
         assert place.exit is not None
         final = self._final(place)
         if final is not None:
@@ -241,14 +241,14 @@ class Keeper:
 
     @staticmethod
     def _final(place: "_Place") -> GiveUp | None:
-        """What the process said last, if its exit code means that starting it again would not help."""
+        """Return the process's last words, if its exit code means that starting it again would not help."""
         code = None if place.exit is None or place.stage not in ("down", "reporting") else place.exit.code
         if place.exit is None or code is None or code not in FINAL_CODES:
             return None
         return GiveUp(code, describe_end(place.exit))
 
     def _check_anyone_left(self) -> None:
-        """With `move`, the fleet has failed when its last host has died: no one is there to take the agents."""
+        """Fail the fleet when, with `move`, its last host has died: none is there to take the agents."""
         hosts = self._hosts.values()
         if self._on_failure != "move" or any(host.is_running or host.is_kept_down for host in hosts):
             return
@@ -266,7 +266,7 @@ class Keeper:
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
 
     def _on_coordinator_missed(self, now_ns: int) -> None:
-        """Say once that nobody decides."""
+        """Report once that no coordinator answers."""
         if self._silent_ns is None:
             self._silent_ns = now_ns
         elif not self._is_silence_told and now_ns - self._silent_ns >= SILENCE_S * 1e9:
@@ -304,7 +304,7 @@ class Keeper:
 
 
 def is_of_a_message(end: Exit) -> bool:
-    """Whether the process died in the turn of a message: that is set aside when it has killed a few, and may be one of many."""
+    """Return whether the process died in the turn of a message: that is set aside when it has killed a few, and may be one of many."""
     return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
 
 
@@ -314,20 +314,20 @@ def restart_pause_s(failures: int) -> float:
 
 
 def describe_end(ended: Exit) -> str:
-    """The sentence that a process ended with, or how it ended."""
+    """Return the sentence that a process ended with, or how it ended."""
     if ended.code in FINAL_CODES and ended.last_words:
         return ended.last_words.removeprefix("snapline: ")
     return f"{ended.text}: {ended.last_words}" if ended.last_words else f"{ended.text}; see {ended.log}"
 
 
 class _Place:
-    """What is known of one process.
+    """State of one process.
 
     Attributes:
         exit: how it ended the last time.
         started_ns: since when it runs; None before it does.
         failures: ends in a row; `excused`: how many of them count for the pauses only.
-        pauses: how often it has rested; only the end of the last pause is meant.
+        pauses: how many there were; only the end of the last pause counts.
         is_kept_down: started again by `RestartAsked` only.
         is_given_up: failed too often; a replica that the others go on without.
         is_told: to be started as soon as its end is reported.

@@ -1,4 +1,4 @@
-"""Where the parts of a scene lie, in pixels."""
+"""Positions of the parts of a scene, in pixels."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from snapline.diagrams.strip import ROW_HEIGHT, packed
 from snapline.diagrams.style import shortened
 
 WIDTH = 1200
-"""Of a picture; wider only where a unit of places has a least width."""
+"""Width of a picture; wider only where a unit of places has a least width."""
 
 TOP = 76
 MARGIN = 40
@@ -15,7 +15,7 @@ MARGIN = 40
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """`tracks`: packed, one row each; `notes`: what found no room there. `step`: of one unit of places. `top`, `bottom`, `spacing`: of the lanes."""
+    """Layout of a scene. `tracks`: packed, one row each; `notes`: omissions. `step`: of a unit of places. `top`, `bottom`, `spacing`: of lanes."""
 
     first: Place
     left: int
@@ -54,11 +54,11 @@ class Plot(msgspec.Struct, frozen=True):
         )
 
     def x(self, place: Place) -> float:
-        """Clamped to the edges."""
+        """Return the x of a place, clamped to the edges."""
         return min(max(self.beyond(place), self.left), self.right)
 
     def beyond(self, place: Place) -> float:
-        """Outside the plot for what lies outside the edges."""
+        """Return the x of a place, outside the plot for a place outside the edges."""
         return self.left + self.step * (place - self.first)
 
     def y(self, agent: str) -> float:
@@ -70,5 +70,5 @@ class Plot(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> float:
-        """Of a checkpoint's mark, from its middle."""
+        """Half the size of a checkpoint's mark."""
         return min(6.0, self.spacing / 3.2)

@@ -1,4 +1,4 @@
-"""One page about a trace: click who fails, and step through the domino round by round. It needs no network.
+"""One page about a trace: click the agents that fail, and step through the domino round by round. It needs no network.
 
 The page holds the picture when all agents fail, the trace as columns of numbers, and a script (`domino.js`) that computes the
 rounds of any failure, as `lines.rounds` does in Python, and redraws; a test lets both answer the same questions. The domino is
@@ -28,7 +28,7 @@ STEP_MIN, STEP_MAX = 3, 10
 """Least width of a column in pixels, for many agents and for few: each agent has an event every thirty pixels or so."""
 
 NOT_HERE = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
-"""What a trace knows nothing of; all else may come to be shown."""
+"""Legend entries that a trace knows nothing of; all else may come to be shown."""
 
 STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3em; } table { margin-top: 16px; }
 .controls { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 12px 0; }
@@ -64,7 +64,7 @@ TABLE = """<table>
 
 
 def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
-    """The page as the text of one HTML file.
+    """Return the page as the text of one HTML file.
 
     Args:
         trace: what happened.
@@ -91,12 +91,12 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
 
 
 def script() -> str:
-    """What runs in the page."""
+    """Return the script that runs in the page."""
     return resources.files(__package__).joinpath("domino.js").read_text(encoding="utf-8")
 
 
 def _data(traced: Traced, scene: Scene, plot: Plot) -> dict[str, object]:
-    """What the script needs; agents and messages are ordinals there, in the order of the trace and of sending."""
+    """Return the script's input; agents and messages are ordinals there, in the order of the trace and of sending."""
     messages = traced.arrows((0, traced.events - 1))
     ordinal = {agent: index for index, agent in enumerate(traced.agents)}
     sent = {message.message: index for index, message in enumerate(messages)}
@@ -118,6 +118,6 @@ def _data(traced: Traced, scene: Scene, plot: Plot) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    """JSON that may stand in a script element: it cannot end it, and is plain ASCII."""
+    """Return JSON that is safe in a script element: it cannot end it, and is plain ASCII."""
     written = json.dumps(value, separators=(",", ":"))
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,8 +1,8 @@
-"""What happened in a fleet, for its space-time diagram: rows, windows, words, and which event happened before which.
+"""Events of a fleet, for its space-time diagram: rows, windows, words, and which event happened before which.
 
 An event's *position* is its place in the order of all (`recovery/gathered.py`), which respects causality. A *row* is an agent's or, where there
-are too many agents, a host's. Markers go from host to host, so hosts have rows of their own above their agents. Of a picture with rows for
-hosts alone, messages that stay on their host are no part, and the records that a host's agents make for one epoch are one mark, at the last.
+are too many agents, a host's. Markers go from host to host, so hosts have rows of their own above their agents. A picture with rows for
+hosts alone omits messages that stay on their host, and the records that a host's agents make for one epoch are one mark, at the last.
 
 A row is a process in the sense of vector clocks. A recovery makes another one of each that it sets back: `a#3` goes on from the checkpoint of `a`
 that the line of plan 3 names, so what was undone is not in its past.
@@ -28,20 +28,20 @@ from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSen
 Rows = Literal["agents", "hosts"]
 
 ROWS_MAX = 24
-"""Rows of agents, or of hosts, that nobody has chosen: the busiest. They fit on a screen, and arrows can be followed."""
+"""Largest number of rows of agents, or of hosts, by default: the busiest. They fit on a screen, and arrows can be followed."""
 
 CHOSEN_MAX = 60
-"""Rows that somebody has chosen."""
+"""Largest number of chosen rows."""
 
 KEPT_MAX = 8
-"""Choices of rows whose events are known: those that a few people look at."""
+"""Largest number of cached choices of rows: those that a few people view."""
 
 _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 _DIGITS = re.compile(r"(\d+)")
 
 
 class Window(msgspec.Struct, frozen=True):
-    """What is shown: rows from top to bottom, events from position `first` up to, but without, `end`."""
+    """Shown part of the events: rows from top to bottom, events from position `first` up to, but without, `end`."""
 
     rows: Rows
     lanes: tuple[str, ...]
@@ -58,7 +58,7 @@ class ChosenEvent(msgspec.Struct, frozen=True):
 
 
 class Happened:
-    """All that is known. Reads only; for several threads.
+    """All known events. Reads only; for several threads.
 
     Attributes:
         events: in their order. is_whole: they begin with the fleet.
@@ -84,7 +84,7 @@ class Happened:
 
     @cached_property
     def past(self) -> PastEvents:
-        """Made when a picture is drawn."""
+        """Past of the events, made when a picture is drawn."""
         return _past_of(self)
 
     def __len__(self) -> int:
@@ -93,9 +93,9 @@ class Happened:
     # ---- rows and windows -------------------------------------------------------------------------------------------
 
     def rows_of(self, rows: Rows, wanted: Sequence[str] = ()) -> tuple[str, ...]:
-        """The rows. `wanted`: names of agents, or parts of names; of none the busiest agents.
+        """Return the rows. `wanted`: names of agents, or parts of names; without any the busiest agents.
 
-        Agents stand below their host.
+        Agents are below their host.
         """
         if rows == "hosts":
             counts = Counter(self.homes.values())
@@ -111,7 +111,7 @@ class Happened:
         return tuple(lanes)
 
     def found(self, wanted: Sequence[str]) -> list[str]:
-        """The agents of these names; of what is no name, those that have it in theirs. The busiest first."""
+        """Return the agents of these names; for other texts, those whose names contain it. The busiest first."""
         exact = {name for name in wanted if name in self.busy}
         parts = [name.casefold() for name in wanted if name not in exact]
         return [
@@ -130,7 +130,7 @@ class Happened:
         return Window(rows, lanes, 0, len(self.events))
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
-        """The window with its edges moved by so many events of its rows, within what is known; it keeps one event at least."""
+        """Return the window with its edges moved by this many events of its rows, within what is known; it keeps one event at least."""
         positions = self._positions(window.rows, window.lanes)
 
         def walked(edge: int, count: int) -> int:
@@ -158,7 +158,7 @@ class Happened:
         return [each for each in positions if self._record(each) is None or each in last]
 
     def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
-        """Of all events that these rows have; a page asks for them often, and there may be 10,000 other agents."""
+        """Return the positions of all events of these rows; a page needs them often, and there may be 10,000 other agents."""
         found = self._kept.get((rows, lanes))
         if found is None:
             shows = self._shows(rows, frozenset(lanes))
@@ -169,7 +169,7 @@ class Happened:
         return found
 
     def _record(self, position: int) -> Hashable:
-        """What a host has in one mark."""
+        """Return the key of the events that a host shows as one mark."""
         each = self.events[position]
         return (each.host, each.epochs) if each.epochs and isinstance(each.event, CheckpointTaken) else None
 
@@ -187,7 +187,7 @@ class Happened:
         return shows
 
     def row_at(self, position: int, rows: Rows) -> str:
-        """Of an event that is no recovery."""
+        """Return the row of an event that is no recovery."""
         each = self.events[position]
         event = each.event
         if isinstance(event, MarkerLeft | MarkerCame):
@@ -195,12 +195,12 @@ class Happened:
         return HOST_PREFIX + each.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
 
     def leaves_host(self, position: int) -> bool:
-        """Whether the other end of a message is on another host; not if nobody knows."""
+        """Return whether the other end of a message is on another host; False if unknown."""
         here, other = self.events[position].host, self.host_of_other(position)
         return bool(here) and bool(other) and here != other
 
     def host_of_other(self, position: int) -> str:
-        """Where the other end of a message is; "" if nobody knows."""
+        """Return the host of the other end of a message; "" if unknown."""
         partner = self._partner[position]
         if partner >= 0:
             return self.events[partner].host
@@ -218,7 +218,7 @@ class Happened:
 
     @staticmethod
     def sender_of(event: object) -> str:
-        """Of a message that was received: as its name says, where hosts have named it."""
+        """Return the sender of a received message: from its name, where hosts have named it."""
         message = getattr(event, "message", "")
         return message.partition(">")[0].partition("/")[0] if _NUMBERED.fullmatch(message) else ""
 
@@ -245,7 +245,7 @@ class Happened:
         )
 
     def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[ClockStep]:
-        """All that happened, as steps whose words are their positions."""
+        """Yield all events, as steps whose words are their positions."""
         lives: dict[str, str] = {}
         recoveries = 1
         for position, each in enumerate(self.events):
@@ -270,7 +270,7 @@ class Happened:
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
     ) -> Iterator[ClockStep]:
-        """Who went back is another process, which knows what its checkpoint knew; a host that did knows what all of the line did."""
+        """Yield the first steps of rows set back: each is a new process that knows what its checkpoint knew; a host, what all of the line did."""
         back = {agent: (agent, number) for agent, number in line.items() if number is not None}
         begun: dict[str, tuple[Hashable, ...]] = {agent: (checkpoint,) for agent, checkpoint in back.items()}
         if rows == "hosts":
@@ -280,7 +280,7 @@ class Happened:
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
     def _rows_back(self, back: Container[str]) -> list[str]:
-        """Hosts of which all agents go back. One of which some go on has not forgotten anything."""
+        """Return the hosts of which all agents go back. A host of which some go on has forgotten nothing."""
         goes_on = {home for agent, home in self.homes.items() if agent not in back}
         return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
 
@@ -334,12 +334,12 @@ def message_name(message: str) -> str:
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """For sorting as people count: `a-2` before `a-10`."""
+    """Return a key for sorting as people count: `a-2` before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:
-    """By position, that of the other end of a message or a marker; -1: there is none. A name that is used again means its last send."""
+    """Return, by position, that of the other end of a message or a marker; -1: there is none. A name that is used again means its last send."""
     found = [-1] * len(events)
     sent: dict[str, int] = {}
     for position, each in enumerate(events):
@@ -382,14 +382,14 @@ def _past_of(happened: Happened) -> PastEvents:
 
 
 def _back(recovery: Recovery, taken: Container[str]) -> Recovery:
-    """Where a trace begins in the middle, who has no checkpoint in it goes back to before its first event."""
+    """Return the recovery for a trace that begins in the middle: agents without their checkpoint in it go back to before its first event."""
     return Recovery({a: 0 if number is not None and a not in taken else number for a, number in recovery.line.items()})
 
 
 def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, int]]) -> None:
-    """A cut for each epoch that all have recorded. `seen`: agent → its first and its last event.
+    """Add a cut for each epoch that all have recorded. `seen`: agent → its first and its last event.
 
-    Who has done nothing after an epoch's last record may have left before it; but of the newest epoch all records may not be there yet.
+    An agent without events after an epoch's last record may have left before it; but of the newest epoch all records may not be there yet.
     """
     for epoch, found in sorted(records.items()):
         end = max(position for _, position in found.values())

@@ -1,4 +1,4 @@
-"""What happened, by position, and what recoveries and cuts make of it.
+"""Events by position, and the effects of recoveries and cuts on them.
 
 Theory of operation
 -------------------
@@ -10,9 +10,9 @@ with them is found:
   checkpoint of that number when the cut is added;
 - messages: one arrow for each send. After a recovery a message may be received again: the arrow then has two ends.
 
-An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. So beside some
+An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. So for some
 cuts a message is an *orphan* if one of them holds its receive but not its send (G1), *in transit* if one holds its send but
-not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. What the maker names an orphan is one
+not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. Those that the maker names orphans are
 too. A message from or to an agent that a cut does not hold says nothing about that cut.
 """
 
@@ -30,7 +30,7 @@ INITIAL = -1
 
 
 class PastEvents:
-    """All that happened: what stands in a scene's parts here are positions.
+    """All events: places in a scene's parts are positions here.
 
     Attributes:
         undone: stretches of agents.
@@ -39,10 +39,10 @@ class PastEvents:
         _told: when a position was, in words.
         _events: by position.
         _undone_at: by position, that of the recovery which undid the event; 0 if none did. No recovery that undoes
-            anything stands at 0.
+            anything is at 0.
         _histories: agent → positions of its events that survive so far.
-        _starts: agent → (number, how many of these come until it, itself included) of each checkpoint, ascending. What was before the first
-            one that is known is number 0, whatever it was: a trace may begin in the middle.
+        _starts: agent → (number, how many of these come until it, itself included) of each checkpoint, ascending. Anything before the first
+            known one is number 0: a trace may begin in the middle.
         _latest: (agent, number) → position of the last checkpoint so numbered.
         _sent: message → its last send. _messages: all of them, in send order.
     """
@@ -61,7 +61,7 @@ class PastEvents:
         self._messages: list[_Message] = []
 
     def add(self, event: Event | Recovery) -> None:
-        """What comes next."""
+        """Add the next event."""
         position = len(self._events)
         self._events.append(event)
         self._undone_at.append(0)
@@ -80,12 +80,12 @@ class PastEvents:
             self._receive(position, event)
 
     def pass_by(self) -> None:
-        """What comes next is no agent's: it has a position, and changes nothing."""
+        """Add a position for an event of no agent: it changes nothing."""
         self._events.append(None)
         self._undone_at.append(0)
 
     def is_undone(self, position: int) -> bool:
-        """Has a recovery undone what stands there?"""
+        """Return whether a recovery has undone the event at this position."""
         return self._undone_at[position] > 0
 
     def _history(self, agent: str) -> list[int]:
@@ -164,7 +164,7 @@ class PastEvents:
                 yield Arrow(message.id, message.sender, message.receiver, message.position, received, state, said)
 
     def _state(self, sent: "_Message", cuts: Sequence[Front], orphans: Mapping[str, str]) -> tuple[State, str]:
-        """What a message is, and why."""
+        """Return the state of a message, and why."""
         beside: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
         for cut in cuts:
             beside[self._beside(sent, cut)].append(cut.label)

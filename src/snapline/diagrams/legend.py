@@ -9,10 +9,10 @@ from snapline.diagrams.style import alive, cross, shape, strike, text
 def legend(
     entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
 ) -> tuple[list[str], int]:
-    """Samples with words, row by row, and notes under them. Also returns where the picture ends.
+    """Return samples with words, row by row, and notes under them, and where the picture ends.
 
     Args:
-        entries: a sample, 24 pixels wide around y = 0, and what it stands for.
+        entries: a sample, 24 pixels wide around y = 0, and its meaning.
         left: of the first entry in a row; none goes beyond `right`, if it is not alone there.
         top: the middle of the first row.
     """
@@ -31,7 +31,7 @@ def legend(
 
 
 def entries_of(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[tuple[str, str]]:
-    """What occurs in a scene, or what its own legend names, in the order of `LEGEND`."""
+    """Yield the entries that occur in a scene, or that its own legend names, in the order of `LEGEND`."""
     occurring = set(_occurring(scene, arrows) if scene.legend is None else scene.legend)
     for name, (sample, words) in LEGEND.items():
         if name in occurring:
@@ -95,4 +95,4 @@ LEGEND = {
     "band undone now": (_box("band undone now"), "undone in this round"),
     "message orphan now": (_message("orphan now"), "orphan that forces the next round"),
 }
-"""What may stand in a picture, by its classes: a sample and its meaning."""
+"""Possible legend entries, by their classes: a sample and its meaning."""

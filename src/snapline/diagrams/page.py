@@ -1,6 +1,6 @@
 """The frame of every page around pictures: one file that needs no network, in the reader's light or dark scheme.
 
-Its policy forbids the network, and scripts too where there is none. Whoever fills it escapes what is not markup.
+Its policy forbids the network, and scripts too where there is none. The caller escapes all that is not markup.
 """
 
 STYLE = """:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --quiet: #59636e; --edge: #d1d9e0;
@@ -30,11 +30,11 @@ summary { cursor: pointer; margin: 8px 0; }
 
 
 def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
-    """The text of one HTML file.
+    """Return the text of one HTML file.
 
     Args:
         title: markup, as `body`.
-        body: what stands in the page.
+        body: content of the page.
         style: rules after the common ones.
         script: runs after the body; without it the page's policy forbids scripts.
     """

@@ -1,8 +1,8 @@
-"""What a space-time diagram shows, whatever it was made from: a trace from outside, a simulator's recording, hosts' traces.
+"""Content of a space-time diagram, independent of its source: a trace from outside, a simulator's recording, hosts' traces.
 
 One lane for each agent, what it did from left to right, messages as arrows, checkpoints as marks, lines through records.
-Everything stands at a *place*, a number that never falls along a lane, nor from a send to its receive: a position in an
-order of events, a column, or a time in nanoseconds. Makers turn what they have into a `Scene`; `svg` draws it. Beside
+Everything is at a *place*, a number that never falls along a lane, nor from a send to its receive: a position in an
+order of events, a column, or a time in nanoseconds. Makers turn their data into a `Scene`; `svg` draws it. For
 a cut a message is one of three things (Chandy and Lamport 1985, section 2):
 
 - *in transit*: sent before its sender's record, and received after its receiver's, or never;
@@ -26,10 +26,10 @@ State = Literal["marker", "undone", "ordinary", "in-transit", "orphan"]
 BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point", "healed"]
 
 STATES: tuple[State, ...] = ("marker", "undone", "ordinary", "in-transit", "orphan")
-"""From the least to the most telling: what comes later lies on top. A marker is no message of an agent."""
+"""Message states, from the least to the most telling: later ones lie on top. A marker is no message of an agent."""
 
 Ticks = Callable[[float], Iterable[tuple[Place, str]]]
-"""Where the axis is marked and with what words, if marks lie at least so far apart, in places."""
+"""Positions and texts of the axis's marks, with at least the given distance between marks, in places."""
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +58,7 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
     """A message.
 
     Attributes:
-        sender: empty if nobody sent it. sent: None then.
+        sender: empty if it was never sent. sent: None then.
         received: where, ascending; after a recovery a message may be received again.
         words: more about it.
     """
@@ -77,7 +77,7 @@ class Spot(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         event: names it.
-        is_chosen: what is told is about it. is_past: it happened before that.
+        is_chosen: the description is about it. is_past: it happened before that.
         href: where a click leads.
     """
 
@@ -102,7 +102,7 @@ class Front(msgspec.Struct, frozen=True):
 class Band(msgspec.Struct, frozen=True):
     """A stretch of one agent's lane, or of all lanes if `agent` is None.
 
-    What is undone or a recovery is shaded; a lane that is undone or down is broken.
+    A band that is undone or a recovery is shaded; a lane that is undone or down is broken.
     """
 
     start: Place
@@ -194,12 +194,12 @@ class Scene(msgspec.Struct, frozen=True):
             raise UsageError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
 
     def shows(self, start: Place, end: Place) -> bool:
-        """Does some of this stretch lie between the edges?"""
+        """Return whether some of this stretch lies between the edges."""
         return start <= self.last and end >= self.first
 
 
 def beside(cut: Mapping[str, Place], arrow: Arrow) -> State:
-    """What a message is beside a cut; ordinary if the cut lacks one of its agents. A place equal to the record's is before it."""
+    """Return the state of a message in relation to a cut; ordinary if the cut lacks one of its agents. A place equal to the record's is before it."""
     of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
     if of is None or to is None or arrow.sent is None:
         return "ordinary"

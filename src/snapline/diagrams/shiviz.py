@@ -1,8 +1,8 @@
 """Vector clocks, and logs of events for ShiViz.
 
 The clocks are Fidge and Mattern's (1988): an event raises its lane's own entry by one, and takes over the greatest entries of what it
-*takes*: a receive takes the clock that its send *left*. Events that are not counted carry clocks on and raise nothing, so what is
-left out of a picture still joins what is shown; the entries of the others are then 1, 2, 3 … without gaps, as ShiViz asks for.
+*takes*: a receive takes the clock that its send *left*. Events that are not counted carry clocks on and raise nothing, so events
+left out of a picture still join the shown ones; the entries of the others are then 1, 2, 3 … without gaps, as ShiViz requires.
 
 A log has two lines for each event: its lane with the clock as JSON, and the event in words. The first line of the file is the expression
 that takes events apart, the second would separate several executions and is empty.
@@ -55,7 +55,7 @@ def clocked(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
 
 
 def known_to_last(steps: Sequence[ClockStep]) -> list[int]:
-    """Which of the steps, by index, the last one has in its past, and itself: those that its clock would count. It costs one walk, not a clock each."""
+    """Return the indices of the steps in the past of the last one, and itself: those that its clock would count. Costs one walk, not a clock each."""
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
     causes: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""The space-time diagram of what happened: a window of events in columns.
+"""Space-time diagram of events: a window of them in columns.
 
-Every event has a column of its own, whatever time passed between two: a burst can be read, and a pause takes no room. The axis has the times.
+Every event has a column of its own, regardless of the time between two: a burst can be read, and a pause takes no room. The axis has the times.
 An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between rows. A message whose other end has no row here has
 its dot alone. Where a trace begins in the middle, a message that was sent before comes from nowhere.
 """
@@ -19,13 +19,13 @@ from snapline.recovery.gathered import MarkerCame, MarkerLeft
 from snapline.recovery.trace import CheckpointTaken, Recovery
 
 STEP_MIN = 9
-"""Pixels between two events: their dots can be told apart, and hit."""
+"""Smallest distance between two events, in pixels: their dots can be distinguished, and hit."""
 
 MILLISECONDS_FROM_NS = 50_000_000
-"""A window that lasts so long has its axis in milliseconds: of a shorter one several ticks would say the same."""
+"""Shortest window whose axis is in milliseconds: in a shorter one several ticks would say the same."""
 
 Href = Callable[[int], str]
-"""Where a click on the event at a position leads."""
+"""Returns the target of a click on the event at a position."""
 
 
 def draw_window(
@@ -40,7 +40,7 @@ def draw_window(
 def scene_of(
     happened: Happened, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> Scene:
-    """What to draw of this window; `chosen`: its past is marked."""
+    """Return the scene of this window; `chosen`: its past is marked."""
     return _Maker(happened, window, chosen, href or _nowhere).scene()
 
 
@@ -49,7 +49,7 @@ def _nowhere(_position: int) -> str:
 
 
 class _Maker:
-    """Of one picture. Places are columns; `shown`: their positions."""
+    """Maker of one picture. Places are columns; `shown`: their positions."""
 
     def __init__(self, happened: Happened, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._happened = happened
@@ -84,7 +84,7 @@ class _Maker:
     # ---- where ------------------------------------------------------------------------------------------------------
 
     def _column(self, position: float) -> Place:
-        """Of what is not shown, between those that are; outside of the window beyond the edges."""
+        """Return the column of a position: hidden events lie between the shown ones; those outside of the window beyond the edges."""
         if position < self._window.first:
             return -2.0
         if position >= self._window.end:
@@ -165,7 +165,7 @@ class _Maker:
         return replace(arrow, state="ordinary", words=words)
 
     def _markers(self) -> Iterator[Arrow]:
-        """Each once: from the end that is in the window."""
+        """Yield each marker once: from the end that is in the window."""
         for position in self._shown:
             event = self._happened.events[position].event
             partner = self._happened.partner(position)
@@ -185,7 +185,7 @@ class _Maker:
             yield Arrow(message, start, end, sent, came, "marker", (f"the marker of epoch {epoch}",))
 
     def _front(self, front: Front) -> Front | None:
-        """Of rows for hosts, through their last records."""
+        """Return the front in columns; in rows for hosts, through their last records."""
         places: dict[str, float] = {}
         for agent, position in front.places.items():
             lane = self._lane_of(agent)

@@ -1,7 +1,7 @@
 """The tracks above the lanes of a picture: hosts up and down, epochs with their outcome, faults, the healed end.
 
 Epochs and faults overlap: a track's bars are packed into as many rows as they need, first fit by their begin, with room for
-their labels. Nothing is told by colour alone: a complete epoch is filled, an aborted one is crossed out, an open one has
+their labels. Nothing is shown by colour alone: a complete epoch is filled, an aborted one is crossed out, an open one has
 a broken border; a crash is a cross.
 """
 
@@ -13,19 +13,19 @@ from snapline.diagrams.style import clean, cross, data, px, shortened, text, tit
 ROW_HEIGHT = 18
 
 PACKED_MAX = 12
-"""Rows of one track; what does not fit is counted in a note."""
+"""Largest number of rows of one track; further bars are counted in a note."""
 
 BARS_MAX = 500
-"""Of one track; the last ones are drawn, which are nearest to what ended the run."""
+"""Largest number of bars of one track; the last ones are drawn, which are nearest to what ended the run."""
 
 CHARACTER_PX = 6.6
-"""About the width of one at 11 pixels; too much rather than too little."""
+"""Approximate width of a character at 11 pixels; too much rather than too little."""
 
 X = Callable[[Place], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
-    """The tracks with one row each, and what was left out, in words. Only a track's first row bears its label."""
+    """Return the tracks with one row each, and what was left out, in words. Only a track's first row has its label."""
     rows: list[Track] = []
     notes: list[str] = []
     for track in tracks:

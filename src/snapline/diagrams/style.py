@@ -1,6 +1,6 @@
-"""What all pictures share: one look, marks, the paths of arrows, legends, and text that cannot break out of SVG.
+"""Common parts of all pictures: one look, marks, the paths of arrows, legends, and text that cannot break out of SVG.
 
-Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. Before each stands
+Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. Before each is
 the light value as a plain colour, for viewers that know no variables. Every function is pure and gives the same text for the same arguments.
 """
 
@@ -53,20 +53,20 @@ RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { 
 .instant { stroke: var(--fault); stroke-opacity: .7; stroke-dasharray: 1 3; }
 .violation { stroke: var(--orphan); stroke-width: 2; } text.alarm { fill: var(--orphan); font-weight: 600; }
 """
-"""Of what stands in a picture."""
+"""Rules for what is in every picture."""
 
 EVENT_RULES = """.message.marker { stroke: var(--cut); stroke-opacity: .8; stroke-dasharray: 1 3; stroke-linecap: round; }
 .head-marker { fill: var(--cut); } .spot { fill: var(--message); } .spot.past { fill: var(--line); }
 .spot.chosen { fill: var(--line); } .ring { fill: none; stroke: var(--line); stroke-width: 2; }
 .hit { fill: none; pointer-events: all; } .agent.host { font-weight: 600; }
 """
-"""Of what stands in pictures that show single events, too."""
+"""Rules for what is in pictures that show single events, too."""
 
 Point = tuple[float, float]
 
 
 def style(rules: str) -> str:
-    """The style sheet of a picture; `rules` hold for what stands inside it only."""
+    """Return the style sheet of a picture; `rules` apply to its content only."""
 
     def variables(scheme: int) -> str:
         return " ".join(f"--{name}: var(--snapline-{name}, {both[scheme]});" for name, both in COLORS.items())
@@ -86,7 +86,7 @@ _COLORED = re.compile(r"([\w-]+): var\(--([\w-]+)\);")
 
 
 def _with_plain(declarations: str) -> str:
-    """Each colour also plainly: who does not know variables keeps that one."""
+    """Add each colour plainly: viewers that know no variables keep that one."""
     return _COLORED.sub(lambda found: f"{found[1]}: {COLORS[found[2]][0]}; {found[0]}", declarations)
 
 
@@ -101,14 +101,14 @@ def head(
     rules: str = "",
     is_part: bool = False,
 ) -> Iterator[str]:
-    """How a picture opens: root, title, style, the heads of arrows, paper and heading.
+    """Yield the beginning of a picture: root, title, style, the heads of arrows, paper and heading.
 
     Args:
         heading: the title, for readers and for machines.
         width: in pixels, as `height`.
         values: for `data-*` attributes of the root.
         states: of messages; each has an arrow's head `snapline-head-…` of its own.
-        description: of the picture in words, for who does not see it.
+        description: of the picture in words, for those who do not see it.
         rules: for the style, after the common ones.
         is_part: of a page that has the style, and where the picture's parts are links.
     """
@@ -188,7 +188,7 @@ def _clip(point: Point, other: Point, left: float, right: float) -> Point:
 
 
 def link(content: str, href: str, words: str) -> str:
-    """`content` as a link; as it is without an address. Not in the order of the Tab key: a page has a list beside the picture."""
+    """Return `content` as a link; unchanged without an address. Not in the order of the Tab key: a page has a list next to the picture."""
     if not href:
         return content
     label = html.escape(clean(words))
@@ -201,7 +201,7 @@ def title(*parts: str) -> str:
 
 
 def data(**values: object) -> str:
-    """`data-*` attributes; what is None or empty is left out."""
+    """Return `data-*` attributes; None and empty values are left out."""
     return "".join(
         f' data-{name.replace("_", "-")}="{html.escape(clean(str(value)))}"'
         for name, value in values.items()
@@ -220,11 +220,11 @@ def clean(words: str) -> str:
 
 
 def shortened(words: str, length: int = 30) -> str:
-    """At most `length` characters of `words`."""
+    """Return at most `length` characters of `words`."""
     return words if len(words) <= length else words[: length - 1] + "…"
 
 
 def px(value: float) -> str:
-    """One digit after the point: deterministic, short, and finer than a screen shows."""
+    """Return one digit after the point: deterministic, short, and finer than a screen shows."""
     rounded = f"{value:.1f}".removesuffix(".0")
     return "0" if rounded == "-0" else rounded

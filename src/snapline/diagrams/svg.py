@@ -1,9 +1,9 @@
 """Draw a scene as the text of an SVG file.
 
-One lane per agent, places from left to right, tracks above the lanes. Nothing is told by colour alone: what lies past the
+One lane per agent, places from left to right, tracks above the lanes. Nothing is shown by colour alone: anything past the
 line is shaded and its lane broken; messages in transit are thick, orphans thick and broken, undone ones dotted; an initial
 checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through; cuts are full
-lines, recovery lines broken ones. What stands for a part of the scene bears `data-*` attributes, and nearly all of it a
+lines, recovery lines broken ones. Elements for parts of the scene have `data-*` attributes, and nearly all of it a
 `<title>` that browsers show as a tooltip. There is no script. The same scene gives the same bytes.
 """
 
@@ -34,21 +34,21 @@ SCREEN = 1120
 """Pixels of a legend. In a wide picture names are repeated in about this distance: the first are far away."""
 
 ARROWS_MAX = 10_000
-"""More arrows than this are a grey wall and a file of megabytes; the most telling ones are drawn."""
+"""Largest number of arrows: more are a grey wall and a file of megabytes; the most telling ones are drawn."""
 
 NUMBERED_MAX = 150
-"""Up to so many events checkpoints bear their numbers, and up to `LABELLED_MAX` messages their ids."""
+"""Largest number of events for checkpoints to have numbers; up to `LABELLED_MAX` events messages have ids."""
 
 LABELLED_MAX = 60
 
 LABEL_MAX = 8
-"""Characters of a message id beside its arrow; longer ones only have a tooltip."""
+"""Longest message id, in characters, next to its arrow; longer ones only have a tooltip."""
 
 TICK_MIN = 96
 """Pixels between ticks: room for `1.234567 s`."""
 
 BEND = 0.6
-"""How far a message to oneself is bent upwards, in lanes."""
+"""Upward bend of a message to oneself, in lanes."""
 
 NAMES_GAP = 12
 """Pixels between the names' paper and the first place."""
@@ -66,15 +66,15 @@ def draw(
     is_live: bool = False,
     is_part: bool = False,
 ) -> str:
-    """The picture of `scene` as the text of an SVG file.
+    """Return the picture of `scene` as the text of an SVG file.
 
     Args:
         scene: what to draw.
         plot: of this scene; made if None.
         step_min: pixels of a unit of places, at least.
-        is_read_from_end: a wide picture is first seen at its right end, so the legend stands there.
+        is_read_from_end: a wide picture is first seen at its right end, so the legend is there.
         is_live: a script keeps names and legend in sight.
-        is_part: of a page that has the rules (`look.style`): it has neither a style nor a namespace of its own, and its parts may be links.
+        is_part: of a page that has the rules (`style`): it has neither a style nor a namespace of its own, and its parts may be links.
     """
     plot = plot or Plot.of(scene, step_min=step_min)
     found = telling(scene)
@@ -118,7 +118,7 @@ def draw(
 
 
 def _heads(scene: Scene) -> Sequence[State]:
-    """Of arrows that may be there."""
+    """Return the states of arrows that may occur."""
     has_markers = any(one.state == "marker" for one in scene.arrows)
     return [state for state in STATES if state != "marker" or has_markers] if scene.agents else ()
 
@@ -136,7 +136,7 @@ def _reach(one: Arrow) -> tuple[Place, Place]:
 
 
 def _events(scene: Scene) -> int:
-    """How many events are shown: they decide whether there is room for words."""
+    """Return the number of events shown: they decide whether there is room for words."""
     ends = [end for one in scene.arrows for end in (*_reach(one)[:1], *one.received)]
     return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
 
@@ -203,7 +203,7 @@ def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words:
 
 
 def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
-    """Where the arrow starts, inside the edges or not, and where its ends are."""
+    """Return where the arrow starts, inside the edges or not, and where its ends are."""
     y = plot.y(one.receiver)
     ends = [(plot.beyond(place), y) for place in one.received]
     if one.sent is None:
@@ -218,7 +218,7 @@ def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
 
 
 def _arrow(one: Arrow, plot: Plot) -> str:
-    """All ends of a message as one path; its head is at the last one, if that lies inside the edges."""
+    """Draw all ends of a message as one path; its head is at the last one, if that lies inside the edges."""
     start, ends = _route(one, plot)
     bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
     paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
@@ -232,7 +232,7 @@ def _arrow(one: Arrow, plot: Plot) -> str:
 
 
 def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
-    """Ids beside the arrows, if there is room."""
+    """Yield ids next to the arrows, if there is room."""
     if _events(scene) > LABELLED_MAX:
         return
     for one in arrows:
@@ -249,7 +249,7 @@ def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
 
 
 def _front(front: Front, plot: Plot) -> Iterator[str]:
-    """Down through every agent's record, in the order of the lanes."""
+    """Yield the parts of a line through every agent's record, in the order of the lanes."""
     points = [(plot.x(front.places[agent]), plot.y(agent)) for agent in plot.row if agent in front.places]
     if not points:
         return
@@ -279,7 +279,7 @@ def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Dots, each with a ground that is large enough for a finger."""
+    """Yield dots, each with a ground that is large enough for a finger."""
     for spot in scene.spots:
         if scene.shows(spot.place, spot.place):
             yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
@@ -327,7 +327,7 @@ def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
-    """On paper of their own where they stand still while the picture scrolls under them."""
+    """Yield the names, on paper of their own if they stay in place while the picture scrolls under them."""
     if is_live:
         size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
         yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
@@ -339,7 +339,7 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
 
 
 def _names_again(plot: Plot) -> Iterator[str]:
-    """Where the picture is wide: one screen before its right end, and so on."""
+    """Yield the names again in a wide picture: one screen before its right end, and so on."""
     heights = [(row.label, TOP + ROW_HEIGHT * (index + 0.5) - 2) for index, row in enumerate(plot.tracks)]
     heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
     x = plot.right - SCREEN

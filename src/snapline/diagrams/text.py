@@ -3,8 +3,8 @@
     a [0]-[1]|..2>..............X
     b [0]-----------[1]--!>2....X
 
-One row per agent, logical time to the right: a receive stands right of its send, and no event stands left of an earlier
-one; events that share a column do not depend on each other. `|` is the line, what is undone is dotted. The same input
+One row per agent, logical time to the right: a receive is right of its send, and no event is left of an earlier
+one; events that share a column do not depend on each other. `|` is the line, undone events are dotted. The same input
 gives the same text.
 """
 
@@ -22,12 +22,12 @@ from snapline.recovery.analysis import Analysis
 from snapline.recovery.trace import Trace
 
 WIDTH_MIN = 40
-"""With less there would be room for a few events only."""
+"""Smallest width: with less there would be room for a few events only."""
 
 NAME_MAX = 16
 
 LABEL_MAX = 3
-"""Longer message ids are replaced by numbers."""
+"""Longest message id, in characters; longer ones are replaced by numbers."""
 
 LISTED_MAX = 12
 """Messages named under the picture, of each kind."""
@@ -55,12 +55,12 @@ class _Cell(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Where the events of a window stand.
+    """Positions of the events of a window.
 
     Attributes:
         cells: by agent, from left to right.
         width: columns in all.
-        labels: message → what stands for it.
+        labels: message → its short name.
         has_start: the initial checkpoints are shown.
     """
 
@@ -71,12 +71,12 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_max: int = 50) -> str:
-    """The space-time diagram of an analysed trace, with a legend under it.
+    """Return the space-time diagram of an analysed trace, with a legend under it.
 
     If it does not fit, it shows the last events; if the line lies before all of them, the events around the line.
 
     Args:
-        trace: what happened.
+        trace: the execution.
         analysis: of this very trace.
         width: characters in a row, at least `WIDTH_MIN`.
         agents_max: rows; agents that go back come first.
@@ -245,7 +245,7 @@ def _notes(traced: Traced, agents: Sequence[str], layout: _Layout, window: Windo
 
 
 def _legend(traced: Traced, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
-    """What occurs in the picture."""
+    """Return the legend entries that occur in the picture."""
     marks = [step.mark for step in steps if step.mark is not None]
     states = {arrow.state for arrow in arrows}
     entries = [

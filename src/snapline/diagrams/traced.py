@@ -1,8 +1,8 @@
-"""An analysed trace as a scene: where every event stands, and what the line makes of it.
+"""An analysed trace as a scene: the place of every event, and the line's effects.
 
-Time is logical: an event stands at its *position* in `trace.events`, counted from 0. That order respects causality, so
-every arrow goes to the right. Initial checkpoints stand at -1, before all events, and live states at the number of
-events, after all of them. Beside the line a message is what `scene` says, but an *orphan* is one whose send, in some round of
+Time is logical: an event is at its *position* in `trace.events`, counted from 0. That order respects causality, so
+every arrow goes to the right. Initial checkpoints are at -1, before all events, and live states at the number of
+events, after all of them. In relation to the line a message is what `scene` says, but an *orphan* is one whose send, in some round of
 the domino, was undone when its receive was not yet: it forced its receiver back.
 """
 
@@ -19,17 +19,17 @@ from snapline.recovery.lines import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
 
 EVENTS_MAX = 400
-"""Columns without a window: more than this are too narrow to tell apart on a screen."""
+"""Largest number of columns without a window: more than this are too narrow to distinguish on a screen."""
 
 Window = tuple[int, int]
 """The first and the last position shown, both inside; (0, -1) of a trace without events."""
 
 
 def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:
-    """The space-time diagram of an analysed trace as the text of an SVG file.
+    """Return the space-time diagram of an analysed trace as the text of an SVG file.
 
     Args:
-        trace: what happened.
+        trace: the execution.
         analysis: of this very trace.
         window: the first position in `trace.events` to show and the one it ends before, cut to the trace; the last
             `EVENTS_MAX` events if None.
@@ -80,7 +80,7 @@ class Traced:
         return [agent for agent, number in self.line.items() if number is not None]
 
     def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
-        """What to show: from `wanted[0]` up to, but without, `wanted[1]`; or the last `events_max` events.
+        """Return the window: from `wanted[0]` up to, but without, `wanted[1]`; or the last `events_max` events.
 
         Raises:
             UsageError: `wanted` holds no event of the trace.
@@ -95,7 +95,7 @@ class Traced:
         return first, end - 1
 
     def positions(self, agents: Collection[str]) -> list[int]:
-        """Where the events of these agents stand."""
+        """Return the positions of the events of these agents."""
         chosen = frozenset(agents)
         return [position for position, event in enumerate(self._trace.events) if event.agent in chosen]
 
@@ -121,7 +121,7 @@ class Traced:
         return list(self._past.arrows(*window, [self._front], self._orphans))
 
     def scene(self, window: Window) -> Scene:
-        """What to draw of this window."""
+        """Return the scene of this window."""
         first, last = window
         notes = [self._window_words(window), self.line_outside(window)]
         return Scene(
@@ -143,7 +143,7 @@ class Traced:
         )
 
     def _signs(self) -> Iterator[Sign]:
-        """At the ends: who failed, and who keeps its live state."""
+        """Yield signs at the ends: agents that fail, and agents that keep their live state."""
         for agent in self.agents:
             if agent in self.failed:
                 yield Sign(agent, self.events, "kill", "fails")
@@ -151,7 +151,7 @@ class Traced:
                 yield Sign(agent, self.events, "alive", "keeps its live state")
 
     def words(self) -> str:
-        """The result in one line, for headings and for readers who do not see the picture."""
+        """Return the result in one line, for headings and for readers who do not see the picture."""
         back = len(self.rolled_back)
         initial = sum(number == 0 for number in self.line.values())
         goes = "goes" if back == 1 else "go"
@@ -162,7 +162,7 @@ class Traced:
         return ", ".join(parts)
 
     def failure(self) -> str:
-        """Who fails, in words."""
+        """Return which agents fail, in words."""
         if not self.failed:
             return "nobody fails"
         if len(self.failed) == len(self.agents):

@@ -14,7 +14,7 @@ import snapline
 
 
 class Tokens(snapline.Message):
-    """Some tokens change hands."""
+    """A transfer of tokens."""
 
     amount: int
 
@@ -29,7 +29,7 @@ class Account(msgspec.Struct):
 
 
 class Teller(snapline.Agent):
-    """Answers each transfer with one of its own, to anybody."""
+    """Answers each transfer with one of its own, to a random other agent."""
 
     state: Account
 
@@ -76,6 +76,6 @@ def _open(name: str, names: list[str], tokens: int, transfers: int, lines: int) 
 
 
 def tokens_in(cut: snapline.Cut) -> int:
-    """All tokens of a cut: the same number in every consistent one."""
+    """Return all tokens of a cut: the same number in every consistent one."""
     held = sum(account.balance for account in cut.states.values() if isinstance(account, Account))
     return held + sum(transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Tokens))

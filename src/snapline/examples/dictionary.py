@@ -1,6 +1,6 @@
 """A dictionary whose articles refer to each other: FOLDOC, as Debian's package `dict-foldoc` installs it, or the small one below.
 
-A headword stands at the beginning of its line, its article indented under it, and a reference to another headword {like this}.
+A headword is at the beginning of its line, its article indented under it, and a reference to another headword {like this}.
 """
 
 import functools

@@ -22,13 +22,13 @@ import snapline
 
 
 class Counter(snapline.Message):
-    """How often it has been passed on."""
+    """Counter of how often it has been passed on."""
 
     passed: int
 
 
 class PassOn(snapline.Message):
-    """To itself: now send it."""
+    """A message to itself: now send the counter."""
 
 
 class Player(msgspec.Struct):
@@ -77,7 +77,7 @@ def fleet(
     pause: str = "0.005",
     log_bytes_max: str = "1000000",
 ) -> snapline.Fleet:
-    """`pairs` of agents; each counter is passed on `passes` times, with a `pause` of so many seconds before each.
+    """`pairs` of agents; each counter is passed on `passes` times, with a `pause` of that many seconds before each.
 
     Above `log_bytes_max` of logged messages the fleet is stopped for a moment: the only way to end them here.
     """
@@ -98,7 +98,7 @@ def fleet(
 
 
 def is_exact(cut: snapline.Cut) -> bool:
-    """Has every counter been received once with every value from 1 to the last?"""
+    """Return whether every counter has been received once with every value from 1 to the last."""
     players = {agent: state for agent, state in cut.states.items() if isinstance(state, Player)}
     for player in players.values():
         partner = players[player.partner]

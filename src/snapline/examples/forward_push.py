@@ -15,9 +15,9 @@ crumbs to each other for as long as the bulk of the mass is late, and each crumb
 in rounds, each with its neighbours only: the local synchroniser of Awerbuch, "Complexity of Network Synchronization"
 (J. ACM 32, 1985). Neighbours are shards with an import between them, in either direction. In round k (0, 1, …) a shard
 pushes all its residuals once and sends every neighbour the same number of messages, empty ones where no mass goes. It
-pushes in round k + 1 when it has all of its neighbours' messages of round k. Nobody waits for the whole fleet, and two
+pushes in round k + 1 when it has all of its neighbours' messages of round k. No shard waits for the whole fleet, and two
 neighbours are never more than one round apart: what comes in belongs to the last round pushed, or is one round early
-and is kept apart. Channels are FIFO and reliable; a shard that stops for good stops its neighbours.
+and is kept apart. Channels are FIFO and reliable; a shard that stops permanently stops its neighbours.
 
 The work. Mass that has been pushed k times is at most 17/20 of what had been pushed k - 1 times. After
 
@@ -80,10 +80,10 @@ DAMPING_TWENTIETHS = 17
 """Damping 0.85 as a fraction of whole numbers."""
 
 SEEDS_MAX = 2047
-"""All mass together must stay below 2**63."""
+"""Largest number of seeds: all mass together must stay below 2**63."""
 
 ROUNDS_MAX = 222
-"""After so many rounds less than one unit of a seed's mass could be left: more would do nothing."""
+"""Largest number of rounds: after these less than one unit of a seed's mass could be left, and more would do nothing."""
 
 EARLY_ROUNDS = 16
 """Rounds whose messages are cut into parts. At most 0.85**16 = 7 % of the mass is left for the later ones."""
@@ -93,7 +93,7 @@ EARLY_PAUSES = 4
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is to be computed: the graph as rows of targets, the seeds, and how the work is cut.
+    """Problem definition: the graph as rows of targets, the seeds, and how the work is cut.
 
     Attributes:
         imports: for each module, the modules it imports.
@@ -277,12 +277,12 @@ def receive(state: ShardState, flow: Flow) -> None:
 
 
 def is_settled(state: ShardState, batch: int) -> bool:
-    """All rounds of this batch are pushed; its mass may still be on its way."""
+    """Return whether all rounds of this batch are pushed; its mass may still be in transit."""
     return state.pushed[batch] == state.rounds
 
 
 def is_ready(state: ShardState, batch: int) -> bool:
-    """The next push may be done: its pause is over, and all of the last round's mass is here."""
+    """Return whether the next push may be done: its pause is over, and all of the last round's mass is here."""
     pushed = state.pushed[batch]
     if not state.is_due[batch] or pushed == state.rounds:
         return False
@@ -292,7 +292,7 @@ def is_ready(state: ShardState, batch: int) -> bool:
 def push(state: ShardState, batch: int) -> list[Flow]:
     """Push each of the batch's residuals once. Only when `is_ready`.
 
-    Returns what leaves for the neighbours; what stays in this shard is already among its residuals.
+    Returns the mass that leaves for the neighbours; mass that stays in this shard is already among its residuals.
     """
     columns = _columns(state, batch)
     moved = state.residual[:, columns].copy()

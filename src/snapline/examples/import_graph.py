@@ -1,17 +1,17 @@
-"""Who imports whom in a tree of Python modules, read from source with `ast`; nothing is executed.
+"""Imports in a tree of Python modules, read from source with `ast`; nothing is executed.
 
 Rules, for module names known in the tree (everything else, such as `sys` or an installed package, is outside):
 
 - `import a.b` reaches `a.b` and its package `a`.
 - `from a import b` reaches `a.b` if that is a module, else `a`; `from a import *` reaches `a`.
 - Relative imports are resolved against the importing module's package; one that climbs out of the tree reaches nothing.
-- An import counts wherever it stands: in a function, under `if TYPE_CHECKING:`, in a `try:`.
+- An import counts wherever it is: in a function, under `if TYPE_CHECKING:`, in a `try:`.
 - A module does not import itself: `from . import name` in a package's own `__init__` is no edge.
 
 A file that does not parse is still a module, since others may import it, but one without imports; `unparsed` counts it.
 The order is that of the sorted dotted names, so two hosts that read the same tree build the same graph.
 
-Reading the standard library takes two to four seconds, and every host process needs the graph. So whoever starts a
+Reading the standard library takes two to four seconds, and every host process needs the graph. So the program that starts a
 fleet reads the tree once, writes the graph with `write_graph`, and passes the file on (`--arg graph=FILE`):
 
     python -m snapline.examples.import_graph --out graph.json
@@ -50,14 +50,14 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 def standard_library() -> Path:
-    """Where the running interpreter keeps its standard library, also from inside a virtual environment."""
+    """Return where the running interpreter keeps its standard library, also from inside a virtual environment."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
-    """The import graph of the tree at `source`, or of the standard library without its tests.
+    """Return the import graph of the tree at `source`, or of the standard library without its tests.
 
-    `source` is a directory as it would stand on `sys.path`: its files are top-level modules.
+    `source` is a directory as it would be on `sys.path`: its files are top-level modules.
 
     Raises:
         UsageError: there is no Python module at `source`.
@@ -85,7 +85,7 @@ def write_graph(graph: ImportGraph, path: str | os.PathLike[str]) -> None:
 
 
 def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
-    """Read what `write_graph` wrote.
+    """Read a file that `write_graph` wrote.
 
     Raises:
         UsageError: the file is missing or holds no import graph.
@@ -119,7 +119,7 @@ def _find_modules(root: Path, *, left_out: Collection[str]) -> dict[str, _Module
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """The syntax tree, or None for what this interpreter cannot parse (Python 2, bad encodings, null bytes)."""
+    """Return the syntax tree, or None if this interpreter cannot parse the file (Python 2, bad encodings, null bytes)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd escapes in other people's string literals
         try:
@@ -144,7 +144,7 @@ def _reached(tree: ast.Module, name: str, *, is_package: bool, known: Collection
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """All statements at any depth. Expressions hold no imports: leaving them out takes a fifth of `ast.walk`'s time."""
+    """Yield all statements at any depth. Expressions hold no imports: leaving them out takes a fifth of `ast.walk`'s time."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -162,7 +162,7 @@ def _prefixes(dotted: str) -> Iterator[str]:
 
 
 def _resolve(statement: ast.ImportFrom, package: str) -> str:
-    """The absolute name that stands between `from` and `import`; "" when it climbs out of the tree."""
+    """Return the absolute name between `from` and `import`; "" when it climbs out of the tree."""
     if not statement.level:
         return statement.module or ""
     parts = package.split(".") if package else []

@@ -37,7 +37,7 @@ _ALONE = threading.Lock()
 
 
 def ask(model: str, question: str, calls: str) -> str:
-    """What the model says. `model`: "smollm2", or "" for recorded answers. `calls`: a file that notes each call; "" = none."""
+    """Return the model's answer. `model`: "smollm2", or "" for recorded answers. `calls`: a file that notes each call; "" = none."""
     _note(calls, Call(question))
     answer = _answer(question) if model else _recalled(question)
     _note(calls, Call(question, answer))
@@ -45,7 +45,7 @@ def ask(model: str, question: str, calls: str) -> str:
 
 
 def read_calls(calls: Path) -> list[Call]:
-    """In their order: when a call begins, and when it has its answer."""
+    """Read the calls in their order: when a call begins, and when it has its answer."""
     return [msgspec.json.decode(line, type=Call) for line in calls.read_bytes().splitlines()]
 
 
@@ -101,7 +101,7 @@ def _recorded() -> dict[str, str]:
 
 
 def record(calls: Path) -> int:
-    """Keep the answers that stand in a file of calls; returns how many there are."""
+    """Keep the answers in a file of calls; returns how many there are."""
     answers = _recorded() | {call.question: call.answer for call in read_calls(calls) if call.answer}
     RECORDED.write_text(json.dumps(answers, indent=1) + "\n")
     return len(answers)

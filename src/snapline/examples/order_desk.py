@@ -2,8 +2,8 @@
 
     request → desk: reserve in the stock (a call) → pay (an effect) → book in the ledger (a call) → answer
 
-The payment service refuses some payments, and the ledger some bookings: then what was paid is given back (a saga), what was reserved is released,
-and the answer says why. Whatever dies meanwhile, each request that was answered has one answer, and the books balance in every snapshot.
+The payment service refuses some payments, and the ledger some bookings: then the payment is refunded (a saga), the reservation is released,
+and the answer says why. Despite crashes meanwhile, each request that was answered has one answer, and the books balance in every snapshot.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     snapline run snapline.examples.order_desk:fleet --data-dir desk --arg service=http://127.0.0.1:8401
@@ -24,16 +24,16 @@ PRICES = {"lamp": 19, "chair": 33, "pen": 2}
 DESKS = 4
 
 CREDIT_MOST = 70
-"""The ledger books no order above; the payment service takes none above 100."""
+"""Largest order that the ledger books; the payment service takes none above 100."""
 
 CALL_S = 600.0
-"""Longer than any recovery takes: an answer that is late is not an answer that is not."""
+"""Time-out of a call, longer than any recovery takes: a late answer is not a missing one."""
 
 PAY_S = 2.0
-"""No request to the service lasts longer; after a crash in its middle the service is asked only then what became of it."""
+"""Longest request to the service; after a crash in its middle the service is queried for its outcome only then."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Before the service is asked again: it may be starting."""
+"""Waits before the service is asked again: it may be starting."""
 
 
 class Order(snapline.Message):
@@ -66,13 +66,13 @@ class Reserved(snapline.Message):
 
 
 class Release(snapline.Message):
-    """It comes back into the stock."""
+    """Puts the reserved articles back into the stock."""
 
     id: str
 
 
 class Take(snapline.Message):
-    """It leaves the stock for good."""
+    """Takes the reserved articles from the stock permanently."""
 
     id: str
 
@@ -114,7 +114,7 @@ class Accounts(msgspec.Struct):
 
 
 class NoOrderError(Exception):
-    """This order cannot be; what was done for it is undone."""
+    """An order that is impossible; what was done for it is undone."""
 
 
 class Desk(snapline.Agent):
@@ -159,7 +159,7 @@ class Desk(snapline.Agent):
 
 
 class Stock(snapline.Agent):
-    """Knows what is there."""
+    """Knows the articles on hand."""
 
     state: Shelves
 
@@ -182,7 +182,7 @@ class Stock(snapline.Agent):
 
 
 class Ledger(snapline.Agent):
-    """Books what was earned."""
+    """Books the income."""
 
     state: Accounts
 
@@ -196,7 +196,7 @@ class Ledger(snapline.Agent):
 
 
 def wrong_books(cut: snapline.Cut, stocked: int) -> Iterator[str]:
-    """What does not balance in a cut of a fleet that had `stocked` of each article at first: nothing."""
+    """Yield what does not balance in a cut of a fleet that had `stocked` of each article at first: nothing."""
     desks = [state for state in cut.states.values() if isinstance(state, Requests)]
     shelves, accounts = cut.states.get("stock"), cut.states.get("ledger")
     if not isinstance(shelves, Shelves) or not isinstance(accounts, Accounts):

@@ -1,9 +1,9 @@
-"""Orders: a planner, a ledger, workers that ask for prices, and receipts that come and go. Money is neither lost nor made.
+"""Orders: a planner, a ledger, workers that request prices, and receipts that come and go. Money is neither lost nor made.
 
 The ledger takes an order's money and gives it to a worker; the worker asks what the order costs, keeps the price, sends the
 change back and spawns a receipt with the fee; the receipt brings the fee to the ledger and stops. Some orders can never be
 handled, and end as dead letters with their money; workers fail once in a while, and try again. So in every consistent cut
-balances, tills, receipts, dead letters and what is in transit add up to what the customers had at the beginning, and at the
+balances, tills, receipts, dead letters and money in transit add up to what the customers had at the beginning, and at the
 end each order is done, refused or dead, once.
 
     snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
@@ -20,22 +20,22 @@ import snapline
 CUSTOMERS, FEE = 16, 1
 
 TICK_ORDERS = 4
-"""So many orders are planned at once."""
+"""Number of orders planned at once."""
 
 POISON_EVERY, POISON = 29, 13
 """Every 29th order, from number 13 on, can never be handled."""
 
 SLOW_EVERY = 7
-"""The price of each seventh order must be asked for three times."""
+"""Interval of orders whose price must be requested three times: each seventh."""
 
 FAILS = 0.1
-"""How often the price service does not answer."""
+"""Probability that the price service does not answer."""
 
 PRINT_S = 0.05
 
 
 class Tick(snapline.Message):
-    """To itself, by a timer."""
+    """A message to itself, by a timer."""
 
 
 class Order(snapline.Message):
@@ -58,7 +58,7 @@ class Fee(snapline.Message, tag=True):
 
 
 class Money(snapline.Message):
-    """Comes to the ledger."""
+    """Money for the ledger."""
 
     body: Change | Fee
 
@@ -109,7 +109,7 @@ class Paper(msgspec.Struct):
 
 
 class Planner(snapline.Agent):
-    """Sends orders, a few at each tick, and hears what became of them."""
+    """Sends orders, a few at each tick, and receives their outcomes."""
 
     state: Plan
 
@@ -136,7 +136,7 @@ class Planner(snapline.Agent):
 
 
 class Ledger(snapline.Agent):
-    """Has the customers' money."""
+    """Holds the customers' money."""
 
     state: Accounts
 
@@ -206,27 +206,27 @@ class Printer(snapline.Agent):
 
 
 def start_of(orders: int) -> int:
-    """What each customer has at first: not quite enough for so many orders."""
+    """Return each customer's initial balance: not quite enough for that many orders."""
     return 100 + 40 * orders // CUSTOMERS
 
 
 def customer_of(order: int) -> int:
-    """Who has ordered."""
+    """Return the customer of an order."""
     return order * 7919 % CUSTOMERS
 
 
 def amount_of(order: int) -> int:
-    """How much the customer gives at most."""
+    """Return the most that the customer gives."""
     return 10 + order * 37 % 90
 
 
 def is_poison(order: int) -> bool:
-    """It can never be handled."""
+    """Return whether the order can never be handled."""
     return order % POISON_EVERY == POISON
 
 
 def price_of(order: int, amount: int, wait_s: float) -> int:
-    """What the price service says, after a while."""
+    """Return the price service's answer, after a while."""
     if wait_s:
         time.sleep(wait_s)
     return amount - order % 5

@@ -3,7 +3,7 @@
     snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
 
 The graph is that of the running interpreter's standard library unless `graph` or `source` say otherwise
-(`import_graph`). The method, the exact accounting and the bound on the error stand in `forward_push`; here are the
+(`import_graph`). The method, the exact accounting and the bound on the error are in `forward_push`; here are the
 agents around it, and what can be read from a cut: the account of its mass, the result, and its distance to the
 sequential one.
 
@@ -62,7 +62,7 @@ class Mass(snapline.Message):
 
 
 class PushDue(snapline.Message):
-    """To itself, by a timer: push this batch as soon as all of the last round's mass is there."""
+    """A message to itself, by a timer: push this batch as soon as all of the last round's mass is there."""
 
     batch: int
 
@@ -161,7 +161,7 @@ def fleet(
 
 
 def make_shard(problem: Problem, shard: int) -> Shard:
-    """One agent in its initial state."""
+    """Return one agent in its initial state."""
     return Shard(build_shard(problem, shard))
 
 
@@ -177,17 +177,17 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 
 def is_finished(cut: snapline.Cut) -> bool:
-    """Nothing is in transit, no timer is set and all rounds are pushed. Stable: nobody can send any more."""
+    """Return whether nothing is in transit, no timer is set and all rounds are pushed. Stable: no agent can send any more."""
     return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Where a cut's mass lies, in units of 2**-52 of one seed's mass.
+    """Account of a cut's mass, in units of 2**-52 of one seed's mass.
 
     Attributes:
         in_states: in the agents' ranks and residuals.
         in_transit: in messages: what a restart from the agents' own saves, without channel states, would have lost.
-        expected: what there must be.
+        expected: the required total.
         messages: how many messages with mass are in transit.
         seeds_wrong: seeds whose mass is not exactly one UNIT; 0 for a consistent cut.
     """
@@ -200,7 +200,7 @@ class Account(msgspec.Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """To the last unit, for every seed."""
+        """Return whether the mass is exact to the last unit, for every seed."""
         return self.seeds_wrong == 0 and self.in_states + self.in_transit == self.expected
 
     @property
@@ -230,7 +230,7 @@ def account(cut: snapline.Cut) -> Account:
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A finished cut beside the sequential result: the largest difference of any entry, and what it may be at most."""
+    """A finished cut next to the sequential result: the largest difference of any entry, and its bound."""
 
     difference_max: float
     bound: float
@@ -243,7 +243,7 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
     """Compare a finished cut with the sequential computation. Takes a second or less.
 
-    The bound is computed from what the shards left undone and rounded off, plus the accuracy of the reference.
+    The bound is computed from the mass that the shards left unpushed and rounded off, plus the accuracy of the reference.
     """
     states = shard_states(cut)
     ranks = gather(states)

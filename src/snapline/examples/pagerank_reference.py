@@ -1,6 +1,6 @@
 """Personalised PageRank computed in one process, to check the fleet's result against.
 
-It shares no step with `forward_push`: float64 instead of whole numbers, one seed after the other, all modules in every
+This shares no step with `forward_push`: float64 instead of whole numbers, one seed after the other, all modules in every
 step. x = e + damping P' x is iterated (Jacobi), where e is the seed and P' moves what a module holds to its imports in
 equal shares. x counts expected visits; a walker stops with probability 1 - damping where there are imports to follow,
 and surely where there are none.

@@ -5,11 +5,11 @@
 
 The second form lends the service to a command, and ends with it. Each payment is one line of the ledger, on disk before it is answered, so
 a kill loses nothing that was answered. What a caller must be able to rely on is the *key*: the same `Idempotency-Key` again is the same
-payment, with the same answer, whatever was killed in between. With `--ignore-keys` it is a service that does not keep this promise.
+payment, with the same answer, despite kills in between. With `--ignore-keys` it is a service that does not keep this promise.
 
     POST /payments {"order", "amount"}   pays; 402 above the limit, 409 if the key was used for something else
     GET  /payments/KEY                   the payment with this key, or 404
-    POST /undo {"order"}                 gives back the order's last payment that stands; if there is none, that is noted
+    POST /undo {"order"}                 gives back the order's last payment not yet undone; if there is none, that is noted
 """
 
 import argparse
@@ -29,7 +29,7 @@ import msgspec
 from snapline.examples.payments import MISSING, REFUSED, Book, Entry, Receipt, read_entries
 
 AMOUNT_MOST = 100
-"""More is refused."""
+"""Largest payment: more is refused."""
 
 CONFLICT, MALFORMED = 409, 400
 
@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the ledger says it all."""
+        """Log nothing: the ledger records it all."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What the examples say to the payment service (`payment_service.py`), and how its ledger is counted.
+"""Requests of the examples to the payment service (`payment_service.py`), and counting of its ledger.
 
 The functions are meant for `ctx.effect`: each takes the effect's key. A service that is down raises, and is asked again; a payment that
 it refuses is an answer, which no repetition changes.
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 TIMEOUT_S = 10.0
-"""Of one request: the service answers in milliseconds, or is down."""
+"""Longest time of one request: the service answers in milliseconds, or is down."""
 
 MISSING, REFUSED = 404, 402
 
@@ -24,8 +24,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     Attributes:
         number: 1, 2, 3 …
-        key: under which it was asked for; "" if without one.
-        amount: what was paid; of an undoing, the negative amount of the payment `undoes`; 0, with `undoes` 0, if there was none.
+        key: under which it was requested; "" if without one.
+        amount: the payment; of an undoing, the negative amount of the payment `undoes`; 0, with `undoes` 0, if there was none.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What the service answers: its entry's number, 0 if it has refused; and whether this request made the order's first payment."""
+    """Answer of the service: its entry's number, 0 if it has refused; and whether this request made the order's first payment."""
 
     number: int
     is_first: bool = False
@@ -94,7 +94,7 @@ def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
 
 
 def undo(service: str, order: str, *, key: str) -> Receipt:
-    """Give back what was paid for `order` and not given back yet."""
+    """Refund what was paid for `order` and not refunded yet."""
     return _ask(f"{service}/undo", key, {"order": order})
 
 
@@ -106,7 +106,7 @@ def _ask(url: str, key: str, body: dict[str, object] | None) -> Receipt:
 
 
 def read_entries(ledger: Path) -> Iterator[Entry]:
-    """Of a file: all whole lines. Of the last one a kill may have left a part."""
+    """Yield all whole lines of a file. A kill may have left a part of the last one."""
     for line in ledger.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield msgspec.json.decode(line, type=Entry)

@@ -1,16 +1,16 @@
 """Refunds: agents with a tool that pays money back, and processes that die while they use it. How many refunds arrive twice, or never?
 
-A clerk pays by an effect: it is called only when no failure can undo any more that it was asked for, always with the same key, and the service
-(`payment_service.py`) pays once for a key. With `unsafe` the same clerks call the same service as one calls a tool: what was paid before
-a crash is paid again after it.
+A clerk pays by an effect: it is called only after its request is durable, always with the same key, and the service
+(`payment_service.py`) pays once for a key. With `unsafe` the same clerks call the same service as one calls a tool: a payment made before
+a crash is made again after it.
 
-Customers inside the fleet ask for `orders` refunds, and the fleet ends; `crash_every` kills the clerk's host right after the first payment for each so
-manieth order, before anybody knows of it:
+Customers inside the fleet request `orders` refunds, and the fleet ends; `crash_every` kills the clerk's host right after the first payment for every
+N-th order, before its outcome is known:
 
     python -m snapline.examples.payment_service payments.jsonl -- \\
       sh -c 'snapline run snapline.examples.refunds:fleet --arg service=$PAYMENTS --arg orders=40 --arg crash_every=20'
 
-With `orders=0` the fleet waits for those who ask from outside; this program does:
+With `orders=0` the fleet waits for requests from outside; this program sends them:
 
     python -m snapline.examples.refunds --data-dir DIR --orders 209
 """
@@ -30,10 +30,10 @@ from snapline.examples.payments import Receipt, pay
 CLERKS = 4
 
 CALL_S = 600.0
-"""A customer waits longer than any recovery takes."""
+"""Time-out of a customer's call, longer than any recovery takes."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Before the service is asked again: it may be starting."""
+"""Waits before the service is asked again: it may be starting."""
 
 ASKED_AT_ONCE = 8
 
@@ -51,7 +51,7 @@ class Refunded(snapline.Message):
 
 
 class Go(snapline.Message):
-    """To itself: begin."""
+    """A message to itself: begin."""
 
 
 class Desk(msgspec.Struct):
@@ -78,7 +78,7 @@ def refund(service: str, order: int, amount: int, crash_every: int, *, key: str 
 
 
 class Clerk(snapline.Agent):
-    """Refunds what it is asked to."""
+    """Makes the requested refunds."""
 
     state: Desk
 
@@ -92,7 +92,7 @@ class Clerk(snapline.Agent):
 
 
 class UnsafeClerk(snapline.Agent):
-    """The same without an effect: the tool is called, and that is all."""
+    """A clerk without effects: it calls the tool, and that is all."""
 
     state: Desk
 
@@ -106,7 +106,7 @@ class UnsafeClerk(snapline.Agent):
 
 
 class Customer(snapline.Agent):
-    """Asks for its refunds, one after the other."""
+    """Requests its refunds, one after the other."""
 
     state: Wishes
 
@@ -129,7 +129,7 @@ def amount_of(order: int) -> int:
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Every customer has all refunds."""
+    """Return whether every customer has all refunds."""
     customers = [state for state in cut.states.values() if isinstance(state, Wishes)]
     return cut.is_quiet and all(customer.refunded == customer.orders for customer in customers)
 
@@ -142,7 +142,7 @@ def fleet(
     period: str = "0.2",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`service`: the URL of the payment service. `orders`: 0 = those who ask are outside. `unsafe`: "yes" = without effects."""
+    """`service`: the URL of the payment service. `orders`: 0 = customers are outside. `unsafe`: "yes" = without effects."""
     asked = int(orders)
     desk, kind = Desk(service, int(crash_every)), UnsafeClerk if unsafe == "yes" else Clerk
     agents: dict[str, snapline.Agent] = {f"clerk-{number}": kind(desk) for number in range(CLERKS)}
@@ -158,7 +158,7 @@ def fleet(
 
 
 async def ask_for_all(data_dir: Path, orders: int) -> int:
-    """Ask for each order's refund, from outside, until there is an answer; returns how many there are. It may be killed and run again: the key of
+    """Request each order's refund, from outside, until there is an answer; returns how many there are. It may be killed and run again: the key of
     a request says that it is the same."""
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 

@@ -1,8 +1,8 @@
 """A research team: a planner reads its way through a dictionary, searchers look up what it asks for, a writer sums up.
 
 The planner's plan is one durable turn of twenty steps (and more): for each term it calls a searcher, has a language model say in one
-sentence what was found, and takes the references of the article as further terms. A crash in the middle costs none of the answers that
-were there.
+sentence what was found, and takes the references of the article as further terms. A crash in the middle costs none of the answers so
+far.
 
     snapline run snapline.examples.research_team:fleet --hosts 2 --arg topics=checkpoint
     snapline run snapline.examples.research_team:fleet --arg dictionary=foldoc --arg model=smollm2 --arg topics='checkpoint,deadlock'
@@ -19,11 +19,11 @@ from snapline.examples.language_model import ask
 SEARCHERS = 2
 
 DRAFT_NOTES = 5
-"""So many of the notes the writer reads: a small model forgets what is longer."""
+"""Number of notes that the writer reads: a small model forgets longer ones."""
 
 
 class Question(snapline.Message):
-    """What is to be read about."""
+    """Topic to read about."""
 
     topic: str
 
@@ -72,7 +72,7 @@ class Desk(msgspec.Struct):
 
 
 class Planner(snapline.Agent):
-    """Reads about its topics, one after the other, and about what people ask it."""
+    """Reads about its topics, one after the other, and about topics that people ask for."""
 
     state: Plans
 
@@ -98,7 +98,7 @@ class Planner(snapline.Agent):
 
 
 class Searcher(snapline.Agent):
-    """Has the dictionary."""
+    """Looks up articles in the dictionary."""
 
     state: Shelf
 
@@ -121,17 +121,17 @@ class Writer(snapline.Agent):
 
 
 def note_on(topic: str, found: Article) -> str:
-    """What the model is asked about an article."""
+    """Return the prompt about an article."""
     return f"We read about {topic}. Say in one short sentence what this is. {found.term}: {found.text}"
 
 
 def summary_of(draft: Draft) -> str:
-    """What the model is asked in the end."""
+    """Return the final prompt."""
     return f"Write one sentence about {draft.topic}, from these notes. {' '.join(draft.notes[:DRAFT_NOTES])}"
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Every topic has its report."""
+    """Return whether every topic has its report."""
     state = cut.states["planner"]
     assert isinstance(state, Plans)
     return cut.is_quiet and set(state.topics) <= set(state.reports)
@@ -147,7 +147,7 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`topics`: with commas between; "": it runs on, and answers what it is asked. `dictionary`: "foldoc", a file, or "" for the small one.
+    """`topics`: with commas between; "": it runs on, and answers questions. `dictionary`: "foldoc", a file, or "" for the small one.
 
     `model`: "smollm2", or "" for recorded answers. `calls`: a file in which each call of the model is noted. `pause`: seconds.
     """

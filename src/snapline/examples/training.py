@@ -25,14 +25,14 @@ INPUTS, WIDTH, BATCH = 16, 256, 32
 
 
 class Gradient(snapline.Message):
-    """Of one worker for one step; flat float32."""
+    """Gradient of one worker for one step; flat float32."""
 
     step: int
     values: Array
 
 
 class NextStep(snapline.Message):
-    """To itself, by a timer."""
+    """A message to itself, by a timer."""
 
 
 class Work(msgspec.Struct):

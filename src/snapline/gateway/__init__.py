@@ -1,1 +1,1 @@
-"""A fleet behind HTTP: requests with keys go in and are answered, outputs come out. One process beside the fleet, a client like any other."""
+"""A fleet behind HTTP: requests with keys go in and are answered, outputs come out. One process next to the fleet, a client like any other."""

@@ -1,13 +1,13 @@
-"""The gateway's requests: what goes to agents, and what comes from them. An adapter: the client decides.
+"""The gateway's requests: inputs to agents, and their answers and outputs. An adapter: the client decides.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
-    GET  /openapi.json                 what it takes
+    GET  /openapi.json                 what it accepts
     GET  /health                       200 while the coordinator answers
 
-Whoever may reach it may give inputs to public handlers, and to those that it was started to serve; hosts see to the first (`GivenInput.public_only`).
-So it listens on loopback, or asks for a token (`check_exposure`). Without a token web pages of other sites are refused (`browsers.py`); with one no page can
-bear it. A body must say that it is JSON: no page of another site can send such a body without a question that nobody here answers (CORS preflight).
+Everyone who can reach it may give inputs to public handlers, and to those it was started to serve; hosts check the first (`GivenInput.public_only`).
+So it listens on loopback, or requires a token (`check_exposure`). Without one pages of other sites are refused (`browsers.py`); with one no page can
+carry it. A body must say that it is JSON: no page of another site can send such a body without a question that is not answered here (CORS preflight).
 """
 
 import asyncio
@@ -41,15 +41,15 @@ KEY = "Idempotency-Key"
 
 TIMEOUT_S_MAX = 600.0
 QUIET_S = 15.0
-"""A stream of outputs says something so often: proxies close what is silent."""
+"""Time between keep-alives of a stream of outputs: proxies close silent connections."""
 
 PART_BYTES = 64 * 1024
-"""Of an output that are sent at once; the next part waits until a reader has taken most of it."""
+"""Size of the parts of an output that are sent at once; the next part waits until a reader has taken most of it."""
 
 HEALTH_S = 2.0
 
 HEALTH_PERIOD_S = 1.0
-"""Between two questions to the coordinator, however many ask: nobody needs a token for it."""
+"""Time between two questions to the coordinator, however many requests: they need no token."""
 
 JSON = "application/json"
 
@@ -59,7 +59,7 @@ _PLAIN = MessageReader(None, "message_type", "the output")
 
 
 class Gateway:
-    """Answers requests with one client. `token`: what they have to bear, or ""; `openapi`: the document; `served`: handlers beside the public ones."""
+    """Answers requests with one client. `token`: what they have to carry, or ""; `openapi`: the document; `served`: handlers besides public ones."""
 
     def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
         self._client = client
@@ -94,7 +94,7 @@ class Gateway:
         return self._of_own_site(guarded)
 
     def _of_own_site(self, handler: Handler) -> Handler:
-        """Without a token: for this machine alone, and for no page of another site."""
+        """Return a handler that, without a token, answers this machine alone, and no page of another site."""
         if self._token:
             return handler
 
@@ -167,14 +167,14 @@ class Gateway:
 
 
 class _Reader:
-    """Of outputs. `coming`: the next one."""
+    """Reader of outputs. `coming`: the next one."""
 
     def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found
         self.coming = asyncio.ensure_future(anext(found, None))
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events: the cursor is the id, so a browser that comes back goes on behind it. The next output is asked for when this one is taken."""
+        """Yield server-sent events: the cursor is the id, so a reconnecting browser goes on behind it. Requests the next one when this is taken."""
         try:
             while True:
                 done, _ = await asyncio.wait([self.coming], timeout=QUIET_S)
@@ -192,14 +192,14 @@ class _Reader:
             yield b"event: failure\ndata: %b\n\n" % msgspec.json.encode({"detail": str(error)})
 
     async def close(self) -> None:
-        """Ask for no more."""
+        """Request no more."""
         self.coming.cancel()
         await asyncio.wait([self.coming])
         await self._found.aclose()
 
 
 class _OutputStream(StreamingResponse):
-    """What a reader gets; `opened` is closed when that is over, also if it never begins."""
+    """Response to a reader; `opened` is closed when that is over, also if it never begins."""
 
     def __init__(self, reader: _Reader, opened: AsyncExitStack) -> None:
         headers = {"Cache-Control": "no-store"}
@@ -207,13 +207,13 @@ class _OutputStream(StreamingResponse):
         self._opened = opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Called by the server."""
+        """Stream the response; called by the server."""
         async with self._opened:
             await super().__call__(scope, receive, send)
 
 
 def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
-    """Its head, its data and its end. The values of an output's message, which may take 30 times the space, are there only here."""
+    """Return its head, its data and its end. The values of an output's message, which may take 30 times the space, exist only here."""
     assert each is not None, "that is the end"
     kind = "undone" if isinstance(each, OutputsReverted) else "output"
     if isinstance(each, Output):
@@ -224,7 +224,7 @@ def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
 
 
 async def _while_there(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
-    """What is asked for; it ends when whoever asked has gone, whose place others may need."""
+    """Return the result; ends when the requester has disconnected, whose place others may need."""
     finding, leaving = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
     try:
         await asyncio.wait([finding, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -237,13 +237,13 @@ async def _while_there(request: Request, asked: Coroutine[Any, Any, _Found]) -> 
 
 
 async def _end_of(request: Request) -> None:
-    """Wait until whoever asked has gone."""
+    """Wait until the requester has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw:
-    """The message's fields; an empty body has none. `take` counts its bytes."""
+    """Return the message's fields; an empty body has none. `take` counts its bytes."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     body = bytearray()
     try:

@@ -1,7 +1,7 @@
-"""What browsers say of a request: which machine it is for, and which site's page it comes from.
+"""Browser headers of a request: which machine it is for, and which site's page it comes from.
 
-Programs on other web sites must not act or read through somebody's browser. A page of theirs that makes its name point to 127.0.0.1 (DNS rebinding)
-is known by the name it asks for, `Host`. Any other request of theirs is known by `Sec-Fetch-Site` and `Origin`, about which no page can make a browser
+Programs on other web sites must not act or read through a user's browser. A page of theirs that makes its name point to 127.0.0.1 (DNS rebinding)
+is known by the name it requests, `Host`. Any other request is known by `Sec-Fetch-Site` and `Origin`, about which no page can make a browser
 lie. Programs that are no browsers send neither.
 """
 
@@ -14,7 +14,7 @@ OWN_SITE, TYPED = "same-origin", "none"
 
 
 def is_this_machine(host: str) -> bool:
-    """Does a browser that asks for this name mean this machine, whoever answers for names?"""
+    """Return whether a browser that requests this name means this machine, whichever resolver answers for names."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -22,7 +22,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_from_other_site(request: Request) -> bool:
-    """Whether the browser says that a page of another site makes this request."""
+    """Return whether the browser says that a page of another site makes this request."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site not in (None, OWN_SITE, TYPED):
         return True
@@ -30,5 +30,5 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def says_no_site(request: Request) -> bool:
-    """Whether the request does not say which page it comes from: it is of no browser, of an old one, or was typed."""
+    """Return whether the request does not say which page it comes from: it is of no browser, of an old one, or was typed."""
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

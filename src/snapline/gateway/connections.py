@@ -1,7 +1,7 @@
-"""Connections of people and programs outside: what each may cost before it has asked for something, and when it takes no answers.
+"""Connections of people and programs outside: limits for each before its request is complete, and when it takes no answers.
 
-uvicorn waits for ever for the rest of a request, and for whoever does not take an answer. Here a connection whose request does not come to its end, or whose
-answer is not taken, is cut. Where too many are open, the one that has waited longest for the end of its request is cut: so many that say nothing keep nobody out.
+uvicorn waits forever for the rest of a request, and for a client that takes no answer. Here a connection whose request is never completed, or whose
+answer is not taken, is cut. If too many are open, the one that has waited longest for the end of its request is cut: silent ones lock out no one.
 """
 
 import asyncio
@@ -11,21 +11,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from snapline.channels.options import files_max
 
 REQUEST_S_MAX = 30.0
-"""For a request to come to its end: 16 MiB over 5 Mbit/s."""
+"""Longest time for a request to arrive completely: 16 MiB over 5 Mbit/s."""
 
 READER_S_MAX = 60.0
-"""For a reader to take what was sent to it, 128 KiB at most and one part of an answer: above that it is not slow, but gone."""
+"""Longest time for a reader to take what was sent to it, 128 KiB at most and one part of an answer: above that it is not slow, but gone."""
 
 CONNECTIONS_MAX = 800
 """Below the 1,024 open files that many systems allow, and no more than half of those that this process may have. One whose request is not whole takes
 some 30 KiB."""
 
 HEAD_BYTES_MAX = 16 * 1024
-"""Of a request without its body: twice what browsers send with many cookies."""
+"""Largest size of a request without its body: twice what browsers send with many cookies."""
 
 
 class BoundedConnection(H11Protocol):
-    """See the module."""
+    """Connection with limits; see the module."""
 
     waiting_since_s = 0.0
     _ending: asyncio.TimerHandle | None = None
@@ -33,7 +33,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Is the end of a request still to come?"""
+        """Return whether the end of a request is still to come."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
@@ -77,7 +77,7 @@ class BoundedConnection(H11Protocol):
         super().resume_writing()
 
     def cut(self) -> None:
-        """End the connection, whatever it has not said or taken."""
+        """End the connection, regardless of what it has not said or taken."""
         self.transport.abort()
 
     def _wait_for_request(self) -> None:

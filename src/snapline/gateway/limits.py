@@ -1,4 +1,4 @@
-"""Requests that a gateway has under way: how many, and how large, of one agent and together. What is above is turned away at once, and others are served."""
+"""Requests that a gateway has under way: how many, and how large, of one agent and together. Those above are rejected at once, others are served."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,23 +8,23 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.gateway.problems import BusyError
 
 AGENT_REQUESTS_MAX = 100
-"""Of one agent, which takes them one after the other: a queue of seconds. Others wait for none of it."""
+"""Largest number of requests to one agent, which takes them one after the other: a queue of seconds. Others wait for none of it."""
 
 REQUESTS_MAX = 600
-"""Together: below the open connections, so that there is room for those whose request is still to come."""
+"""Largest number of requests together: below the open connections, so that there is room for those whose request is still to come."""
 
 AGENT_BYTES_MAX = MESSAGE_BYTES_MAX
-"""Of one agent: one of the largest."""
+"""Largest size of requests to one agent: one of the largest."""
 
 BYTES_MAX = 2 * MESSAGE_BYTES_MAX
-"""Together: a client holds twice that, and makes all wait for room above."""
+"""Largest size of requests together: a client holds twice that, and makes all wait for room above."""
 
 STREAMS_MAX = 64
-"""Streams of outputs at once: each may hold two pages of outputs, some MiB."""
+"""Largest number of streams of outputs at once: each may hold two pages of outputs, some MiB."""
 
 
 class RequestLimits:
-    """Counts what one gateway has under way."""
+    """Counts the requests that one gateway has under way."""
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
@@ -33,7 +33,7 @@ class RequestLimits:
 
     @contextmanager
     def request(self, agent: str) -> Iterator[Callable[[int], None]]:
-        """A request for an agent, until the block ends. The function counts bytes of its body.
+        """Count a request for an agent, until the block ends. The function counts bytes of its body.
 
         Raises:
             BusyError: there are too many, or too large ones; so does the function.
@@ -68,7 +68,7 @@ class RequestLimits:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """A reader of outputs, until the block ends.
+        """Count a reader of outputs, until the block ends.
 
         Raises:
             BusyError: there are too many.

@@ -1,4 +1,4 @@
-"""What the gateway takes and gives, as an OpenAPI document: in general, and of one fleet by its classes' message types."""
+"""OpenAPI document of the gateway's requests and answers: in general, and of one fleet by its classes' message types."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +51,7 @@ def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
 
 
 def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
-    """By name: what the gateway may give to the fleet's agents."""
+    """Return the message types that the gateway may give to the fleet's agents, by name."""
     found: dict[str, type] = {}
     for agent in fleet.agents:
         for name, handler in agent_type(type(fleet.make(agent))).handlers.items():

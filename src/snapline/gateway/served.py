@@ -1,4 +1,4 @@
-"""The handlers that a gateway serves although they are not marked public, as it was told: patterns of agents and message types."""
+"""Handlers that a gateway is configured to serve although they are not marked public: patterns of agents and message types."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -20,7 +20,7 @@ class Served:
                 raise UsageError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
 
     def has(self, agent: str, message_type: str) -> bool:
-        """Does one name messages of this type for this agent?"""
+        """Return whether one of them names messages of this type for this agent."""
         return any(fnmatchcase(agent, of) and fnmatchcase(message_type, name) for of, name in self._patterns)
 
 

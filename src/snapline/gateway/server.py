@@ -1,4 +1,4 @@
-"""The gateway's process: one client, one server, until somebody ends it."""
+"""The gateway's process: one client, one server, until it is stopped."""
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.client.client import open_client
@@ -14,11 +14,11 @@ CLIENT_NAME = "gateway"
 async def serve(
     address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints where.
+    """Serve until SIGINT or SIGTERM; prints the address.
 
     Raises:
         UsageError: the address cannot be listened on.
-        CoordinatorUnavailableError: nobody answers there.
+        CoordinatorUnavailableError: no coordinator answers there.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
         gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)

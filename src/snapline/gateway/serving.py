@@ -1,4 +1,4 @@
-"""What serves HTTP for people and programs outside: who may reach it, where it listens, and how it ends."""
+"""HTTP server for people and programs outside: who may reach it, where it listens, and how it ends."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from snapline.security.transport import is_loopback
 TOKEN_CHARACTERS_MIN = 16
 
 GRACE_S = 5
-"""For requests that are under way when it is ended; streams of events end then."""
+"""Time for requests that are under way when it is stopped; streams of events end then."""
 
 _Message = MutableMapping[str, Any]
 AsgiApp = Callable[
@@ -26,10 +26,10 @@ AsgiApp = Callable[
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Whoever may reach it may speak to the fleet.
+    """Refuse to listen without a token beyond this machine: everyone who can reach it may talk to the fleet.
 
     Raises:
-        UsageError: it would listen beyond this machine, and ask for no token; or for one that can be guessed.
+        UsageError: it would listen beyond this machine, and require no token; or one that can be guessed.
     """
     if not token and not is_loopback(f"{host}:0"):
         raise UsageError(
@@ -54,7 +54,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
-    """Serve until SIGINT or SIGTERM; prints where.
+    """Serve until SIGINT or SIGTERM; prints the address.
 
     Raises:
         AddressError: it is no address of this machine.
@@ -66,7 +66,7 @@ async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
 
 
 def server_of(app: AsgiApp) -> uvicorn.Server:
-    """What serves it."""
+    """Return the server of an application."""
     config = uvicorn.Config(
         app,
         http=BoundedConnection,
@@ -80,7 +80,7 @@ def server_of(app: AsgiApp) -> uvicorn.Server:
 
 
 def address_of(server_socket: socket.socket) -> str:
-    """Where a browser finds it."""
+    """Return where a browser finds it."""
     host, port = server_socket.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

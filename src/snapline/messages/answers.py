@@ -1,4 +1,4 @@
-"""What the coordinator answers to tools, where it is more than a status; names are those of `coordinator.proto`."""
+"""Coordinator answers to tools that hold more than a status; names are those of `coordinator.proto`."""
 
 import msgspec
 
@@ -40,7 +40,7 @@ class SnapshotList(SnapshotsReply, frozen=True, gc=False):
 
 
 class StoreVerification(SnapshotsReply, frozen=True, gc=False):
-    """Every byte of a store, or of one epoch, compared with its digest."""
+    """Result of comparing every byte of a store, or of one epoch, with its digest."""
 
     store: str
     epoch: int | None
@@ -52,12 +52,12 @@ class StoreVerification(SnapshotsReply, frozen=True, gc=False):
 
 
 class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
-    """Where the fleet goes back to, where one epoch answers for all failures.
+    """Recovery line of a fleet where one epoch answers for all failures.
 
     Attributes:
         recovery_line: agent → epoch.
-        unborn: agents that are not made yet in it.
-        rolled_back: how many agents.
+        unborn: agents not created yet in it.
+        rolled_back: number of agents.
     """
 
     failed: tuple[str, ...]
@@ -70,7 +70,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
-    """The same for every single failure: everybody goes back, whoever fails."""
+    """The same line for every single failure: all agents go back, whichever fails."""
 
     epoch: int
     failures: tuple[str, ...]
@@ -78,12 +78,12 @@ class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
 
 
 class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
-    """Where one agent goes back to, and what that costs it.
+    """Rollback target of one agent, and its cost.
 
     Attributes:
         to: number of its checkpoint; None: it keeps its live state.
         checkpoints: durable ones passed over.
-        turns: undone, as far as they are known.
+        turns: undone ones, as far as they are known.
     """
 
     agent: str
@@ -93,7 +93,7 @@ class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
-    """Where a fleet goes back to whose agents checkpoint on their own.
+    """Recovery line of a fleet whose agents checkpoint on their own.
 
     Attributes:
         epoch: the newest complete one, which no line of this plan falls below; its channel states are not counted here.
@@ -111,7 +111,7 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class FailureCost(msgspec.Struct, frozen=True, gc=False):
-    """What one failure would cost. `failed`: an agent, or `host:h1`; `agents`: those that go back, sorted."""
+    """Cost of one failure. `failed`: an agent, or `host:h1`; `agents`: those that roll back, sorted."""
 
     failed: str
     agents: tuple[AgentOnLine, ...]
@@ -125,7 +125,7 @@ class AutonomousLines(RecoveryLineReply, frozen=True, gc=False):
 
 
 class PastRecovery(msgspec.Struct, frozen=True, gc=False):
-    """One recovery. Times are RFC 3339 in UTC; `done` and `duration_s` are None while it lasts."""
+    """Past recovery. Times are RFC 3339 in UTC; `done` and `duration_s` are None while it lasts."""
 
     plan: int
     line_epoch: int
@@ -162,21 +162,21 @@ class InputsAgain(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicUndone(msgspec.Struct, frozen=True, gc=False):
-    """How many outputs of a topic were released and would be taken back."""
+    """Number of released outputs of a topic that would be reverted."""
 
     topic: str
     count: int
 
 
 class RestorePreview(msgspec.Struct, frozen=True, gc=False):
-    """What going back on purpose would undo.
+    """Preview of what a restore would undo.
 
     Attributes:
         created: when the snapshot was taken; RFC 3339 in UTC.
         void_epochs: complete ones after it.
         agents_gone, agents_back: those born later, and those that have left since.
-        inputs: of each agent that has any beyond the snapshot; given again or, `is_dropping_inputs`, dropped.
-        effects: done outside since then: they stay as they are.
+        inputs: of each agent that has any beyond the snapshot; delivered again or, `is_dropping_inputs`, dropped.
+        effects: external ones since then; they remain.
     """
 
     epoch: int
@@ -216,11 +216,11 @@ class RecoveryHistoryReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
-    """Where one agent lives.
+    """Location of one agent.
 
     Attributes:
         state: "alive"; "lost", as its host is, until a recovery; "unplaced": the fleet forms; "left"; "unknown".
-        address: where its host's services are reached.
+        address: of its host's services.
     """
 
     agent: str
@@ -231,7 +231,7 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class LocateReply(msgspec.Struct, frozen=True, gc=False):
-    """Where agents live; `phase` and `reason` are those of the status."""
+    """Locations of agents; `phase` and `reason` are those of the status."""
 
     phase: str
     reason: str
@@ -239,7 +239,7 @@ class LocateReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
-    """Which replica leads now."""
+    """Replica that leads now."""
 
     leader: str
 
@@ -252,17 +252,17 @@ class BackupReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
-    """Whether the fleet counted that run of a host as alive."""
+    """Answer: whether the fleet counted that run of a host as alive."""
 
     is_known: bool
 
 
 class ReportHostBusyReply(msgspec.Struct, frozen=True, gc=False):
-    """It was heard."""
+    """Acknowledgement of the report."""
 
 
 class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
-    """It is done."""
+    """Acknowledgement: the host is forgotten."""
 
 
 class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
@@ -273,11 +273,11 @@ class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndReplicaReply(msgspec.Struct, frozen=True, gc=False):
-    """It is about to."""
+    """Acknowledgement: the replica is about to end."""
 
 
 class EndHostReply(msgspec.Struct, frozen=True, gc=False):
-    """The host is told."""
+    """Acknowledgement: the host was notified."""
 
 
 Answer = (

@@ -38,14 +38,14 @@ URGENT = frozenset(
 
 
 class Concern(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without.
+    """Something that the fleet waits for, or lacks.
 
     Attributes:
         kind: one of `KINDS`.
-        hosts: whom it is about.
+        hosts: those concerned.
         since_ns: for how long, as far as this leader has seen.
         text: a sentence without its full stop.
-        agents: whom it is about.
+        agents: those concerned.
         remedy: what to do, another such sentence.
     """
 
@@ -58,6 +58,6 @@ class Concern(msgspec.Struct, frozen=True):
 
 
 def remedy_of(concern: Concern) -> str:
-    """What to do about it: its own word, or that of its kind."""
+    """Return the remedy: the concern's own, or that of its kind."""
     host, agent = next(iter(concern.hosts), "ID"), next(iter(concern.agents), "AGENT")
     return concern.remedy or KINDS[concern.kind].format(host=host, agent=agent)

@@ -43,13 +43,13 @@ from snapline.security.transport import Security
 from snapline.security.trust import trust_advice, why_distrusted, why_other_transport
 
 TIMEOUT_S = 10.0
-"""For calls that only read the coordinator's memory."""
+"""Time limit for calls that only read the coordinator's memory."""
 
 READ_TIMEOUT_S = 600.0
-"""For calls that read the store: `verify` reads every byte of it."""
+"""Time limit for calls that read the store: `verify` reads every byte of it."""
 
 SNAPSHOT_TIMEOUT_S = 120.0
-"""For a snapshot, or to go back to one; the fleet's own time-out is 60 s unless it says otherwise."""
+"""Time limit for a snapshot or a restore; the fleet's own time-out is 60 s unless it says otherwise."""
 
 LOCATED_MAX = 2000
 """Agents that one call may ask for: with the longest names they fit into its request."""
@@ -58,13 +58,13 @@ LEADER_KEY = "snapline-leader"
 """Trailing metadata of a replica that does not lead: the leader's address, or empty if it knows none."""
 
 TROUBLE_S = 2.5
-"""An election takes a second or two: whoever waits longer is told why."""
+"""Wait after which a caller learns why: an election takes a second or two."""
 
 RETRY_S = 0.05
-"""Between two replicas: an election takes a second or two."""
+"""Time between two replicas: an election takes a second or two."""
 
 AGAIN_S = 0.25
-"""With less time left nobody is asked again: cut short, it would say that the outcome is unknown, where we know who is not there."""
+"""Least time left for another attempt: a call cut short would report an unknown outcome, where we know which replica is silent."""
 
 PATIENCE_S, PAUSE_S = 2.0, 0.1
 """An unreachable coordinator is asked again for so long: it may be starting, or its machine too busy to answer in time."""
@@ -92,7 +92,7 @@ class CoordinatorClient:
         *,
         on_trouble: Callable[[str], None] = lambda trouble: None,
     ) -> None:
-        """`on_trouble` gets a sentence when a call has been trying for a while: nobody answers, or nobody leads."""
+        """Create a client. `on_trouble` gets a sentence when a call has been trying for a while: no replica answers, or none leads."""
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
@@ -110,9 +110,10 @@ class CoordinatorClient:
     async def status(
         self, timeout_s: float = TIMEOUT_S, *, stale: bool = False, unconfirmed: bool = False
     ) -> FleetStatus:
-        """How the fleet stands. `stale`: any replica may answer, from what it has applied. `unconfirmed`: whoever leads answers so, as
+        """Return the fleet's status. `stale`: any replica may answer, from what it has applied.
 
-        for those who ask again soon: a leader that was replaced may do so for a moment, but nothing is written to the log for it.
+        `unconfirmed`: the leader answers so, for callers that ask again soon: a leader that was replaced may do so for a moment, but nothing is
+        written to the log for it.
         """
         status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
@@ -133,7 +134,7 @@ class CoordinatorClient:
         return document_of(await self._call("ReadSnapshots", timeout_s, verb=verb, snapshot=snapshot, agent=agent))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Where the fleet goes back to if these agents (or `host:h1`; none: all) fail.
+        """Return the recovery line if these agents (or `host:h1`; none: all) fail.
 
         Raises:
             NotFoundError: no such agent or host.
@@ -151,7 +152,7 @@ class CoordinatorClient:
     async def preview_restore(
         self, snapshot: str, timeout_s: float = READ_TIMEOUT_S, *, drop_inputs: bool = False
     ) -> RestorePreview:
-        """What going back to a snapshot would undo; raises what `restore` raises because of the snapshot."""
+        """Return what a restore of a snapshot would undo; raise what `restore` raises because of the snapshot."""
         found: RestorePreview = await self._call(
             "PreviewRestore", timeout_s, snapshot=snapshot, drop_inputs=drop_inputs
         )
@@ -172,24 +173,24 @@ class CoordinatorClient:
         return done
 
     async def locate(self, agents: Iterable[str], timeout_s: float = TIMEOUT_S) -> LocateReply:
-        """Where these agents live, in their order; `LOCATED_MAX` at most."""
+        """Return the locations of these agents, in their order; `LOCATED_MAX` at most."""
         found: LocateReply = await self._call("Locate", timeout_s, agents=list(agents))
         return found
 
     async def locate_all(self, timeout_s: float = TIMEOUT_S) -> LocateReply:
-        """Where all agents live that take turns, sorted."""
+        """Return the locations of all agents that take turns, sorted."""
         found: LocateReply = await self._call("Locate", timeout_s, all=True)
         return found
 
     async def read_outputs(
         self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
     ) -> ReadOutputsReply:
-        """What agents have given to the outside beyond a cursor, as far as one page holds; waits for something, if nothing is there.
+        """Return released outputs beyond a cursor, as many as one page holds; wait for one if there is none.
 
         Raises:
-            UsageError: it is no cursor of this fleet's store.
-            NotFoundError: what comes after it was deleted.
-            DamagedDataError, StoreError: what the coordinator has found.
+            UsageError: the cursor is not of this fleet's store.
+            NotFoundError: the outputs after it were deleted.
+            DamagedDataError, StoreError: found by the coordinator.
         """
         wait_ms = round(wait_s * 1000)
         page: ReadOutputsReply = await self._call(
@@ -216,7 +217,7 @@ class CoordinatorClient:
         await self._call("ForgetConsumer", timeout_s, name=name)
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""
+        """Read the replica that is called, leader or not: "status", "members" or "metrics"."""
         return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
     async def transfer_leader(
@@ -301,7 +302,7 @@ class CoordinatorClient:
     async def make_token(
         self, name: str, role: str, digest: bytes, valid_s: int, timeout_s: float = TIMEOUT_S
     ) -> MakeTokenReply:
-        """Have a token known by its digest; for so many seconds it says that its bearer is `name`, of `role`.
+        """Register a token by its digest; for this many seconds it proves that its bearer is `name`, of `role`.
 
         Raises:
             UsageError: there is one of this name, there are too many, or the role is not one of people.
@@ -311,7 +312,7 @@ class CoordinatorClient:
         return made
 
     async def revoke_token(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """From now on it is not good; NotFoundError: there is none of this name."""
+        """Revoke a token; NotFoundError: no token has this name."""
         await self._call("RevokeToken", timeout_s, name=name)
 
     async def read_tokens(self, timeout_s: float = TIMEOUT_S) -> ReadTokensReply:
@@ -320,7 +321,7 @@ class CoordinatorClient:
         return found
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """Who bears the token of this digest: for hosts."""
+        """Return the bearer of the token with this digest: for hosts."""
         found: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
         return found
 
@@ -369,7 +370,7 @@ class CoordinatorClient:
             await asyncio.sleep(RETRY_S)
 
     def _failure(self, error: grpc.aio.AioRpcError, address: str, silent: dict[str, None]) -> SnaplineError:
-        """What the failed call means, and whom to ask next; notes in `silent` who does not answer at all."""
+        """Return the failed call's error, and choose the replica to ask next; note in `silent` those that do not answer at all."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return _error_of(error, self.address)
         told = dict(error.trailing_metadata() or ())
@@ -402,7 +403,7 @@ class CoordinatorClient:
                 raise UsageError(why)
 
     async def _distrust(self) -> AuthenticationError | None:
-        """If it is the certificates that keep us from every replica."""
+        """Return the error if certificates keep us from every replica."""
         last = ("", "")
         for address in self._turns.given:
             why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")

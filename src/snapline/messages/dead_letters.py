@@ -1,7 +1,7 @@
-"""What operators say to an agent about its dead letters: one input for each, which only its payload tells from others.
+"""Operator commands to an agent about its dead letters: one input each, which only its payload tells from others.
 
-An operator's word is logged, numbered, consumed in its turn and found again by recoveries as every input is. No message has an empty type name, so no message
-is taken for one.
+A command is logged, numbered, consumed in its turn and found again by recoveries as every input is. No message has an empty type name, so no
+message is taken for one.
 """
 
 import msgspec
@@ -14,11 +14,11 @@ WORD = b"\x00"
 """First byte of a word's payload."""
 
 GONE = b"\x00gone"
-"""Stands in place of an answer: there was no such letter any more when the word's turn came."""
+"""Answer if there was no such letter any more when the command's turn came."""
 
 
 class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is to become of a dead letter.
+    """Operator command about a dead letter.
 
     Attributes:
         verb: "retry" or "drop".
@@ -40,10 +40,10 @@ def word_payload(word: DeadLetterCommand) -> bytes:
 
 
 def read_word(payload: bytes) -> DeadLetterCommand:
-    """What an operator says.
+    """Decode an operator command.
 
     Raises:
-        ProtocolError: it is no word.
+        ProtocolError: it is no operator command.
     """
     try:
         word = _read.decode(payload[len(WORD) :]) if payload[: len(WORD)] == WORD else None

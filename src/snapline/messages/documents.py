@@ -1,4 +1,4 @@
-"""What tools show of an answer: a JSON document. Its names and its order are a contract with those who read `-o json`."""
+"""JSON documents that tools show for an answer. Their names and order are a contract with those who read `-o json`."""
 
 from collections.abc import Iterable
 
@@ -71,7 +71,7 @@ def _plain(answer: msgspec.Struct) -> Rows:
 
 
 IN_SECONDS = {"store": 3, "concerns": 3, "loss": 6, "interval": 6}
-"""What of a fleet's status tells times in seconds, for people → with how many digits: the pause of an agent is a matter of microseconds."""
+"""Parts of a fleet's status with times in seconds, for people → number of digits: the pause of an agent is a matter of microseconds."""
 
 
 def _status(answer: FleetStatus) -> Rows:
@@ -83,7 +83,7 @@ def _status(answer: FleetStatus) -> Rows:
 
 
 def _in_seconds(value: object, digits: int) -> object:
-    """The same with its times in seconds, however deep they stand."""
+    """The same with its times in seconds, however deep they are."""
     match value:
         case dict():
             return {_in_s(name): _time(name, inner, digits) for name, inner in value.items()}

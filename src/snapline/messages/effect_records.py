@@ -1,7 +1,7 @@
-"""What the topic `@effects` says: a fleet's ledger of what it does outside. No I/O.
+"""Records of the topic `@effects`: a fleet's ledger of its external effects. No I/O.
 
-Each word of it is an output of the agent whose effect it is (`host/effects.py`): so it is released with its epoch, once, in order, and a fleet that goes
-back on purpose takes it back as any other.
+Each record is an output of the agent whose effect it is (`host/effects.py`): so it is released with its epoch, once, in order, and a restore
+reverts it as any other.
 """
 
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 EFFECTS_TOPIC = "@effects"
-"""No agent can emit under it: a topic of theirs has no "@"."""
+"""Topic that no agent can emit under: a topic of theirs has no "@"."""
 
 INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
 """Stages: it may be called as soon as this is released; how it has ended; and that its turn has failed since, and it is not undone."""
@@ -18,14 +18,14 @@ NOT_DONE = "not-done"
 """A stage: people say of an effect in doubt that it was not done; it may be called as soon as this is released."""
 
 UNDO = "/undo"
-"""How the key of a compensation ends."""
+"""Suffix of a compensation's key."""
 
 TEXT_CHARACTERS_MAX = 400
-"""Of arguments and results for people: a ledger is no archive."""
+"""Largest length of arguments and results for people: a ledger is no archive."""
 
 
 class EffectRecord(msgspec.Struct, frozen=True):
-    """One word of the ledger, by the agent that emits it.
+    """Record of the ledger, by the agent that emits it.
 
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
@@ -38,9 +38,9 @@ class EffectRecord(msgspec.Struct, frozen=True):
         undo: its compensation, `"module:function"`, or "".
         undo_arguments: of that, each encoded.
         undoes, undoes_generation: of a compensation: what it undoes.
-        saga: the block in which it stands, or "".
+        saga: the block that contains it, or "".
         timeout_s: how long each call of it may take.
-        has_probe, is_repeatable: how it is told whether it was done, after a crash.
+        has_probe, is_repeatable: how to find out after a crash whether it was done.
     """
 
     stage: str
@@ -61,14 +61,14 @@ class EffectRecord(msgspec.Struct, frozen=True):
 
 
 Stands = Literal["waiting", "in doubt", "needs people", "open"]
-"""How an effect stands that has not ended: its intent is not released; an earlier life may have called it; and nobody calls it until people have
+"""State of an effect that has not ended: its intent is not released; an earlier life may have called it; nobody calls it until people have
 said what came of that; or it is being called."""
 
 NEEDS_PEOPLE: Literal["needs people"] = "needs people"
 
 
 class StandingEffect(msgspec.Struct, frozen=True):
-    """An effect at which an agent stands, as its host sees it.
+    """An effect at which an agent waits, as its host sees it.
 
     Attributes:
         intent: if it is not released yet, so that no ledger has it.
@@ -101,12 +101,12 @@ def readable(value: Any) -> str:
 
 
 def undo_key(key: str, generation: int) -> str:
-    """Of the compensation of this generation: each is an effect of its own."""
+    """Return the key of this generation's compensation: each is an effect of its own."""
     return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
 
 
 def undone_of(key: str) -> tuple[str, int] | None:
-    """Which effect, and which generation of it, the compensation of this key undoes; None: it is none."""
+    """Return the effect, and its generation, that the compensation with this key undoes; None: it is none."""
     if not key.endswith(UNDO):
         return None
     undone, _, generation = key.removesuffix(UNDO).partition("#")
@@ -114,5 +114,5 @@ def undone_of(key: str) -> tuple[str, int] | None:
 
 
 def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
-    """What the service is given: the same for every call of one effect, whatever dies."""
+    """Return the key given to the service: the same for every call of one effect, whatever dies."""
     return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

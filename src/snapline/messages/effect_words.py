@@ -1,8 +1,8 @@
-"""What people say to an agent about its effects. One input each, which only its payload tells from others: it is logged, numbered and found again by recoveries
-as every input is.
+"""Operator commands to an agent about its effects. One input each, which only its payload tells from others: it is logged, numbered and found again
+by recoveries as every input is.
 
-Of an effect at which the agent stands they say what came of it, or that it was not done: the turn itself takes that word. Of one that has ended they wish that it is
-tried again, or undone: that has a turn of its own, as a word about a dead letter has.
+For an effect at which the agent waits, a command gives its result, or says that it was not done: the turn itself takes that command. For one that
+has ended, a command requests a retry or an undo: that has a turn of its own, as a command about a dead letter has.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from snapline.errors import ProtocolError
 from snapline.messages.dead_letters import RETRY, WORD
 
 EFFECT_WORD = WORD + b"effect"
-"""How the payload of such a word begins. A word about a dead letter goes on with an array."""
+"""Prefix of such a command's payload. A command about a dead letter goes on with an array."""
 
 
 EFFECT_WISH = WORD + b"wish"
@@ -20,12 +20,12 @@ UNDO = "undo"
 
 
 class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What came of an effect.
+    """Operator command that resolves an effect.
 
     Attributes:
         key, generation: of the effect, within its agent.
-        number: of the agent's output that let it be called. Each word that lets it be called again emits another one: so a word is about one doubt, and
-            never about a later one.
+        number: of the agent's output that let it be called. Each command that lets it be called again emits another one: so a command is about
+            one doubt, and never about a later one.
         is_done: with `result`, encoded; else it was not done, and is to be called.
     """
 
@@ -37,7 +37,7 @@ class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is to become of an effect that has ended.
+    """Request to retry or undo an effect that has ended.
 
     Attributes:
         verb: "retry" or "undo".
@@ -54,7 +54,7 @@ _read_wish = msgspec.msgpack.Decoder(EffectRetry)
 
 
 def is_effect_word(payload: bytes) -> bool:
-    """Is it about an effect?"""
+    """Return whether the payload is an effect's resolution."""
     return payload.startswith(EFFECT_WORD)
 
 
@@ -64,10 +64,10 @@ def effect_word_payload(word: EffectResolution) -> bytes:
 
 
 def read_effect_word(payload: bytes) -> EffectResolution:
-    """What is said.
+    """Decode an effect's resolution.
 
     Raises:
-        ProtocolError: it is no word about an effect.
+        ProtocolError: it is no such command.
     """
     try:
         word = _read.decode(payload[len(EFFECT_WORD) :]) if is_effect_word(payload) else None
@@ -79,7 +79,7 @@ def read_effect_word(payload: bytes) -> EffectResolution:
 
 
 def is_effect_wish(payload: bytes) -> bool:
-    """Is it about one that has ended?"""
+    """Return whether the payload is a retry or undo request."""
     return payload.startswith(EFFECT_WISH)
 
 
@@ -89,10 +89,10 @@ def effect_wish_payload(wish: EffectRetry) -> bytes:
 
 
 def read_effect_wish(payload: bytes) -> EffectRetry:
-    """What is wished.
+    """Decode a retry or undo request.
 
     Raises:
-        ProtocolError: it is no wish about an effect.
+        ProtocolError: it is no such request.
     """
     try:
         wish = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_wish(payload) else None

@@ -1,4 +1,7 @@
-"""What hosts say to the coordinator and what it says to them, as structs; the proto comments say what each means. The codec goes by names: they are those of `coordinator.proto`."""
+"""Messages between hosts and the coordinator, as structs; the proto comments say what each means.
+
+The codec goes by names: they are those of `coordinator.proto`.
+"""
 
 import msgspec
 
@@ -11,7 +14,7 @@ class HostMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False):
-    """Base of what the coordinator tells hosts. All are idempotent and said again on every new stream."""
+    """Base of what the coordinator sends to hosts. All are idempotent and sent again on every new stream."""
 
 
 class AgentKind(msgspec.Struct, frozen=True, gc=False):
@@ -22,13 +25,13 @@ class AgentKind(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceRule(msgspec.Struct, frozen=True, gc=False):
-    """Where some agents belong: on one of these hosts, as long as one of them is there. `agents`: an id, or the beginning of ids and `*`."""
+    """Placement of some agents: on one of these hosts, as long as one of them is there. `agents`: an id, or the beginning of ids and `*`."""
 
     agents: str
     hosts: tuple[str, ...]
 
     def is_about(self, agent: str) -> bool:
-        """Whether it names this agent."""
+        """Return whether the rule names this agent."""
         return agent.startswith(self.agents[:-1]) if self.agents.endswith("*") else agent == self.agents
 
 
@@ -40,7 +43,7 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class StandingAgent(msgspec.Struct, frozen=True, gc=False):
-    """An agent that stands in the middle of a durable turn until people do something. `kind`: of the concern."""
+    """An agent that waits in the middle of a durable turn until people do something. `kind`: of the concern."""
 
     agent: str
     kind: str
@@ -49,7 +52,7 @@ class StandingAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedPack(msgspec.Struct, frozen=True, gc=False):
-    """A pack that its writer has made durable: what the coordinator is told of it."""
+    """A pack that its writer has made durable: its report to the coordinator."""
 
     path: str
     size_bytes: int
@@ -194,7 +197,7 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
 
 
 class OpenLog(HostMessage, frozen=True, gc=False):
-    """The host wants to log inputs under this plan; or it does so, and tells what it has written.
+    """The host wants to log inputs under this plan; or it does so, and reports what it has written.
 
     Attributes:
         key: the public key that it signs batches with; empty where they are not signed.
@@ -207,7 +210,7 @@ class OpenLog(HostMessage, frozen=True, gc=False):
 
 
 class WantEpoch(HostMessage, frozen=True, gc=False):
-    """Somebody outside waits for an epoch that holds what agents here have done."""
+    """Epoch request: somebody outside waits for one that holds what agents here have done."""
 
     plan: int
 
@@ -230,7 +233,7 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 
 class WantRollback(HostMessage, frozen=True, gc=False):
-    """A turn has asked that the fleet goes back to a snapshot ("last", a tag or an epoch). Its agent stands. `place`: in its code."""
+    """A turn requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place`: in its code."""
 
     agent: str
     incarnation: int
@@ -285,7 +288,7 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
 
 
 class AgentsFrozen(HostMessage, frozen=True, gc=False):
-    """No agent of the host takes a turn any more; each but `running` has a durable checkpoint of its live state."""
+    """Agents frozen: no agent of the host takes a turn; each but `running` has a durable checkpoint of its live state."""
 
     plan: int
     number: int
@@ -311,7 +314,7 @@ class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
 
 
 class NumbersReported(HostMessage, frozen=True, gc=False):
-    """Where the agents of a host stand now; those without a turn since their checkpoint are left out."""
+    """Current numbers of a host's agents; those without a turn since their checkpoint are left out."""
 
     request: int
     plan: int
@@ -382,7 +385,10 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """`logs`: of earlier plans, which may be written still, or whose newest batch is known. `drop_before`: inputs beyond the line in logs of plans below this one are dropped."""
+    """Recovery plan. `logs`: of earlier plans, which may be written still, or whose newest batch is known.
+
+    `drop_before`: inputs beyond the line in logs of plans below this one are dropped.
+    """
 
     number: int
     line_epoch: int
@@ -427,13 +433,13 @@ class EndEpoch(Directive, frozen=True, gc=False):
 
 
 class OutputsWatched(Directive, frozen=True, gc=False):
-    """Whether somebody reads outputs as they come: then hosts want an epoch for each that is pending."""
+    """Notice whether a consumer reads outputs as they come: then hosts want an epoch for each that is pending."""
 
     is_watched: bool
 
 
 class RollbackRefused(Directive, frozen=True, gc=False):
-    """It does not go back, and the agent stands until there is a plan for another reason."""
+    """Rollback refused: the agent waits until there is a plan for another reason."""
 
     agent: str
     incarnation: int
@@ -450,11 +456,11 @@ class AgentsReserved(Directive, frozen=True, gc=False):
 
 
 class LogOpened(Directive, frozen=True, gc=False):
-    """It may: whoever has a later plan will know of its log.
+    """Log opened: every holder of a later plan will know of it.
 
     Attributes:
         certificate: the coordinator's signature of the host's key for this log; empty where batches are not signed.
-        newest: number of a batch that is known to be in the log from now on.
+        newest: number of a batch known to be in the log from now on.
     """
 
     plan: int
@@ -507,7 +513,7 @@ class FreezeAgents(Directive, frozen=True, gc=False):
 
 
 class ThawAgents(Directive, frozen=True, gc=False):
-    """Go on; `number` 0: whatever freeze it is, for who came back without having heard of its end."""
+    """Go on; `number` 0: whatever freeze it is, for a host that came back without learning of its end."""
 
     plan: int
     number: int
@@ -524,7 +530,7 @@ class RequestCheckpoints(Directive, frozen=True, gc=False):
 
 
 class ReportNumbers(Directive, frozen=True, gc=False):
-    """A tool asks where the agents stand."""
+    """A tool requests the agents' numbers."""
 
     request: int
     plan: int

@@ -1,6 +1,6 @@
-"""What clients say to a host, as bytes: one request is one stream of messages of about a MiB, and an input above that goes in parts.
+"""Client requests to a host, as bytes: one request is one stream of messages of about a MiB, and an input above that goes in parts.
 
-Whoever reads a request counts before it builds, and knows what it may cost at most: `INPUTS_MAX` inputs whose payloads together are no
+A reader counts a request before building it, and knows its largest cost: `INPUTS_MAX` inputs whose payloads together are no
 larger than one message between agents.
 """
 
@@ -23,7 +23,7 @@ ASK = "Ask"
 ASK_PATH = f"/{SERVICE}/{ASK}"
 
 STREAM_MESSAGES_MAX = 64
-"""Of one request: the parts of 16 MiB, and some that are not full."""
+"""Largest number of messages in one request: the parts of 16 MiB, and some that are not full."""
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
 """A message up to this is parsed uncounted: its shortest entries become a few MiB."""
@@ -50,7 +50,7 @@ def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]
 
 
 def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
-    """One entry, or a part each."""
+    """Yield one entry, or one for each part."""
     size = len(given.payload)
     yield inputs_pb2.GivenInput(
         agent=given.agent,
@@ -66,10 +66,10 @@ def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
 
 
 class OfferReading:
-    """One request, put together from the messages of its stream.
+    """Request put together from the messages of its stream.
 
     Attributes:
-        client: who says it is its own, by its own word.
+        client: sender's name, by its own claim.
         inputs: those that are there as a whole.
         size_bytes: of all payloads so far.
     """
@@ -128,7 +128,7 @@ def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:
 
 
 def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
-    """What has been answered.
+    """Decode a host's answer.
 
     Raises:
         ProtocolError: it is no answer.
@@ -176,7 +176,7 @@ def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
 
 
 class AnswerReading:
-    """One answer, put together from the messages of its stream."""
+    """Answer put together from the messages of its stream."""
 
     def __init__(self) -> None:
         self._first: inputs_pb2.AskReply | None = None

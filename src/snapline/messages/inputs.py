@@ -1,27 +1,27 @@
-"""What clients say to a host, and what it answers: inputs for its agents, and what became of each.
+"""Client requests to a host, and its answers: inputs for its agents, and the outcome of each.
 
 Names are those of `inputs.proto`; `input_wire.py` makes bytes of them. Bounds of one request: `INPUTS_MAX` inputs, their payloads
-together no larger than one message between agents may be. So whoever reads it knows what it may cost, and a client that has
-more to say makes several requests of it.
+together no larger than one message between agents may be. So its reader knows the largest cost, and a client with
+more inputs makes several requests.
 """
 
 import msgspec
 
 INPUTS_MAX = 1000
-"""Of one request: answering it is then a matter of milliseconds, and encoding its batch too."""
+"""Largest number in one request: answering it is then a matter of milliseconds, and encoding its batch too."""
 
 PART_BYTES = 1024 * 1024
 """A request goes in messages of about this size, and an input above it in parts: a server takes no more than 2 MiB at once."""
 
 KEY_CHARACTERS_MAX = 128
-"""As long as an id may be. Keys of the last inputs are in their agent's checkpoints."""
+"""Largest length of a key, as of an id. Keys of the last inputs are in their agent's checkpoints."""
 
 ACCEPTED, REPEATED, RETRY, REFUSED, NOT_PUBLIC = "accepted", "repeated", "retry", "refused", "not public"
-"""What becomes of an input: it is durable now, or was before; it was not taken just now, or for good, in the end since no public handler takes it."""
+"""Outcomes of an input: durable now, or before; not taken just now, or permanently, the last since no public handler takes it."""
 
 
 class GivenInput(msgspec.Struct, frozen=True, gc=False):
-    """One input.
+    """Input from a client.
 
     Attributes:
         key: the same key twice is one input.
@@ -37,7 +37,7 @@ class GivenInput(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of one input.
+    """Outcome of one input.
 
     Attributes:
         status: "accepted", "repeated", "retry", "refused" or "not public".
@@ -54,16 +54,16 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 REPLIED, BURIED, UNKNOWN = "replied", "buried", "unknown"
-"""What came of an input that had been taken: it had its turn, or is a dead letter; or its key is not known. "retry": ask again."""
+"""Outcomes of an accepted input: it had its turn, or is a dead letter; or its key is not known. "retry": ask again."""
 
 
 class AskOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What came of one input.
+    """Result of one input.
 
     Attributes:
         status: "replied", "buried", "retry" or "unknown".
         number: among the inputs of its agent; 0: it has none.
-        type: name of the answer's type; empty: the turn answered nothing.
+        type: name of the answer's type; empty: the turn gave no answer.
         body: the answer as MessagePack.
         reason: of "retry" and "unknown".
         host, address: where the agent lives, if it is not here and that is known.

@@ -1,7 +1,7 @@
 """JSON of strangers: requests over HTTP, and arguments of the command line.
 
 Parsers differ in what they let pass, and what they let pass fails later, elsewhere. So it is refused at the border, with one sentence: what is not
-UTF-8, a number that JSON does not know (NaN, an infinity) or that a message cannot hold, a key that stands twice in an object, nesting without end.
+UTF-8, a number that JSON does not know (NaN, an infinity) or that a message cannot hold, a key that occurs twice in an object, nesting without end.
 """
 
 import json

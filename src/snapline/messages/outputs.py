@@ -1,10 +1,10 @@
-"""What is said about outputs: what agents have given to the outside, and who has read it; names are those of `coordinator.proto`."""
+"""Messages about outputs that agents have released, and about their consumers; names are those of `coordinator.proto`."""
 
 import msgspec
 
 
 class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
-    """One output; `payload` as `encode_message` gives it, `cursor`: to read on after it, `emitted_ns`: wall clock."""
+    """Released output; `payload` as `encode_message` gives it, `cursor`: to read on after it, `emitted_ns`: wall clock."""
 
     agent: str
     number: int
@@ -23,7 +23,7 @@ class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Of one epoch, or of a part of it. What is undone comes before the outputs."""
+    """Outputs of one epoch, or of a part of it. Reverted ones come before them."""
 
     epoch: int
     undone: UndoneOutputs | None
@@ -31,11 +31,11 @@ class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
-    """What comes after a cursor.
+    """Outputs after a cursor.
 
     Attributes:
         releases: in order; empty: nothing was released in time.
-        cursor: to read on after it; beyond the last output if those that follow have other topics.
+        cursor: position to read on after; beyond the last output if those that follow have other topics.
         is_over: the fleet has ended, and nothing comes after it.
     """
 
@@ -45,7 +45,7 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Consumer(msgspec.Struct, frozen=True, gc=False):
-    """How far a named consumer is: empty: it has had nothing; and when it said so (wall clock)."""
+    """Position of a named consumer (empty: it has had nothing), and when it acknowledged it (wall clock)."""
 
     name: str
     cursor: str
@@ -59,10 +59,10 @@ class ReadConsumersReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveConsumerReply(msgspec.Struct, frozen=True, gc=False):
-    """Where the consumer is now."""
+    """New position of the consumer."""
 
     cursor: str
 
 
 class ForgetConsumerReply(msgspec.Struct, frozen=True, gc=False):
-    """It is done."""
+    """Acknowledgement: the consumer is forgotten."""

@@ -1,8 +1,8 @@
-"""How the payload of a message is made up, and how people are shown one whose type nobody here has. No I/O.
+"""Layout of a message's payload, and display of one whose type nobody here has. No I/O.
 
     message     length of the type's name (1 byte), the name, and the fields in MessagePack
     call        `CALL`, the call's id, a message; it asks for a reply
-    reply       `REPLY`, the call's id, a message; nothing follows where there is nothing to say
+    reply       `REPLY`, the call's id, a message; nothing follows where there is no content
     creation    `CREATE`, length of the kind (2 bytes), the kind, the first state
 
 A message, or creation, of a sampled trace has a tail behind its type's name, or kind (`agent_runtime/traceparents.py`).
@@ -17,13 +17,13 @@ CREATE = b"\x00"
 """First byte of the payload that creates an agent: no message type has an empty name."""
 
 CALL, REPLY = b"\x05@call", b"\x06@reply"
-"""Before the id of a call, and the message: no type has such a name."""
+"""Prefixes of a call's id, and the message: no type has such a name."""
 
 CALL_ID_BYTES = 8
 
 TAIL_BYTES = 58
 MARK = b"@00-"
-"""How a tail begins: a qualified name of Python holds no `@`."""
+"""Prefix of a tail: a qualified name of Python holds no `@`."""
 
 
 def split_message(payload: bytes) -> tuple[str, memoryview]:

@@ -1,4 +1,4 @@
-"""What the coordinator and hosts say before the fleet, a host or agents end or move on purpose; as `messages.py`."""
+"""Messages of the coordinator and hosts before the fleet, a host or agents end or move on purpose; as `host_messages.py`."""
 
 from snapline.messages.host_messages import Directive, HostMessage
 
@@ -15,7 +15,7 @@ class Quiesce(Directive, frozen=True, gc=False):
 
 
 class Quiesced(HostMessage, frozen=True, gc=False):
-    """No effect is being called here, and none will be until the hold of this number ends."""
+    """Effects held: none is being called here, and none will be until the hold of this number ends."""
 
     number: int
 

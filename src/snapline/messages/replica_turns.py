@@ -1,8 +1,8 @@
-"""Whom to ask next, of several replicas of the coordinator: pure, for tools and hosts alike.
+"""Choice of the next coordinator replica to ask: pure, for tools and hosts alike.
 
-A replica that does not lead names the leader by the address that the replicas have for one another. From elsewhere that may be no way to it (a
-forwarded port, another network, a name that only they know), while the address that we were given for it is: so who is named is asked first, and if
-nobody answers there the given addresses are asked in turn, and the name is passed over until each has had its turn.
+A replica that does not lead names the leader by the address that the replicas have for one another. From elsewhere it may be unreachable (a
+forwarded port, another network, a name that only they know), while the address that we were given for it is not: so the named one is asked first.
+If nobody answers there, the given addresses are asked in turn, and the name is passed over until each has had its turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ class ReplicaTurns:
     """
 
     def __init__(self, given: Sequence[str], may_ask: Callable[[str], bool]) -> None:
-        """`may_ask`: whether an address that we are told of may be used at all; whoever was given one only hears why not when he does."""
+        """`may_ask`: whether an address named by a replica may be used at all; with one given address any is tried, and fails with its reason."""
         self.given = tuple(given)
         self.current = self.given[0]
         self._may_ask = may_ask if len(self.given) > 1 else lambda address: True
         self._place = 0
-        """In `given`: of the last one asked."""
+        """Index in `given` of the last one asked."""
         self._unreached: dict[str, None] = {}
-        """Told addresses at which nobody has answered since the last round began."""
+        """Addresses named by replicas at which nobody has answered since the last round began."""
 
     def leads_elsewhere(self, address: str, leader: str) -> None:
         """A replica has answered that it does not lead; `leader`: whom it names, or empty."""
@@ -34,7 +34,7 @@ class ReplicaTurns:
             self._go_on()
 
     def is_silent(self, address: str) -> None:
-        """Nobody has answered there."""
+        """Note that nobody answered there."""
         if address not in self.given:
             self._unreached[address] = None
         self._asked(address)

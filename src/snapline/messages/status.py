@@ -1,4 +1,4 @@
-"""How a fleet stands, as the coordinator tells tools; names are those of `coordinator.proto`."""
+"""Status of a fleet, as the coordinator reports it to tools; names are those of `coordinator.proto`."""
 
 import msgspec
 
@@ -7,14 +7,14 @@ from snapline.messages.host_messages import OpenTurn
 
 
 class HostStatus(msgspec.Struct, frozen=True):
-    """One host; `state` is "alive", "lost" or "left".
+    """Status of a host; `state` is "alive", "lost" or "left".
 
     Attributes:
         inputs_waiting: from outside, that no turn has consumed.
         outputs_waiting, output_bytes_waiting: that are not known to be released.
         agents_full: take nothing from outside, and no turns that they give themselves, until some of these are released.
         is_drained: an operator wants it without agents.
-        agents_standing: cannot go on until people do something; the fleet's concerns name them.
+        agents_standing: those that cannot go on until people do something; the fleet's concerns name them.
     """
 
     host: str
@@ -41,14 +41,14 @@ class HostStatus(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """Where the store is, and how it stands.
+    """Location and state of the store.
 
     Attributes:
         state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": only the leader knows.
         since_ns: how long it has been degraded.
         reason: the latest failure; "" if it is not degraded.
         next_try_ns: until the next regular epoch; 0: now, or there are none.
-        skipped: triggers and basic checkpoints that were put off because of the store.
+        skipped: triggers and basic checkpoints deferred because of the store.
     """
 
     location: str
@@ -60,11 +60,11 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
 
 class ForkedFrom(msgspec.Struct, frozen=True):
-    """What a fork was made of.
+    """Origin of a fork.
 
     Attributes:
-        name: its own.
-        parent, parent_name: cluster of the other fleet, and what that is called.
+        name: of the fork.
+        parent, parent_name: cluster of the other fleet, and its name.
         epoch: of the snapshot, in both.
         is_live: it may do effects.
     """
@@ -77,10 +77,10 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
 
 class RecoveryTime(msgspec.Struct, frozen=True):
-    """How long a recovery took that is over, and what it undid.
+    """Duration of a recovery that is over, and what it undid.
 
     Attributes:
-        is_failure: a host or an agent had failed; otherwise agents moved, or the fleet went back on purpose.
+        is_failure: a host or an agent had failed; otherwise agents moved, or the fleet was restored.
         plan_ns: from the first suspicion until its plan was committed.
         load_ns: from there until all hosts had applied it.
         rolled_back: agents, of `agents`, that did not keep their live state.
@@ -99,13 +99,13 @@ class RecoveryTime(msgspec.Struct, frozen=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True):
-    """What failures cost: what one now would, and what those of before have.
+    """Cost of failures: of one now, and of earlier ones.
 
     Attributes:
         at_risk_ns: work that would be lost if all hosts failed now, at most where agents checkpoint on their own; None: the fleet does not run.
         failures: in the last `observed_ns`, which go back to the oldest plan that is kept.
         recoveries: the last ones that are over, oldest first.
-        rpo_ns, rto_ns: what the fleet's definition allows; 0: nothing is said.
+        rpo_ns, rto_ns: what the fleet's definition allows; 0: not set.
         missed: "rpo", "rto"; only the leader knows.
     """
 
@@ -119,16 +119,16 @@ class LossStatus(msgspec.Struct, frozen=True):
 
 
 class IntervalStatus(msgspec.Struct, frozen=True):
-    """What epochs cost. None: of the newest epoch that the process that leads has completed itself, where there is none yet.
+    """Cost of epochs. None: a figure of the newest epoch that the leading process completed itself, where there is none yet.
 
     Attributes:
-        period_ns: between two; 0: they are made by hand.
+        period_ns: between two; 0: they are requested by hand.
         policy: when agents checkpoint on their own; "": they do not.
         epochs: complete ones that are kept, of which the next three are.
         duration_ns, duration_max_ns: from begin to decision; the mean, and the longest.
         gap_ns: the mean time from one's begin to the next one's under the same plan; 0: not known.
-        pause_ns: that one agent waited at most.
-        capture_ns: that the agents of a host waited in all, one after another; of the host where it is longest.
+        pause_ns: longest wait of one agent.
+        capture_ns: total wait of a host's agents, one after another; of the host where it is longest.
         new_bytes: written for it. state_bytes: states in it, as if written whole. channel_state_bytes: messages in it.
     """
 
@@ -148,7 +148,7 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 class FleetStatus(msgspec.Struct, frozen=True):
     """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed".
 
-    `caller_role`: what whoever has asked is to it, such as "operator"; "" without certificates, where everybody may do everything.
+    `caller_role`: the caller's role, such as "operator"; "" without certificates, where everybody may do everything.
     """
 
     fleet: str
@@ -186,7 +186,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """Who leads, as one replica believes; another may know better already.
+    """Leadership as one replica sees it; another may know better already.
 
     Attributes:
         term: Raft's term; 0 before anything happened.
@@ -200,7 +200,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How one replica stands, at one instant.
+    """Status of one replica at one instant.
 
     Attributes:
         node: its id.
@@ -210,7 +210,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         connected: ids of the others it can send to, sorted.
         commit_index: last entry known to be committed.
         applied: last entry applied here.
-        first_index, last_index: what its journal holds.
+        first_index, last_index: bounds of its journal.
         journal_bytes: length of these entries.
     """
 
@@ -242,9 +242,9 @@ class AskedReplica(msgspec.Struct, frozen=True):
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
-    """How an epoch ended that was asked for by hand; epoch 0: it did not even begin.
+    """Outcome of an epoch requested by hand; epoch 0: it did not even begin.
 
-    A `reason` beside `is_complete`: the epoch is not new, since the recovery line has not advanced.
+    A `reason` next to `is_complete`: the epoch is not new, since the recovery line has not advanced.
     """
 
     epoch: int

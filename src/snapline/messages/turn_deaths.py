@@ -1,15 +1,15 @@
-"""In the middle of which turn a host's process has died: as hosts, launchers and the coordinator tell each other."""
+"""Turns during which a host's process died: as hosts, launchers and the coordinator report them to each other."""
 
 import msgspec
 
 CAPTURE, STOP_WHEN = "capture", "stop_when"
-"""As names of turns: an agent's state is saved, and the fleet's predicate is asked, of no agent."""
+"""Names of turns: an agent's state is saved, and the fleet's predicate is evaluated, of no agent."""
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     """A turn in which a host's process has died; `times`: how many have, in plans.
 
-    `limit`: so many deaths are borne. `is_beside`: it ran in a thread, beside the event loop.
+    `limit`: number of deaths tolerated. `is_beside`: it ran in a thread, next to the event loop.
     """
 
     agent: str
@@ -22,7 +22,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     times: int = 0
 
     def describe(self) -> str:
-        """What the process did, for people."""
+        """Describe what the process did, for people."""
         if self.what == STOP_WHEN:
             return "stop_when was asked"
         if self.what == CAPTURE:
@@ -31,5 +31,5 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
         return f"agent {self.agent} handled {of}"
 
     def sentence(self) -> str:
-        """How often that was, for people."""
+        """Return how often that was, for people."""
         return f"{self.times} process{'es' * (self.times > 1)} died while {self.describe()}"

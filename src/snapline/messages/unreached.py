@@ -1,10 +1,10 @@
-"""What a host says in its heartbeats of hosts that it does not reach."""
+"""Hosts that a host reports as unreached in its heartbeats."""
 
 import msgspec
 
 
 class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
-    """Another host of the plan, and how long there has been no link to it. `is_waited`: something waits for the link."""
+    """Peer host of the plan, and how long there has been no link to it. `is_waited`: something waits for the link."""
 
     host: str
     host_start: int

@@ -4,17 +4,17 @@ import msgspec
 
 
 class MakeTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Until when it is good, by the leader's clock."""
+    """Expiry of the token, by the leader's clock."""
 
     expires_ns: int
 
 
 class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """It is good no more."""
+    """Acknowledgement: the token is revoked."""
 
 
 class TokenStatus(msgspec.Struct, frozen=True, gc=False):
-    """One token, without its digest."""
+    """Token without its digest."""
 
     name: str
     role: str
@@ -24,20 +24,20 @@ class TokenStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
-    """All of them, in the order of their making."""
+    """All tokens, in the order of their creation."""
 
     tokens: tuple[TokenStatus, ...]
 
 
 class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Who bears it; both empty if it is not good."""
+    """Bearer of the token; both empty if it is not valid."""
 
     name: str
     role: str
 
 
 class RecordCallReply(msgspec.Struct, frozen=True, gc=False):
-    """It is written down."""
+    """Acknowledgement: the call is recorded."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, gc=False):

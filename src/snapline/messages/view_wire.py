@@ -1,4 +1,4 @@
-"""What people ask a host about one agent, and what it answers, as bytes: a document in JSON goes in parts of a MiB."""
+"""Questions to a host about one agent, and its answers, as bytes: a document in JSON goes in parts of a MiB."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def encode_question(question: Question) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
-    """What is asked.
+    """Decode a question.
 
     Raises:
         ProtocolError: it is no question.
@@ -55,10 +55,10 @@ def trace_question(wanted: TraceWanted) -> Question:
 
 
 def trace_wanted(question: Question) -> TraceWanted:
-    """Which part is asked for.
+    """Return the part of the trace that is requested.
 
     Raises:
-        ProtocolError: it does not say.
+        ProtocolError: it names none.
     """
     try:
         return msgspec.json.decode(question.field or "{}", type=TraceWanted)
@@ -79,7 +79,7 @@ def view_messages(json: bytes) -> Iterator[bytes]:
 
 
 class ViewReading:
-    """One answer, put together from the messages of its stream."""
+    """Answer put together from the messages of its stream."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

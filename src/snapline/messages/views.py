@@ -1,4 +1,4 @@
-"""What people ask a host about one agent, or all that it has, and what it answers; `view_wire.py` makes bytes of it."""
+"""Questions to a host about one agent, or all that it has, and its answers; `view_wire.py` makes bytes of them."""
 
 from typing import Annotated
 
@@ -7,17 +7,17 @@ import msgspec
 STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE = "state", "live", "description", "effects", "waiting", "trace"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
-"""Of one document: as much as a message may have. More is read from the store itself."""
+"""Largest size of one document, as of a message. More is read from the store itself."""
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
-    """What is asked.
+    """Question to a host.
 
     Attributes:
-        what: "state": of the newest snapshot; "live": now, between two turns; "description": how the agent stands; "effects": those at which
-            agents of this host stand, "waiting": its agents with which something waits, "trace": what has happened here in the last seconds;
+        what: "state": of the newest snapshot; "live": now, between two turns; "description": the agent's condition; "effects": those at which
+            agents of this host wait, "waiting": its agents with which something waits, "trace": events here in the last seconds;
             these whatever `agent` is.
-        field: of a state only what stands at this path; of a trace, which part (`TraceWanted`).
+        field: of a state only the value at this path; of a trace, which part (`TraceWanted`).
     """
 
     agent: str
@@ -35,8 +35,8 @@ class AgentState(msgspec.Struct, frozen=True):
         time: when the snapshot was begun, or the live state looked at, UTC.
         is_live: it is of the agent as it was between two turns just then: a recovery may undo it.
         is_unborn: the message that creates the agent is on its way: it has no state yet.
-        field: the path that was asked for; empty: none.
-        state: plain values, as JSON has them; of a field, what stands there.
+        field: the path that was requested; empty: none.
+        state: plain values, as JSON has them; of a field, its value.
     """
 
     agent: str
@@ -80,7 +80,7 @@ class WaitingAgent(msgspec.Struct, frozen=True):
 
 
 class WaitingAgents(msgspec.Struct, frozen=True):
-    """Of some hosts. `more`: agents that were left out; `silent_hosts`: those that have not told."""
+    """Waiting agents of some hosts. `more`: agents that were left out; `silent_hosts`: those that have not answered."""
 
     agents: tuple[WaitingAgent, ...] = ()
     more: int = 0
@@ -88,12 +88,12 @@ class WaitingAgents(msgspec.Struct, frozen=True):
 
 
 class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which part of its trace a host is asked for. Asking makes the host trace, for some seconds.
+    """Part of a host's trace that is requested. Asking makes the host trace, for some seconds.
 
     Attributes:
         after: cursor of the last answer; "": all that the host has, which is nothing if nobody has asked before.
-        every: of each channel, every so manieth message is traced from now on: both ends trace the same ones.
-        most: lines; of more the newest are told.
+        every: of each channel, every N-th message is traced from now on: both ends trace the same ones.
+        most: lines; of more the newest are returned.
     """
 
     after: str = ""
@@ -102,11 +102,11 @@ class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecentTrace(msgspec.Struct, frozen=True):
-    """What has happened on a host since a question before.
+    """Events on a host since an earlier question.
 
     Attributes:
         cursor: for the next question.
-        every: of each channel, every so manieth message is traced from now on.
+        every: of each channel, every N-th message is traced from now on.
         missed: lines that were lost or left out since the cursor that was given.
         time_ns: of the answer, since 1970, by the host's clock.
         lines: as `snapline run --trace` writes them (`recovery/host_trace.py`), the first of them a plan line.

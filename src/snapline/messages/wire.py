@@ -1,4 +1,4 @@
-"""What hosts, tools and the coordinator say to each other, on the wire."""
+"""Wire format of messages between hosts, tools and the coordinator."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,16 +107,16 @@ def path_of(call: str) -> str:
 
 
 def encode_request(call: str, /, **fields: object) -> bytes:
-    """What a tool asks with this call."""
+    """Encode a tool's request for this call."""
     request: Message = _CALLS[call].input_type._concrete_class(**fields)
     return request.SerializeToString()
 
 
 def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of its own
-    """What the coordinator has answered to it.
+    """Decode the coordinator's reply to it.
 
     Raises:
-        ProtocolError: it is no answer to this call, or one of a later version.
+        ProtocolError: it is no reply to this call, or one of a later version.
     """
     kind = _CALLS[call].output_type
     if kind.name in _envelopes:

@@ -1,26 +1,26 @@
-"""Which protocol and which interval suit a fleet that runs, from what it says of itself.
+"""Advice on the protocol and the interval that suit a running fleet, from its own figures.
 
 Theory of operation
 -------------------
 What is measured: the *price* C of the checkpoints of one interval (the time that the agents of a host wait for them, one after another, on the host
 where that is most), the time D until an epoch is complete, the time R that recoveries took, and failures. From them
 
-- the mean time M between failures, with its limits, or what no failure so far says of it (`costs.py`);
-- the interval: Daly's for C and M (`interval.py`), not below D nor `LEAST_S`, and so that the oldest work that can be lost, interval + D, keeps within
-  the RPO. Daly's optimum is flat, so limits of M a factor apart make a factor's root for the interval;
-- what an hour costs (`costs.py`): overhead C/T, and for each failure T/2 + D of work done again, plus R. Under koo-toueg participants stand until the
-  round is decided, so C is D there.
+- the mean time M between failures, with its limits, or its limit when no failure was seen so far (`costs.py`);
+- the interval: Daly's for C and M (`interval.py`), not below D nor `LEAST_S`, and so that the oldest work that can be lost, interval + D, keeps
+  within the RPO. Daly's optimum is flat, so limits of M a factor apart make a factor's root for the interval;
+- what an hour costs (`costs.py`): overhead C/T, and for each failure T/2 + D of work done again, plus R. Under koo-toueg participants are blocked
+  until the round is decided, so C is D there.
 
 *Other protocols* are not running, so their costs are bounds. Where agents checkpoint on their own, a failure takes back a share s of them, each
 half its own interval: the optimum is Daly's for C and M/s. For `bcs` s is what the measured patterns of docs/protocols.md span; what sender logs
-cost nobody knows before they are written, so the upper bound is none, and such a protocol is advised only for what can be seen:
+cost is unknown before they are written, so the upper bound is none, and such a protocol is advised only for what can be seen:
 
-- epochs take as long as their interval, or are aborted: the longest turn of any agent holds all up, and under `bcs` it holds up nobody else;
+- epochs take as long as their interval, or are aborted: the longest turn of any agent holds all up, and under `bcs` it holds up no other agent;
 - under `uncoordinated` the recovery line stays behind by intervals: the domino effect;
 - under a communication-induced protocol more checkpoints are forced for each basic one than `bcs` forced in any pattern.
 
-Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper; and the advice says what could be saved at
-most, and how to measure it: `snapline sim compare` runs the same agents under both.
+Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper; and the advice states what could be
+saved at most, and how to measure it: `snapline sim compare` runs the same agents under both.
 """
 
 import math
@@ -43,17 +43,17 @@ WORTH_S = 1.0
 """Seconds an hour: what saves less is not worth a change."""
 
 ASK_FOR_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
-"""Mean times between failures for which intervals are said where nobody knows it."""
+"""Mean times between failures for which intervals are given where it is unknown."""
 
 BEHIND = 3
 """Intervals that a recovery line may be behind before that counts as a domino: one to be made, one to be stored, one by chance."""
 
 ABORTED_SHARE = 0.1
-"""Of epochs: more aborted ones than these are no accident."""
+"""Share of epochs: more aborted ones than these are no accident."""
 
 
 class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet says of itself; times in seconds. None: it cannot say.
+    """Figures of a running fleet; times in seconds. None: unknown.
 
     Attributes:
         interval_s: from one checkpoint of an agent to its next one, forced ones too; None: by hand, or not seen yet.
@@ -94,11 +94,11 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestInterval(msgspec.Struct, frozen=True):
-    """For a mean time between failures, in seconds.
+    """Best interval for a mean time between failures, in seconds.
 
     Attributes:
         interval_s: from one checkpoint of an agent to its next one.
-        every_s: what the trigger says for that; more than the interval where messages force checkpoints between the trigger's.
+        every_s: the trigger's value for that; more than the interval where messages force checkpoints between the trigger's.
         formula_s: Daly's. bound: what kept the interval from being that: "", "duration", "least" or "rpo".
         cost_s: of an hour.
     """
@@ -112,7 +112,7 @@ class BestInterval(msgspec.Struct, frozen=True):
 
 
 class ProtocolCost(msgspec.Struct, frozen=True):
-    """What an hour costs at a protocol's best interval: between two bounds; `high_s` None: nobody can say. `how`: where the figures come from."""
+    """Cost of an hour at a protocol's best interval: between two bounds; `high_s` None: unknown. `how`: where the figures come from."""
 
     protocol: str
     low_s: float
@@ -121,12 +121,12 @@ class ProtocolCost(msgspec.Struct, frozen=True):
 
 
 class FleetAdvice(msgspec.Struct, frozen=True):
-    """What to run.
+    """Advice for a fleet.
 
     Attributes:
         protocol: that suits; the fleet's own unless the evidence is against it.
         is_other_protocol, is_other_interval: a change is worth it.
-        interval: at the likeliest mean time between failures; None: nobody knows that, or the price.
+        interval: at the likeliest mean time between failures; None: that is unknown, or the price.
         cost_now_s: of an hour, as the fleet runs; None: not known.
         interval_low_s, interval_high_s: the best for the limits of the mean time between failures.
         intervals: the best for some mean times, where it is not known.
@@ -149,7 +149,7 @@ class FleetAdvice(msgspec.Struct, frozen=True):
 
 
 def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
-    """What suits the fleet with these figures."""
+    """Return what suits the fleet with these figures."""
     known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *ASK_FOR_S} - {0.0})
     found = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
     best = found[0] if found and mtbf.mean_s is not None else None
@@ -179,7 +179,7 @@ def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
 
 
 def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
-    """Of the fleet's own protocol; the price is known."""
+    """Return the best interval of the fleet's own protocol; the price is known."""
     price_s, share = _price_s(figures), _share(figures)
     formula_s = daly(price_s, mtbf_s / share)
     lowest, bound = max((LEAST_S, "least"), (figures.duration_s or 0.0, "duration"))
@@ -192,7 +192,7 @@ def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
 
 
 def breaks_rpo(figures: RunningFigures) -> bool:
-    """Whether the interval as it is lets more be lost than the definition allows."""
+    """Return whether the interval as it is lets more be lost than the definition allows."""
     if figures.rpo_s is None or figures.interval_s is None:
         return False
     return figures.interval_s + (figures.duration_s or 0.0) > figures.rpo_s
@@ -203,13 +203,13 @@ def _interval_at(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def _price_s(figures: RunningFigures) -> float:
-    """Under koo-toueg participants stand from their checkpoint until the round is decided."""
+    """Return the price. Under koo-toueg participants are blocked from their checkpoint until the round is decided."""
     stands_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
     return max(figures.price_s or 0.0, stands_s, COST_LEAST_S)
 
 
 def _share(figures: RunningFigures) -> float:
-    """Of the agents, that a failure takes back."""
+    """Return the share of the agents that a failure takes back."""
     return figures.moved if is_autonomous(figures.protocol) and figures.moved else 1.0
 
 
@@ -229,7 +229,7 @@ def _cost_now_s(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def protocol_costs(figures: RunningFigures, best: BestInterval) -> list[ProtocolCost]:
-    """Of the fleet's own protocol, and bounds for the usual others, the fleet's first."""
+    """Return the cost of the fleet's own protocol, and bounds for the usual others, the fleet's first."""
     own = ProtocolCost(figures.protocol, best.cost_s, best.cost_s, "from the fleet's own figures")
     others = [_other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol]
     return [own, *others]
@@ -260,7 +260,7 @@ def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> s
 
 
 def evidence_against(figures: RunningFigures) -> list[str]:
-    """What speaks against the fleet's own protocol whatever its costs."""
+    """Return the evidence against the fleet's own protocol whatever its costs."""
     if not is_autonomous(figures.protocol):
         return _held_up(figures)
     ratio = figures.forced_ratio

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 FDAS forces where a message brings news after a send. That send may be harmless: if a causal path already joins what the
-Z-path would join, vectors show the dependency and nothing need be forced. To know this, each agent keeps, besides the
+Z-path would join, vectors show the dependency and nothing need be forced. To know this, each agent keeps, in addition to the
 dependency vector,
 
 - simple[k]: every causal path from k's last known checkpoint to here is without a checkpoint in between;
@@ -39,7 +39,7 @@ from snapline.protocols.piggyback import ORDINALS_MAX, Entries, EntryChanges, Im
 from snapline.protocols.rule import CheckpointRule
 
 _Received = dict[int, tuple[int, bool, int]]
-"""By agent: vector entry, simple, row of causal."""
+"""Entry by agent: vector entry, simple, row of causal."""
 
 
 class BhmrRule(CheckpointRule):

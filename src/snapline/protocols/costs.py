@@ -1,16 +1,16 @@
-"""What checkpoints and failures cost in an hour, and which of equal protocols to take: for whoever gives advice, from simulations or from a running fleet.
+"""Cost of checkpoints and failures in an hour, and choice among equal protocols: for advice from simulations or from a running fleet.
 
 The expected cost of an hour is
 
     3600 s × (overhead without failures + loss per failure / mean time between failures)
 
 where the overhead is what checkpoints alone make the work longer, as a part, and the loss per failure all that one failure costs: work done
-again and the recovery (J. T. Daly, FGCS 22(3), 2006, section 2, to first order). Of protocols that cannot be told from the cheapest the
+again and the recovery (J. T. Daly, FGCS 22(3), 2006, section 2, to first order). Of protocols that cannot be distinguished from the cheapest the
 simplest is taken: coordinated before uncoordinated before communication-induced.
 
-*Mean time between failures.* Failures without memory make a Poisson process, so the number seen tells the rate with the exact limits of F. Garwood
-(Biometrika 28, 1936): rates at which so many, or so few, would be seen with 2.5 % chance. None seen in a time t says, with 95 % confidence, only that
-the mean is above t / 3.0 (the rule of three: e^-3 = 5 %).
+*Mean time between failures.* Failures without memory make a Poisson process, so the number seen gives the rate with the exact limits of F. Garwood
+(Biometrika 28, 1936): rates at which so many, or so few, would be seen with 2.5 % chance. None seen in a time t shows, with 95 % confidence, only
+that the mean is above t / 3.0 (the rule of three: e^-3 = 5 %).
 """
 
 import math
@@ -27,10 +27,10 @@ SIMPLEST_FIRST = PROTOCOLS
 """Coordinated first: its recovery is one known epoch. The order of the others is that of the page on protocols."""
 
 TAIL = 0.025
-"""On each side of the limits."""
+"""Probability on each side of the limits."""
 
 NONE_SEEN = -math.log(2 * TAIL)
-"""So many failures would have been expected in a time in which, with 95 % chance, one at least comes."""
+"""Expected number of failures in a time in which, with 95 % chance, one at least comes."""
 
 STEPS = 80
 """Halvings until a limit is known to the last bit."""
@@ -42,7 +42,7 @@ def hourly_cost_s(overhead: float, *, loss_s: float, mtbf_s: float) -> float:
 
 
 def simplest(protocols: Iterable[str]) -> str:
-    """Of some that nobody can tell apart."""
+    """Return the simplest of some that cannot be distinguished."""
     return min(protocols, key=SIMPLEST_FIRST.index)
 
 
@@ -52,7 +52,7 @@ class Mtbf(msgspec.Struct, frozen=True):
     Attributes:
         mean_s: None: nothing has failed yet.
         low_s, high_s: with 95 % confidence; infinite where nothing is known.
-        failures, observed_s: it is told from; both 0: somebody said so.
+        failures, observed_s: its source; both 0: it was declared.
     """
 
     mean_s: float | None
@@ -74,7 +74,7 @@ def mtbf_said(mtbf_s: float) -> Mtbf:
 
 
 def mtbf_seen(failures: int, observed_s: float) -> Mtbf:
-    """From what was seen.
+    """Return the mean time between failures from what was seen.
 
     Raises:
         UsageError: a negative number, or failures in no time.
@@ -94,7 +94,7 @@ def poisson_limits(count: int) -> tuple[float, float]:
 
 
 def _mean_where(count: int, chance: float) -> float:
-    """The mean at which at most `count` come with this chance: it falls as the mean grows."""
+    """Return the mean at which at most `count` come with this chance: it falls as the mean grows."""
     low, high = 0.0, 10.0 + 4.0 * count
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -103,7 +103,7 @@ def _mean_where(count: int, chance: float) -> float:
 
 
 def _at_most(count: int, mean: float) -> float:
-    """The chance of at most so many; logarithms, since the terms may be too large and too small for floats."""
+    """Return the chance of at most so many; logarithms, since the terms may be too large and too small for floats."""
     if mean == 0:
         return 1.0
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))

@@ -1,4 +1,4 @@
-"""When is an epoch whole? When every channel that a sender reported is covered by its receiver's report.
+"""Completeness of an epoch: it is whole when every channel that a sender reported is covered by its receiver's report.
 
 Theory of operation
 -------------------
@@ -6,10 +6,10 @@ Every agent of an epoch reports, for its record: per outgoing channel the last n
 last number received, and how many messages its channel state holds by now. The channel i -> j is covered when
 received_j + recorded_j = sent_i (F. Mattern, JPDC 18, 1993: balanced counts; here numbers, since channels are FIFO).
 received_j > sent_i is an orphan (G1), and received_j + recorded_j > sent_i a channel state with a message from outside
-the cut (G2): both mean that somebody broke the protocol, so the epoch is aborted and the alarm raised.
+the cut (G2): both mean that a peer broke the protocol, so the epoch is aborted and the alarm raised.
 
-Which channels exist is what *senders* say: the receiver may not know a channel yet. So an epoch waits for every agent
-that a reported sender names, besides the members it began with (those the caller checks, by name). Sent numbers are fixed
+*Senders* decide which channels exist: the receiver may not know a channel yet. So an epoch waits for every agent
+that a reported sender names, in addition to the members it began with (those the caller checks, by name). Sent numbers are fixed
 at the record and recorded counts only grow, so an older report delays and never deceives.
 
 The caller's duties:
@@ -43,7 +43,7 @@ class AgentReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class Coverage(msgspec.Struct, frozen=True, gc=False):
-    """What an epoch still waits for, and what makes it invalid.
+    """Open channels of an epoch, and what makes it invalid.
 
     Attributes:
         missing: (sender, receiver, why), one for each channel that is not covered yet.
@@ -56,7 +56,7 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is missing and nothing is wrong."""
+        """Return whether nothing is missing and nothing is wrong."""
         return not self.missing and not self.orphans
 
 

@@ -22,7 +22,7 @@ Wang, "Consistent Global Checkpoints that Contain a Given Set of Local Checkpoin
 46(4), 1997 (FDAS and the family).
 
 Form: entry k of the vector is the number of k's checkpoints in the causal past, the initial one counted. That is one more
-than the index of k's current interval, and 0 says that nothing of k is known. No comparison is changed by it.
+than the index of k's current interval, and 0 means that nothing of k is known. No comparison is changed by it.
 
 Why deltas are right (`piggyback` has the frame): the merge is the entrywise maximum; an entry left out was in an earlier
 message of the channel, so it is not above the receiver's and neither forces nor changes anything.
@@ -78,7 +78,8 @@ class _VectorRule(CheckpointRule):
         return self._is_fixed and self._raises_the_vector(sender, self._read(piggyback))
 
     def _raises_the_vector(self, sender: int, entries: Entries) -> bool:
-        """For FDAS the sender's entry alone would decide the same; deltas are short enough to look at all."""
+        """Return whether a message raises the vector. For FDAS the sender's entry alone would decide the same; deltas are short enough to look at
+        all."""
         vector = self._vector
         return any(value > vector.get(ordinal, 0) for ordinal, value in entries.items())
 

@@ -2,7 +2,7 @@
 
 The part of the epoch-stamped protocol (see `epoch_stamped`, rules 3 to 5) that is the same for every open epoch. A
 channel state is the run of numbers directly after the last one received before the record, all stamped below the epoch;
-the marker says where it ends. Every departure from that is a peer's or the link's fault and raises `ProtocolError`.
+the marker shows where it ends. Every departure from that is a peer's or the link's fault and raises `ProtocolError`.
 """
 
 from typing import Self
@@ -25,7 +25,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordedPart(msgspec.Struct, frozen=True, gc=False):
-    """What one agent has recorded of one epoch so far: its numbers, and the channel states by sender, in order."""
+    """Record of one agent for one epoch so far: its numbers, and the channel states by sender, in order."""
 
     epoch: int
     is_unborn: bool
@@ -104,7 +104,7 @@ class EpochRecording:
         self.markers[channel] = last_number
 
     def report(self) -> RecordedPart:
-        """Copy what is recorded as it stands."""
+        """Copy what is recorded so far."""
         in_transit = {channel: list(messages) for channel, messages in self.in_transit.items()}
         return RecordedPart(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
 

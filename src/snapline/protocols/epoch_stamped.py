@@ -26,7 +26,7 @@ epoch this agent recorded.
 Why it is right. G1: a message stamped s >= x was sent after its sender recorded x, or by an agent unborn in x, and is
 consumed only after the receiver has recorded x (rule 2). G2: a message stamped s < x was sent before the sender recorded
 x. Its receiver consumed it before its own record of x, or it waited in the mailbox then (rule 3), or it came later
-(rule 4). Nothing here needs a marker; the marker tells early that a channel is through, and is a check. Whether an epoch
+(rule 4). Nothing here needs a marker; the marker shows early that a channel is through, and is a check. Whether an epoch
 is whole is decided by the balance of the reported numbers (`coverage`).
 
 Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's
@@ -35,8 +35,8 @@ Virtual Time Approximation", JPDC 18, 1993: completeness by balancing counts. K.
 marker. Departures: several epochs open at once, one image for all that are owed, agents that come and go. Since FIFO
 holds, numbers replace the counts, and every gap is detected (`epoch_recording`).
 
-An epoch that ends before it is recorded here is remembered as ended, so that nothing records it later. A message stamped
-with it asks only for the smaller epochs that are still open: nobody will use what an ended epoch recorded.
+An epoch that ends before it is recorded here is remembered as ended, so that nothing records it later. A message stamped with it requires only the
+smaller epochs that are still open: what an ended epoch recorded is never used.
 
 Invariants (see `validate`): `recorded <= owed`; every open epoch is <= `recorded`; each channel state holds consecutive
 numbers, directly after the last one received before the record, with stamps below the epoch.
@@ -87,8 +87,8 @@ __all__ = [
 ]
 
 EPOCHS_AHEAD_MAX = 1_024
-"""How far a named epoch may lie above the oldest one that is neither recorded nor ended here. Few epochs are open at
-once, and a host hears of their ends within a heartbeat or is declared failed; a thousand ahead is a damaged number."""
+"""Largest distance of a named epoch above the oldest one that is neither recorded nor ended here. Few epochs are open at
+once, and a host learns of their ends within a heartbeat or is declared failed; a thousand ahead is a damaged number."""
 
 
 class EpochAnnounced(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -249,7 +249,7 @@ class EpochStampedCore:
         return tuple(self._open)
 
     def record_of(self, epoch: int) -> RecordedPart:
-        """Copy what is recorded of `epoch` as it stands; channel states may still grow.
+        """Copy what is recorded of `epoch` so far; channel states may still grow.
 
         Raises:
             KeyError: `epoch` is not recorded here, or has ended.
@@ -342,7 +342,7 @@ class EpochStampedCore:
         return []
 
     def _largest_unsettled(self, epoch: int) -> int:
-        """The largest epoch up to `epoch` that is neither recorded nor ended; `recorded` if there is none."""
+        """Return the largest epoch up to `epoch` that is neither recorded nor ended; `recorded` if there is none."""
         while epoch > self._settled:
             if epoch not in self._ended:
                 return epoch

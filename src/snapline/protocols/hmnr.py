@@ -21,10 +21,10 @@ Then clocks rise along every Z-path, so there is no Z-cycle (G6). RDT does not h
 
 Source: J.-M. Helary, A. Mostefaoui, R. Netzer and M. Raynal, "Communication-Based Prevention of Useless Checkpoints in
 Distributed Computations", Distributed Computing 13(1), 2000. Departures: the deltas below. Neither FIFO (with absolute
-piggybacks) nor a fixed fleet is needed: of an agent never heard of, count is 0, taken and greater are true.
+piggybacks) nor a fixed fleet is needed: of an unknown agent, count is 0, taken and greater are true.
 
-Form: the complements are kept and sent, `not_taken` and `not_greater`, so that "never heard of" is no bit at all. Entry
-k of a piggyback is count[k] with both bits below it. In front stands the clock.
+Form: the complements are kept and sent, `not_taken` and `not_greater`, so that an unknown agent has no bit at all. Entry
+k of a piggyback is count[k] with both bits below it. The clock comes first.
 
 Why deltas are right (`piggyback` has the frame). Entry k is left out if count[k] and taken[k] have not changed since the
 last message to this receiver i, and k has not become not-greater since.
@@ -37,7 +37,7 @@ last message to this receiver i, and k has not become not-greater since.
   is enough. If the message's clock is higher than the receiver's, no message of this clock went this way before (the
   receiver would have it), and all bits set at this clock, own bit included, are noted as changes when they are: so the
   message has them all.
-- If nothing was noted, neither has the clock changed (a new clock sets the own bit anew), and the piggyback is empty.
+- If nothing was noted, neither has the clock changed (a new clock sets the own bit again), and the piggyback is empty.
 """
 
 from typing import ClassVar

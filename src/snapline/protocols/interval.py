@@ -1,4 +1,4 @@
-"""How often to checkpoint: the intervals of Young and of Daly.
+"""Checkpoint intervals: those of Young and of Daly.
 
 Theory of operation
 -------------------

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The problem: from time to time some agents, the initiators of a round, want a new checkpoint. Who else must take one, so
+The problem: from time to time some agents, the initiators of a round, need a new checkpoint. Who else must take one, so
 that the latest permanent checkpoints of all agents go on forming a consistent cut? Model: crash-stop agents, reliable
 FIFO channels numbered 1, 2, 3 …, atomic turns, no clocks; one round at a time, with rising numbers; *received* means
 consumed by a turn. This is one agent's part; `koo_toueg_round` is the coordinator's.
@@ -11,19 +11,19 @@ Each agent keeps two tables about the time since its own last checkpoint, perman
 `received_from[j]`, the last number received from j, and `first_sent[j]`, the first number sent to j.
 
 1. An agent takes a *tentative* checkpoint when it is an initiator, or when p asks it with v and 0 < first_sent[p] <= v:
-   p has received something that was sent after our last checkpoint. Asked again in the same round it says yes; asked
-   without need it says yes and takes none.
+   p has received something that was sent after our last checkpoint. Asked again in the same round it answers yes; asked
+   without need it answers yes and takes none.
 2. A tentative checkpoint saves both tables and empties them. The agent asks every j of the saved `received_from`, with
    the saved number.
 3. From there to the decision it starts no turn, and nothing leaves its outbox.
-4. All said yes: the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
+4. All answered yes: the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
    back: the newer `received_from`, the older `first_sent`.
 
 Why it is right. Suppose that after a commit j has received v from i inside the cut, and i sent it outside. The cut
 before was consistent, so j took part and received v since its last checkpoint; hence i was asked with at least v. If i
 took no part, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v and i had to. If i took part, v was sent
 after i's tentative checkpoint, by rule 3 after the decision; but the decision waited for j, which had received v by
-then. Nobody takes part without need, so the participants are the least set that contains the initiators and, with p,
+then. No agent takes part without need, so the participants are the least set that contains the initiators and, with p,
 every agent of which p has received something sent after its permanent checkpoint.
 
 Recovery with survivors. Let P be the permanent checkpoints and L the line of a plan: for an agent set back its
@@ -56,7 +56,7 @@ The caller's duties:
 3. Report every message as it leaves the outbox, with its number, and as a turn consumes it, in the channel's order.
 4. Deliver the decision of a round to every agent asked in it, before any request of a later round. Requests and
    decisions may come twice, or late.
-5. A recovery plan aborts the open round. A survivor hears of every decision before it reports its live state.
+5. A recovery plan aborts the open round. A survivor learns of every decision before it reports its live state.
 """
 
 from typing import Self, assert_never
@@ -115,7 +115,7 @@ class TakeTentative(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """What the coordinator is told. The same question, (`round`, `by`), gets the same answer.
+    """Answer to the coordinator. The same question, (`round`, `by`), gets the same answer.
 
     Attributes:
         by: as in the request that is answered.
@@ -155,7 +155,7 @@ class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
-    """What `freeze` encodes; the fields are those of `KooTouegCore`."""
+    """Image that `freeze` encodes; the fields are those of `KooTouegCore`."""
 
     agent: str
     round: int
@@ -179,8 +179,8 @@ class KooTouegCore:
         received_from: by sender, the last number received since the last checkpoint.
         first_sent: by receiver, the first number sent since then.
         _is_decided: the decision of `round` is known, so nothing more of it is answered.
-        _is_refused: this agent has said no in `round`; it says so again.
-        _asked_by: in whose name the tentative checkpoint was asked for.
+        _is_refused: this agent has answered no in `round`; it repeats that.
+        _asked_by: in whose name the tentative checkpoint was requested.
         _saved: the tables as of before the tentative checkpoint; None when there is no tentative checkpoint.
     """
 
@@ -204,7 +204,7 @@ class KooTouegCore:
 
     @property
     def is_blocked(self) -> bool:
-        """There is an undecided tentative checkpoint: start no turn, let nothing leave the outbox."""
+        """Return whether there is an undecided tentative checkpoint: start no turn, let nothing leave the outbox."""
         return self._saved is not None
 
     def sent(self, to: str, number: int) -> None:
@@ -292,7 +292,7 @@ class KooTouegCore:
         return Answer(self.round, by, not self._is_refused, self.is_blocked, requests)
 
     def _requests(self) -> dict[str, int]:
-        """Rule 2: the numbers from before the emptying. What the agent sent to itself needs nobody else."""
+        """Return the requests of rule 2: the numbers from before the emptying. What the agent sent to itself needs no other agent."""
         if self._saved is None:
             return {}
         return {agent: number for agent, number in self._saved.received_from.items() if agent != self.agent}

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 `koo_toueg` has the rules, the proof and the source. In the paper each agent asks on by itself and answers when all
 below it have answered. Here the coordinator does that for all of them: an answer carries the agent's own requests, and
-the round is through when no question is open. A *question* is (agent, by): the agent is asked in the name of `by`, or
-of nobody, as an initiator. Each has one number, since it comes from the one tentative checkpoint of `by`.
+the round is through when no question is open. A *question* is (agent, by): the agent is asked in the name of `by`, or of none, as an initiator.
+Each has one number, since it comes from the one tentative checkpoint of `by`.
 
 - All answers are yes and no question is open: commit.
 - A no, the loss of an agent that was asked, or the timeout: abort.
@@ -22,7 +22,7 @@ among those asked.
 The caller's duties:
 
 1. Begin with `RoundStarted`, one round at a time, each with a higher number.
-2. Commit a `Decide` to the log, then tell every agent of `asked`. Only then begin the next round.
+2. Commit a `Decide` to the log, then send it to every agent of `asked`. Only then begin the next round.
 3. Ask the questions of `open_questions` again when a host comes back; answers may come twice.
 4. Hand in `AgentLost` when an agent's host is declared failed, asked or not, and before the plan of the recovery.
 """
@@ -96,7 +96,7 @@ class KooTouegRound:
         round: its number.
         initiators: ascending, at least one.
         decision: True for committed, False for aborted, None while it is open.
-        _gone: agents that have left; nobody asks them.
+        _gone: agents that have left; they are not asked.
         _questions: every question asked, with its number, in order.
         _answered: the questions that were answered with yes.
         _participants: agents with a tentative checkpoint, in the order of their answers.
@@ -110,7 +110,7 @@ class KooTouegRound:
 
         Args:
             round: its number, as committed.
-            initiators: who wants a checkpoint.
+            initiators: agents that need a checkpoint.
             gone: agents that have left the fleet after a last checkpoint.
 
         Raises:
@@ -137,12 +137,12 @@ class KooTouegRound:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Every agent that was asked, ascending: each must hear of the decision."""
+        """Return every agent that was asked, ascending: each must learn of the decision."""
         return tuple(sorted({agent for agent, _ in self._questions}))
 
     @property
     def open_questions(self) -> list[AskAgent]:
-        """What is asked and not answered, in the order of asking; empty when decided."""
+        """Return the questions asked and not answered, in the order of asking; empty when decided."""
         if self.decision is not None:
             return []
         return [

@@ -1,13 +1,13 @@
 """The names of the checkpointing protocols, and what follows from a name alone.
 
-A fleet has one protocol, fixed for one run. Its *mode* says who decides when an agent takes a checkpoint:
+A fleet has one protocol, fixed for one run. Its *mode* defines who decides when an agent takes a checkpoint:
 
 - coordinated: the coordinator, for the whole fleet (`chandy-lamport`) or for those who must (`koo-toueg`);
 - uncoordinated: each agent for itself;
 - communication-induced: each agent for itself, and the piggyback of a message may force one more.
 
 In *logged* protocols, all but `chandy-lamport`, agents store checkpoints of their own with the log of what they sent, and the
-coordinator makes epochs of them. In *autonomous* ones nobody asks an agent for a checkpoint, and the recovery line is
+coordinator makes epochs of them. In *autonomous* ones no agent is asked for a checkpoint, and the recovery line is
 computed.
 """
 
@@ -45,10 +45,10 @@ def mode_of(protocol: str) -> str:
 
 
 def is_logged(protocol: str) -> bool:
-    """Whether agents store checkpoints of their own, with a log of what they sent."""
+    """Return whether agents store checkpoints of their own, with a log of what they sent."""
     return protocol in PROTOCOLS and protocol != CHANDY_LAMPORT
 
 
 def is_autonomous(protocol: str) -> bool:
-    """Whether agents checkpoint without being asked: the recovery line is computed."""
+    """Return whether agents checkpoint without being asked: the recovery line is computed."""
     return is_logged(protocol) and protocol != KOO_TOUEG

@@ -1,4 +1,4 @@
-"""What rides on messages: numbers as bytes, and which entries of a vector a message needs to carry.
+"""Piggybacks on messages: numbers as bytes, and which entries of a vector a message needs to carry.
 
 Theory of operation
 -------------------
@@ -7,16 +7,16 @@ but the last. A vector has an entry per agent; a message carries only the entrie
 to the same receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of Vector Clocks", Information
 Processing Letters 43, 1992). The receiver needs no state for it. On a FIFO channel without loss it has merged the
 channel's earlier messages, and every merge here is monotone and idempotent: merging an unchanged entry again would
-change nothing, and no test of a protocol can be met by it (why, each rule says for its own fields).
+change nothing, and no test of a protocol can be met by it (each rule explains why for its own fields).
 
 The sender remembers when each entry changed last and when it last sent to whom: O(agents) + O(destinations). `EntryChanges`
 keeps the entries in the order of their last change, so a send looks at the entries it carries and one more.
 
 Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's
-state has merged the channel's messages up to its received number r, the sender's bookkeeping stands at its sent number
-s >= r, and the messages r + 1 … s are delivered again, in order, with the piggybacks they had. So the next message,
-s + 1, finds a receiver that has merged 1 … s, as without the rollback. This holds whichever side went back, both or
-neither. It does not hold if an undone send is taken as sent: the image must be restored whole.
+state has merged the channel's messages up to its received number r, the sender's bookkeeping is at its sent number s >= r, and the messages r + 1 …
+s are delivered again, in order, with the piggybacks they had. So the next message, s + 1, finds a receiver that has merged 1 … s, as without the
+rollback. This holds whichever side went back, both or neither. It does not hold if an undone send is taken as sent: the image must be restored
+whole.
 
 Masks cost some time: with 100 agents a send and its merge by `hmnr` take 8.6 µs where they took 7.4 with pairs and dense values alone,
 and carry 7.3 bytes where they carried 25.4 (`benchmarks/piggyback.py`).
@@ -46,7 +46,7 @@ SPARSE_BITS = 16
 _TRUTHS = bytes.maketrans(b"01", b"\x00\x01")
 
 Entries = dict[int, int]
-"""By ordinal, a value above 0. No entry means 0: nothing is known of that agent."""
+"""Entries of a vector: by ordinal, a value above 0. No entry means 0: nothing is known of that agent."""
 
 
 def encode(numbers: Sequence[int]) -> bytes:
@@ -108,7 +108,7 @@ def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 
 def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
-    """By value, who has it; none if there are so many values that the other forms are shorter."""
+    """Return, by value, who has it; none if there are so many values that the other forms are shorter."""
     values = dict.fromkeys(value for _, value in entries)
     if len(values) * (size // 7 + 2) >= min(2 * len(entries), size):
         return {}
@@ -160,13 +160,13 @@ def _is_apart(groups: Iterable[tuple[int, int]]) -> bool:
 
 
 class EntryChanges:
-    """Which entries of a vector changed since the last message to each receiver.
+    """Entries of a vector that changed since the last message to each receiver.
 
     Attributes:
         size: above the ordinal of every entry that ever changed.
         _now: the number of messages noted so far.
-        _changed: by ordinal, `_now` at the last change of its entry; the latest change stands last.
-        _sent: by receiver, `_now` before the last message to it; the latest stands last.
+        _changed: by ordinal, `_now` at the last change of its entry; the latest change comes last.
+        _sent: by receiver, `_now` before the last message to it; the latest comes last.
     """
 
     __slots__ = ("_changed", "_now", "_sent", "size")
@@ -178,7 +178,7 @@ class EntryChanges:
         self._sent: dict[int, int] = {}
 
     def note(self, ordinal: int) -> None:
-        """The entry of `ordinal` has changed."""
+        """Note that the entry of `ordinal` has changed."""
         if self._changed.get(ordinal) == self._now:
             return
         self._changed.pop(ordinal, None)
@@ -187,7 +187,7 @@ class EntryChanges:
             self.size = ordinal + 1
 
     def send(self, to: int) -> list[int]:
-        """The entries that the next message to `to` must carry, the latest change first. Notes the message."""
+        """Return the entries that the next message to `to` must carry, the latest change first. Notes the message."""
         last = self._sent.pop(to, -1)
         self._sent[to] = self._now
         self._now += 1
@@ -199,7 +199,7 @@ class EntryChanges:
         return news
 
     def ordinals(self) -> Iterator[int]:
-        """Every entry that ever changed, the latest change last."""
+        """Iterate over every entry that ever changed, the latest change last."""
         return iter(self._changed)
 
     def freeze(self) -> list[int]:
@@ -246,14 +246,14 @@ class ImageReader:
         return taken
 
     def take_changes(self, agent: int) -> "EntryChanges":
-        """What `EntryChanges.freeze` gave, with its length in front; the entry of `agent` itself must be there."""
+        """Take what `EntryChanges.freeze` gave, with its length in front; the entry of `agent` itself must be there."""
         tokens = self.take_many(self.take())
         if 2 * agent not in tokens or max(tokens) >= 2 * ORDINALS_MAX:
             raise DamagedDataError(f"a rule's image is not one of agent {agent}; take an older checkpoint")
         return EntryChanges.restore(tokens)
 
     def end(self) -> None:
-        """All numbers must have been taken.
+        """Check that all numbers have been taken.
 
         Raises:
             DamagedDataError: there are more.

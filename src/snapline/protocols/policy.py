@@ -1,9 +1,9 @@
-"""When an agent takes a basic checkpoint on its own: the policy that users declare, and the clock that follows it.
+"""Policies for an agent's own basic checkpoints: the policy that users declare, and the clock that follows it.
 
 Theory of operation
 -------------------
 A *policy* is declared with the fleet, as a value or as text, and travels in its definition. Each agent has a
-`PolicyClock`, which is told what happens and says when a checkpoint is due. It reads no time and draws no random
+`PolicyClock`, which receives what happens and decides when a checkpoint is due. It reads no time and draws no random
 number.
 
 - `Every`: so long after the last checkpoint, give or take the jitter.
@@ -11,13 +11,13 @@ number.
 - `Adaptive`: so long after the last checkpoint as loses the least work on average, by Daly's formula
   (`interval`) from the measured cost of a checkpoint and the mean time between failures.
 - `Manual`: never by itself.
-- `AnyOf`: as soon as one of several says so.
+- `AnyOf`: as soon as one of several is due.
 
-Under each of them the agent may ask for a checkpoint, and forced ones count: all times and counts run from the last
+Under each of them the agent may request a checkpoint, and forced ones count: all times and counts run from the last
 checkpoint, whatever its cause. If nothing has happened since, nothing is due: a checkpoint would equal the last one. A
 time that passes meanwhile makes a checkpoint due at the next event.
 
-The jitter keeps agents that start together from saving together for ever. It comes from a hash of the agent, the
+The jitter keeps agents that start together from always saving together. It comes from a hash of the agent, the
 checkpoint's ordinal and the seed: spread among agents and among checkpoints, and the same in a replay.
 
 The mean time between failures is the fleet's, since any failure may set this agent back. Where it is not declared it is
@@ -27,7 +27,7 @@ mean of a gamma posterior for the rate, whose prior is worth one failure in one 
 The caller's duties:
 
 1. `consumed` for every message that a turn consumes (a timer is a message to itself), `taken` after every checkpoint.
-2. After a turn, ask `is_due`. If it is not, set a timer for `due_ns`, unless that is None, and ask again when it fires.
+2. After a turn, check `is_due`. If it is not, set a timer for `due_ns`, unless that is None, and check again when it fires.
 3. A restored agent gets a new clock, with the number of its checkpoint.
 """
 
@@ -41,7 +41,7 @@ from snapline.errors import UsageError
 from snapline.protocols.interval import daly
 
 JITTER = 0.1
-"""Of adaptive intervals, and of periodic ones unless declared: enough to spread agents within a few checkpoints."""
+"""Jitter of adaptive intervals, and of periodic ones unless declared: enough to spread agents within a few checkpoints."""
 
 MTBF_PRIOR_S = 3_600.0
 """One failure in this time is assumed before anything is observed. At 10 ms a checkpoint that is one every 8 s."""
@@ -127,7 +127,7 @@ Single = Every | EveryMessages | Adaptive | Manual
 
 
 class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
-    """A checkpoint as soon as one of `policies` says so.
+    """A checkpoint as soon as one of `policies` is due.
 
     Raises:
         UsageError: fewer than two, or more than POLICIES_MOST.
@@ -202,16 +202,16 @@ class PolicyClock:
 
     @property
     def due_ns(self) -> int | None:
-        """When time alone will make a checkpoint due, perhaps in the past; None: never, or nothing has happened yet."""
+        """Return when time alone will make a checkpoint due, perhaps in the past; None: never, or nothing has happened yet."""
         return self._timer_ns if self._messages else None
 
     @property
     def has_consumed(self) -> bool:
-        """Whether anything has happened since the last checkpoint, as far as this clock was told."""
+        """Return whether anything has happened since the last checkpoint, as far as this clock knows."""
         return self._messages > 0
 
     def is_due(self, now_ns: int) -> bool:
-        """A checkpoint is due now. Never before the first message since the last one."""
+        """Return whether a checkpoint is due now. Never before the first message since the last one."""
         if not self._messages:
             return False
         if self._is_asked or (self._messages_due is not None and self._messages >= self._messages_due):
@@ -223,11 +223,11 @@ class PolicyClock:
         self._messages += count
 
     def asked(self) -> None:
-        """The agent or an operator asks for a checkpoint: due as soon as it would differ from the last one."""
+        """Request a checkpoint for the agent or an operator: due as soon as it would differ from the last one."""
         self._is_asked = True
 
     def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
-        """A checkpoint of whatever cause was taken at `now_ns`, and turns waited `cost_ns` for it (None: not known yet).
+        """Record a checkpoint of any cause taken at `now_ns`, for which turns waited `cost_ns` (None: not known yet).
 
         Raises:
             UsageError: a negative cost.
@@ -252,7 +252,7 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def failure_rate(self, failures: int, observed_ns: int) -> None:
-        """The fleet has had so many failures in so much time, since it began. Replaces what was said before.
+        """Set the number of failures of the fleet and the time observed, since it began. Replaces earlier values.
 
         Raises:
             UsageError: a negative number.
@@ -294,7 +294,7 @@ class PolicyClock:
         """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold, which is a fault of this clock or a negative count told to it.
+            AssertionError: one does not hold, which is a fault of this clock or a negative count given to it.
         """
         assert self._messages >= 0, f"{self.agent}: {self._messages} messages consumed"
         assert self._timer_ns == self._next_timer_ns(), (
@@ -399,7 +399,7 @@ def _seconds(text: str) -> float:
 
 
 def _period(seconds: float) -> str:
-    """The largest unit in which it is a whole number; else seconds, all digits."""
+    """Return the period in the largest unit in which it is a whole number; else seconds, all digits."""
     for unit, (times, over) in _UNITS.items():
         text = f"{round(seconds * over / times)}{unit}"
         if _seconds(text) == seconds:

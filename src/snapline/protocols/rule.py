@@ -2,15 +2,14 @@
 
 Theory of operation
 -------------------
-Agents take *basic* checkpoints when their policy says so. A rule adds *forced* ones: it stamps each message with a
+Agents take *basic* checkpoints by their policy. A rule adds *forced* ones: it stamps each message with a
 piggyback and, before a message's turn, decides whether a checkpoint must be taken first. No control messages, no
 waiting. A rule is the protocol's state of one agent; it knows ordinals, not ids, and reads bytes, not messages.
 
 A rule is part of the agent's state: every checkpoint holds its image, and a rollback restores it. Survivors keep theirs.
-On a consistent cut the rules then stand as they could have stood in an execution that never failed, so no protocol needs
-a word about recoveries. The image of a checkpoint is the rule *after* the checkpoint action, and the constructor takes
-the action of the initial checkpoint. A checkpoint counts for the rule at once, for recovery when it is durable: that
-costs distance, never consistency.
+On a consistent cut the rules are then as they could have been in an execution that never failed, so no protocol needs to handle recoveries. The
+image of a checkpoint is the rule *after* the checkpoint action, and the constructor takes the action of the initial checkpoint. A checkpoint
+counts for the rule at once, for recovery when it is durable: that costs distance, never consistency.
 
 The caller's duties, per message that waits for its turn:
 
@@ -76,12 +75,12 @@ class CheckpointRule(ABC):
         """The piggyback of the next message to `to`. Called once per message, in the order of the channel."""
 
     def send_full(self, to: int) -> bytes:
-        """As `send`, but with all that is known, so that the channel need not be FIFO. Longer; read in the same way."""
+        """Send like `send`, but with all that is known, so that the channel need not be FIFO. Longer; read in the same way."""
         return self.send(to)
 
     @abstractmethod
     def forces(self, sender: int, piggyback: bytes) -> bool:
-        """Must a checkpoint be taken before this message's turn? Changes nothing.
+        """Return whether a checkpoint must be taken before this message's turn. Changes nothing.
 
         Raises:
             ProtocolError: the piggyback is not one of this protocol.
@@ -116,7 +115,7 @@ class CheckpointRule(ABC):
 
 
 class SilentRule(CheckpointRule):
-    """A rule that tells its peers nothing: no piggyback, and no state unless a subclass adds it."""
+    """A rule that sends its peers nothing: no piggyback, and no state unless a subclass adds it."""
 
     __slots__ = ()
 

@@ -16,7 +16,7 @@ RULES: dict[str, type[CheckpointRule]] = {
     rule.name: rule
     for rule in (UncoordinatedRule, BcsRule, HmnrRule, FdasRule, FdiRule, BhmrRule, NrasRule, CbrRule, CasRule)
 }
-"""By name. Never changed while the program runs."""
+"""Rules by name. Never changed while the program runs."""
 
 
 def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
@@ -34,7 +34,7 @@ def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
 
 
 def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
-    """The rule as it stood when it was frozen.
+    """Return the rule as it was when it was frozen.
 
     Raises:
         UsageError: no such protocol, or an impossible ordinal.

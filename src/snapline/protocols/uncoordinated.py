@@ -1,4 +1,4 @@
-"""Uncoordinated checkpointing: agents checkpoint when their policy says so, and nothing is ever forced.
+"""Uncoordinated checkpointing: agents checkpoint by their policy, and nothing is ever forced.
 
 Theory of operation
 -------------------
@@ -9,8 +9,8 @@ in transit are exactly the numbers in between (`recovery.cuts`). The coordinator
 records, and senders deliver what is in transit again from their logs.
 
 The price: checkpoints may be *useless*, members of no consistent cut, and a rollback may force further ones, at worst
-to the initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975). The rules
-of this room that force checkpoints are there to prevent that. Carries nothing of G6.
+to the initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975). The rules of this package that force
+checkpoints are there to prevent that. Carries nothing of G6.
 """
 
 from typing import ClassVar

@@ -1,6 +1,6 @@
-"""What a failure would cost: everything `snapline analyze` says about a trace, in one object.
+"""Analysis of a trace: what a failure would cost, and all else that `snapline analyze` reports, in one object.
 
-The parts are computed elsewhere in this room: the line and the domino (`lines`), useless checkpoints (`zigzag`),
+The parts are computed elsewhere in this package: the line and the domino (`lines`), useless checkpoints (`zigzag`),
 obsolete ones (`garbage`), a protocol's decisions (`decide`). Here they get their names back. Linear in the events.
 """
 
@@ -20,14 +20,14 @@ _Item = TypeVar("_Item")
 
 
 class Rollback(msgspec.Struct, frozen=True, gc=False):
-    """What one agent loses: the checkpoints it passes over, and the sends and receives undone."""
+    """Loss of one agent: the checkpoints it passes over, and the sends and receives undone."""
 
     checkpoints: int
     events: int
 
 
 class Domino(msgspec.Struct, frozen=True):
-    """How far the failure spreads.
+    """Spread of the failure.
 
     Attributes:
         rolled_back: how many agents go back to a checkpoint, the failed included.
@@ -41,7 +41,7 @@ class Domino(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(msgspec.Struct, frozen=True, gc=False):
-    """How many there are, the initial ones left out."""
+    """Numbers of checkpoints, the initial ones left out."""
 
     basic: int
     forced: int
@@ -92,7 +92,7 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
 def decide_and_analyze(
     trace: Trace, failed: Collection[str] | None = None, protocol: str | None = None
 ) -> tuple[Trace, Analysis]:
-    """As `analyze`, with the execution that it describes: `trace` itself without a protocol."""
+    """Analyze like `analyze`; return also the execution that it describes: `trace` itself without a protocol."""
     if protocol is None:
         return trace, _analyze(Execution.of(trace), failed, msgspec.UNSET)
     decided, forced = redecide(trace, protocol)
@@ -141,5 +141,5 @@ def _rollback(execution: Execution, line: Line) -> dict[str, Rollback]:
 
 
 def _named(agents: Sequence[str], lists: Sequence[list[_Item]]) -> dict[str, list[_Item]]:
-    """By name, those that are not empty."""
+    """Return the lists by name, those that are not empty."""
     return {agent: items for agent, items in zip(agents, lists, strict=True) if items}

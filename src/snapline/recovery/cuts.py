@@ -9,7 +9,7 @@ number received. Channels are FIFO and numbered 1, 2, 3 …, so both describe pr
   cut and sent outside it. A cut is consistent iff no channel has one (G1);
 - in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-This holds whatever took the checkpoints. Pure functions; every argument is only read.
+This holds whatever the cause of the checkpoints. Pure functions; every argument is only read.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ import msgspec
 
 
 class DependencyRecord(msgspec.Struct, frozen=True, gc=False):
-    """By receiver the last number sent, by sender the last number received. No entry means 0."""
+    """Last numbers sent, by receiver, and received, by sender. No entry means 0."""
 
     sent: Mapping[str, int]
     received: Mapping[str, int]
@@ -55,14 +55,14 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
 
 
 def is_consistent(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) -> bool:
-    """No channel of `cut` has orphans."""
+    """Return whether no channel of `cut` has orphans."""
     return not orphans(cut, gone=gone)
 
 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """By (sender, receiver), the numbers sent and not received inside `cut`; channels without any have no entry.
+    """Return, by (sender, receiver), the numbers sent and not received inside `cut`; channels without any have no entry.
 
     A receiver outside the cut has received nothing: the first message to an agent yet to be created is in transit.
     What was sent to an agent of `gone` is a dead letter.

@@ -1,9 +1,8 @@
-"""What a protocol would have made of a trace: drop its forced checkpoints and decide them anew.
+"""Replays a trace under a protocol: drops its forced checkpoints and decides them again.
 
-The messages, their order, and the basic checkpoints stay; in front of each receive the protocol's rule says whether a
-checkpoint is taken first (`cas`: after each send, whatever comes). It is the same rule that runs in a live fleet, one per
-agent, fed with the trace's events. Live, `cas` takes one checkpoint after all sends of a turn; a trace does not know
-turns.
+The messages, their order, and the basic checkpoints stay; in front of each receive the protocol's rule decides whether a checkpoint is taken first
+(`cas`: after each send, whatever comes). It is the same rule that runs in a live fleet, one per agent, fed with the trace's events. Live, `cas`
+takes one checkpoint after all sends of a turn; a trace does not know turns.
 
 Rules may send deltas against the last message on a channel, which only FIFO channels carry. In a trace anything may
 overtake anything: on a channel whose receives are not a gapless prefix of its sends, in order, each message gets its
@@ -24,10 +23,10 @@ UNCOORDINATED = "uncoordinated"
 
 
 def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
-    """The execution as it would have been under `protocol`, and which events forced checkpoints.
+    """Return the execution as it would have been under `protocol`, and which events forced checkpoints.
 
     Args:
-        trace: its forced checkpoints are ignored, those that remain are numbered anew.
+        trace: its forced checkpoints are ignored, those that remain are renumbered.
         protocol: a name of `RULES`, or "none".
 
     Returns:
@@ -125,7 +124,7 @@ class _Decision:
 
 
 def _reordering_channels(trace: Trace) -> set[tuple[str, str]]:
-    """The channels on which the nth receive is not that of the nth send."""
+    """Return the channels on which the nth receive is not that of the nth send."""
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     received: defaultdict[tuple[str, str], int] = defaultdict(int)
     places: dict[str, tuple[tuple[str, str], int]] = {}

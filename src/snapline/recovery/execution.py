@@ -20,7 +20,7 @@ from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
 LOST = -1
-"""In `Execution.received`: this message was never received."""
+"""Marker in `Execution.received`: this message was never received."""
 
 Line = list[int]
 
@@ -96,7 +96,7 @@ class Execution(msgspec.Struct, frozen=True):
         return [len(nodes) for nodes in self.intervals]
 
     def start(self, failed: Iterable[int]) -> Line:
-        """The failed at their last checkpoint, the others at their live state."""
+        """Return the line with the failed at their last checkpoint, the others at their live state."""
         line = self.live_line()
         for agent in failed:
             line[agent] = len(self.intervals[agent]) - 1
@@ -107,7 +107,7 @@ class Execution(msgspec.Struct, frozen=True):
         return self.number_of[node] < line[self.agent_of[node]]
 
     def in_transit(self, line: Line) -> list[int]:
-        """The messages sent inside the line and not received inside it, in send order."""
+        """Return the messages sent inside the line and not received inside it, in send order."""
         number_of, agent_of = self.number_of, self.agent_of
         return [
             message

@@ -21,7 +21,7 @@ from snapline.recovery.execution import Execution
 
 
 def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
-    """By node, the agents whose single failure undoes it: bit i stands for agent i.
+    """Return, by node, the agents whose single failure undoes it: bit i is agent i.
 
     Args:
         execution: what happened.
@@ -40,7 +40,7 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
 
 
 def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
-    """By agent, the numbers of its obsolete checkpoints, ascending. `undone_by`: of `failures_undoing`."""
+    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by`: of `failures_undoing`."""
     found: list[list[int]] = []
     for nodes in execution.intervals:
         numbers = []

@@ -1,8 +1,8 @@
-"""What hosts have traced, as it was and in one order: for who looks at what happened, markers and undone events among it.
+"""Traces of hosts, as they are and in one order: for readers of what happened, markers and undone events among it.
 
 `merge.py` makes of the same lines one execution that can be analysed, and needs all of it. Here a part is enough: traces that begin in
-the middle, such as the last seconds of a fleet that runs, and files whose ends are lost. What is missing is not guessed: a message whose
-send nobody traced has none. Plans come one after the other as there, with a `Recovery` between them: the union of the hosts' lines.
+the middle, such as the last seconds of a fleet that runs, and files whose ends are lost. What is missing is not guessed: a message whose send was
+not traced has none. Plans come one after the other as there, with a `Recovery` between them: the union of the hosts' lines.
 Messages keep the names that hosts gave them; after a rollback a name is used again, and then means the last send so named.
 """
 
@@ -36,7 +36,7 @@ class MarkerLeft(msgspec.Struct, frozen=True, gc=False):
 
 
 class MarkerCame(msgspec.Struct, frozen=True, gc=False):
-    """It has come to another host."""
+    """A marker received by another host."""
 
     host: str
     message: str
@@ -48,11 +48,11 @@ Marker = MarkerLeft | MarkerCame
 
 
 class TracedEvent(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened.
+    """A traced event.
 
     Attributes:
-        host: where, of a host's trace; "" if nobody knows, and of a recovery.
-        time_ns: since 1970, by the clock of that host; 0 if nobody knows.
+        host: where, of a host's trace; "" if unknown, and of a recovery.
+        time_ns: since 1970, by the clock of that host; 0 if unknown.
         epochs: of a checkpoint: those that it is a record of. `plan`: of a recovery, its number.
     """
 
@@ -64,7 +64,7 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostPart(msgspec.Struct, frozen=True):
-    """What one run of a host has traced, in its order; plan lines stand before what happened under them."""
+    """Trace of one run of a host, in its order; plan lines precede what happened under them."""
 
     host: str
     lines: Sequence[PlanLine | HostLine]
@@ -93,7 +93,7 @@ def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
 
 
 class _Section:
-    """What one host did under one plan. `line`: None: it was under it already when its trace began."""
+    """Events of one host under one plan. `line`: None: it was under it already when its trace began."""
 
     __slots__ = ("host", "line", "lines", "time_ns")
 
@@ -105,7 +105,7 @@ class _Section:
 
 
 def _sections(part: HostPart) -> dict[int, _Section]:
-    """By plan, in their order. What stands before the first plan line is of the plan before it, whichever that was."""
+    """Return the sections by plan, in their order. Lines before the first plan line are of the plan before it, whichever that was."""
     found: dict[int, _Section] = {}
     here = _Section(part.host)
     for line in part.lines:
@@ -143,7 +143,7 @@ def _under_plan(sections: Sequence[_Section]) -> Iterator[TracedEvent]:
 
 
 class _Missing:
-    """Messages that a receive need not wait for: those that were sent, and those whose send nobody has traced."""
+    """Messages that a receive need not wait for: those that were sent, and those whose send was not traced."""
 
     def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
         self._waiting = {

@@ -1,9 +1,9 @@
-"""What the coordinator knows of an uncoordinated or communication-induced fleet: the dependency records of its checkpoints.
+"""Dependency records of the checkpoints of an uncoordinated or communication-induced fleet, as the coordinator knows them.
 
 Theory of operation
 -------------------
 Hosts report one record per durable checkpoint, and now and then (always when they freeze for a recovery) the counts of
-an agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count stands for a prefix. From these follow
+an agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. From these follow
 
 - `line`, the recovery line (protocols.md, section 6; G5): failed agents start at their last durable checkpoint,
   survivors at their live state. A survivor never makes orphans: all that it ever sent was sent, so of its live state
@@ -22,11 +22,11 @@ A recovery ends history: `roll_back` removes what lies past its line, and number
 The caller's duties:
 
 1. Report each agent's checkpoints in order, only durable ones, and hand in nothing of a replaced incarnation: numbers
-   alone cannot tell a late report from a new one.
+   alone cannot distinguish a late report from a new one.
 2. Call `roll_back` when a plan is committed, before anything of the new incarnations is reported.
-3. Delete from the store only what `obsolete` names, then call `forget`; a list got before a `roll_back` is void.
+3. Delete from the store only what `obsolete` names, then call `forget`; a list got before a `roll_back` is invalid.
 
-How the line is found stands in `history_lines`, how the total line is kept in `history_total`.
+`history_lines` finds the line, `history_total` keeps the total line.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -44,13 +44,13 @@ from snapline.recovery.history_total import TotalLine
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """By agent, the checkpoint it goes back to; None: it keeps its live state."""
+    """Recovery line: by agent, the checkpoint it goes back to; None: it keeps its live state."""
 
     checkpoints: dict[str, int | None]
 
 
 class LineCost(msgspec.Struct, frozen=True, gc=False):
-    """What a line costs, for the agents that do not keep their live state.
+    """Cost of a line, for the agents that do not keep their live state.
 
     Attributes:
         checkpoints: by agent, how many durable checkpoints it goes back beyond; 0: to its last.
@@ -65,7 +65,7 @@ class FleetHistory:
     """The records of one fleet's agents and what follows from them. Pure; nothing is ever waited for."""
 
     def __init__(self, agents: Iterable[str] = ()) -> None:
-        """Every one of `agents` has its checkpoint 0, with nothing sent and nothing received."""
+        """Create a history in which every one of `agents` has its checkpoint 0, with nothing sent and nothing received."""
         self._records = Records()
         self._total = TotalLine(self._records)
         self._live: dict[
@@ -84,10 +84,10 @@ class FleetHistory:
     def add(
         self, agent: str, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int = 0
     ) -> None:
-        """A checkpoint has become durable. One that is known, or was, is passed over.
+        """Add a checkpoint that has become durable. One that is known, or was, is passed over.
 
         Args:
-            agent: who took it.
+            agent: its agent.
             number: the one after the agent's last.
             sent: by receiver the last number sent, of the channels on which that changed since the one before.
             received: likewise, by sender.
@@ -118,7 +118,7 @@ class FleetHistory:
         turns: int = 0,
         taken: int | None = None,
     ) -> None:
-        """What the live state of `agent` has received and sent.
+        """Report what the live state of `agent` has received and sent.
 
         Cumulative counts of the channels that changed since the last checkpoint *reported* (`add`): while one is still
         being written, since the one before it. Counts only rise in an incarnation, so an older report or checkpoint that
@@ -149,7 +149,7 @@ class FleetHistory:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def line(self, failed: Collection[str]) -> Line:
-        """The recovery line if the agents `failed` fail at once, by the orphan fix-point.
+        """Return the recovery line if the agents `failed` fail at once, by the orphan fix-point.
 
         Raises:
             NotFoundError: one of them has not joined.
@@ -182,7 +182,7 @@ class FleetHistory:
         return {agent: places[ordinal] for ordinal, agent in self._members()}
 
     def cost(self, line: Line) -> LineCost:
-        """What `line` costs whom. Turns of a failed agent since its last report are not known and not counted."""
+        """Return the cost of `line` by agent. Turns of a failed agent since its last report are not known and not counted."""
         checkpoints, turns = {}, {}
         for agent, number in line.checkpoints.items():
             if number is None:
@@ -198,7 +198,7 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """By (sender, receiver), the numbers sent and not received inside `line`; only channels with any.
+        """Return, by (sender, receiver), the numbers sent and not received inside `line`; only channels with any.
 
         Only channels with an end that goes back: between two agents that keep their live state, the link still holds
         them. What a live sender has sent is what it last reported.
@@ -222,11 +222,11 @@ class FleetHistory:
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
-        """The kept checkpoints that no later line can need, also after recoveries; only agents that have any.
+        """Return the kept checkpoints that no later line can need, also after recoveries; only agents that have any.
 
         Of the checkpoints at or below the cut looked at, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin
-        and Fuchs 1995). An agent's newest checkpoint is not named even if it is useless: the next record says what
-        changed since, also to a leader that has the records from the store. It is named when there is a newer one.
+        and Fuchs 1995). An agent's newest checkpoint is not named even if it is useless: the next record holds what changed since, also for a
+        leader that has the records from the store. It is named when there is a newer one.
         """
         records = self._records
         cut = list(records.last)
@@ -254,9 +254,9 @@ class FleetHistory:
         return found
 
     def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
-        """By sender, the last number that `receiver` has received at its checkpoint on the total-failure line.
+        """Return, by sender, the last number that `receiver` has received at its checkpoint on the total-failure line.
 
-        Senders may drop these messages and the ones before them from their logs; any later one can still be asked for.
+        Senders may drop these messages and the ones before them from their logs; any later one can still be needed.
 
         Raises:
             NotFoundError: `receiver` has not joined.
@@ -265,7 +265,7 @@ class FleetHistory:
         return {sender: channel.received.on_line for sender, channel in channels.items() if channel.received.on_line}
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
-        """These obsolete checkpoints are deleted; those forgotten before are passed over.
+        """Forget obsolete checkpoints that are deleted; those forgotten before are passed over.
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -288,9 +288,9 @@ class FleetHistory:
     # -- recoveries ---------------------------------------------------------------------------------------------------
 
     def roll_back(self, line: Line) -> None:
-        """A plan with this line is committed: what lies past it never happened.
+        """Roll back to the line of a committed plan: what lies past it never happened.
 
-        Agents set back go on with the number after the line's; their live reports are void. Agents that `line` does
+        Agents set back go on with the number after the line's; their live reports are discarded. Agents that `line` does
         not name keep their live state.
 
         Raises:

@@ -28,13 +28,13 @@ class AgentImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryImage(msgspec.Struct, frozen=True, gc=False):
-    """All that is known, by agent, in the order in which they were first heard of."""
+    """All that is known, by agent, in the order in which they first became known."""
 
     agents: tuple[AgentImage, ...] = ()
 
 
 class LiveReport:
-    """What a live state has beyond the agent's last checkpoint, by channel; its turns; its newest checkpoint."""
+    """Counts of a live state beyond the agent's last checkpoint, by channel; its turns; its newest checkpoint."""
 
     __slots__ = ("received", "sent", "taken", "turns")
 
@@ -46,7 +46,7 @@ class LiveReport:
 
 
 def newest_of(one: LiveReport, other: LiveReport) -> LiveReport:
-    """The later of two reports of one incarnation, whichever it is: its counts are the greater ones throughout."""
+    """Return the later of two reports of one incarnation, whichever it is: its counts are the greater ones throughout."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(
@@ -55,7 +55,7 @@ def newest_of(one: LiveReport, other: LiveReport) -> LiveReport:
 
 
 def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
-    """The report without what the agent's last checkpoint has reached."""
+    """Return the report without what the agent's last checkpoint has reached."""
     last = records.last[agent]
     return LiveReport(
         {channel: count for channel, count in live.sent.items() if count > channel.sent.newest()},

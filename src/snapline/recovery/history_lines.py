@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A *place* is what an agent is set to: a checkpoint number, or LIVE, its live state. What LIVE has received is what the
-live report says, else what the last checkpoint had. `reported` holds, by channel, the counts of live reports.
+A *place* is what an agent is set to: a checkpoint number, or LIVE, its live state. What LIVE has received is from the live report, else what the
+last checkpoint had. `reported` holds, by channel, the counts of live reports.
 
 `descend` is the orphan fix-point of protocols.md, section 6: while a channel has received > sent, its receiver goes
 back to its last checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest
@@ -37,7 +37,7 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
     Args:
         places: by ordinal; changed in place.
         received: of the agents at LIVE, counts beyond their last checkpoints.
-        sent: likewise. None: agents at LIVE sent whatever was received from them, since all that they ever sent was
+        sent: likewise. None: agents at LIVE sent all that was received from them, since all that they ever sent was
             sent. Otherwise they sent just that and what their last checkpoints had.
     """
     examined: list[int | None] = [None] * len(places)  # sends made after this place are known to be in order
@@ -62,7 +62,7 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
 
 
 def undone_channels(records: Records, sender: int, place: int, examined: int | None) -> list[Channel]:
-    """The channels on which `sender` may have sent after `place`, up to `examined`."""
+    """Return the channels on which `sender` may have sent after `place`, up to `examined`."""
     if examined is None or examined == LIVE:  # what its live state has sent is not known: all of them
         return list(records.outgoing[sender].values())
     checkpoints = records.checkpoints[sender]
@@ -73,7 +73,7 @@ def undone_channels(records: Records, sender: int, place: int, examined: int | N
 
 
 def limit_of(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
-    """The last place of the channel's receiver, not above `place`, that has received at most `sent` on it."""
+    """Return the last place of the channel's receiver, not above `place`, that has received at most `sent` on it."""
     first = channel.received.first_beyond(sent)
     if first is not None and first <= place:
         return records.before(channel.receiver, first)
@@ -83,7 +83,7 @@ def limit_of(records: Records, channel: Channel, sent: int, place: int, received
 
 
 def single_failures(records: Records, ends: Sequence[int], received: Reported) -> list[list[int]]:
-    """By failed agent, the places of all agents.
+    """Return, by failed agent, the places of all agents.
 
     Args:
         ends: by ordinal, the newest checkpoint that counts: where the agent's live interval begins.
@@ -148,12 +148,12 @@ class IntervalGraph:
             before = count
 
     def reachable_from_ends(self) -> list[int]:
-        """By ordinal, as bits, the nodes reachable from its last interval, that one included."""
+        """Return, by ordinal, as bits, the nodes reachable from its last interval, that one included."""
         reach = reachable_sets(self.next_nodes)
         return [reach[base + len(numbers) - 1] for base, numbers in zip(self.base, self.numbers, strict=True)]
 
     def line_of(self, reachable: int) -> list[int]:
-        """The places that undo exactly the intervals whose bits are set."""
+        """Return the places that undo exactly the intervals whose bits are set."""
         line = []
         for base, numbers in zip(self.base, self.numbers, strict=True):
             undone = (reachable >> base) & ((1 << len(numbers)) - 1)
@@ -162,7 +162,7 @@ class IntervalGraph:
 
 
 def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
-    """By node, as bits, the nodes reachable from it, itself included.
+    """Return, by node, as bits, the nodes reachable from it, itself included.
 
     Tarjan's components, without recursion; a component is complete only after all that it leads to, so its set is the
     union of theirs and its own nodes.
@@ -204,7 +204,7 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Sequence[int]], reach: list[int]) -> None:
-    """All nodes above `root` on the stack reach each other and what any of them leads to."""
+    """Close a component: all nodes above `root` on the stack reach each other and what any of them leads to."""
     component = []
     reachable = 0
     while True:

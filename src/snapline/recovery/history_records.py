@@ -10,7 +10,7 @@ in a column of its channel (to search). A column rises strictly, in checkpoints 
 - the first checkpoint that had sent number c, or had received more than c, is one bisection by count.
 
 Agents are small ordinals here. An agent that has only been named as the other end of a channel has an ordinal too, with
-checkpoint 0 and nothing in it; `members` tells who has joined.
+checkpoint 0 and nothing in it; `members` lists who has joined.
 
 When a checkpoint is forgotten, its changes pass to the next kept one: that one's counts stay what they were.
 """
@@ -82,7 +82,7 @@ class CountChanges:
 
 
 class KeptCheckpoint:
-    """What an agent has sent, received and done since its previous kept checkpoint; `turns` is counted from its start."""
+    """Changes of an agent since its previous kept checkpoint: sent, received; `turns` is counted from its start."""
 
     __slots__ = ("received", "sent", "turns")
 
@@ -115,7 +115,7 @@ class Records:
         self.last: list[int] = []
 
     def ordinal(self, agent: str) -> int:
-        """The ordinal of `agent`, given out now if it is new."""
+        """Return the ordinal of `agent`, given out now if it is new."""
         known = self.ordinals.get(agent)
         if known is not None:
             return known
@@ -130,11 +130,11 @@ class Records:
         return self.ordinals[agent]
 
     def outgoing_channel(self, agent: int, peer: str) -> Channel:
-        """The channel from `agent` to `peer`, opened now if it is new."""
+        """Return the channel from `agent` to `peer`, opened now if it is new."""
         return self.outgoing[agent].get(peer) or self._open(agent, self.ordinal(peer))
 
     def incoming_channel(self, agent: int, peer: str) -> Channel:
-        """The channel from `peer` to `agent`, opened now if it is new."""
+        """Return the channel from `peer` to `agent`, opened now if it is new."""
         return self.incoming[agent].get(peer) or self._open(self.ordinal(peer), agent)
 
     def _open(self, sender: int, receiver: int) -> Channel:
@@ -191,7 +191,7 @@ class Records:
         )
 
     def start_at(self, agent: int, number: int) -> None:
-        """The agent's oldest kept checkpoint is `number`, not 0; only before any other is added."""
+        """Set the agent's oldest kept checkpoint to `number`, not 0; only before any other is added."""
         self.checkpoints[agent] = {}
         self.numbers[agent] = []
         self.last[agent] = number
@@ -243,7 +243,7 @@ def heirs_changes(heir: CountChanges, gone: CountChanges) -> CountChanges:
 
 
 def hand_down(column: Column, number: int, heir: int) -> None:
-    """The count of checkpoint `number` becomes that of the next kept one, `heir`, unless it has a newer one."""
+    """Pass the count of checkpoint `number` to the next kept one, `heir`, unless it has a newer one."""
     place = bisect_left(column.at, number)
     if place + 1 < len(column.at) and column.at[place + 1] == heir:
         del column.at[place], column.counts[place]

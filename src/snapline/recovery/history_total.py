@@ -39,7 +39,7 @@ class Missing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Climb:
-    """What the advance of one agent demands, as far as it has been looked at.
+    """Demands of one agent's advance, as far as they have been looked at.
 
     Attributes:
         levels: by agent, the checkpoint that it must have reached; what those up to it received is in `demands`.
@@ -80,7 +80,7 @@ class TotalLine:
             self._climbs.append(None)
 
     def checkpoint_added(self, agent: int) -> None:
-        """The newest checkpoint of `agent` is new."""
+        """Update the line for a new checkpoint of `agent`."""
         self.grow()
         undecided = [agent]
         missing = self._missing[agent]
@@ -94,7 +94,7 @@ class TotalLine:
         self._settle(undecided)
 
     def checkpoints_forgotten(self) -> None:
-        """Obsolete checkpoints are gone. Reasons stay true; climbs may stand on a checkpoint that is no more."""
+        """Discard climbs after obsolete checkpoints are gone. Reasons stay true; climbs may be at a checkpoint that is gone."""
         self._climbs = [None] * len(self.places)
 
     def recompute(self) -> None:
@@ -112,7 +112,7 @@ class TotalLine:
         self._settle(list(range(count)))
 
     def _settle(self, undecided: list[int]) -> None:
-        """Give each of `undecided` a reason, or let it advance; whoever hung below it then is undecided too."""
+        """Give each of `undecided` a reason, or let it advance; agents that hung below it then are undecided too."""
         while undecided:
             agent = undecided.pop()
             if self._reasons[agent] is not None or self.places[agent] == self._records.last[agent]:
@@ -180,7 +180,7 @@ class TotalLine:
         return None
 
     def _advance(self, climb: Climb) -> list[int]:
-        """All agents of a finished climb advance; return who is to be looked at again."""
+        """Advance all agents of a finished climb; return those to be looked at again."""
         undecided = []
         for agent, number in climb.levels.items():
             if number <= self.places[agent]:

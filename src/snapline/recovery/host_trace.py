@@ -7,8 +7,8 @@
     {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     for all channels of a link together
     {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
 
-They stand in the order in which they happened on that host. Between hosts a message is sent before it is received; clocks decide
-what is left. Markers say nothing of what agents have done: who analyses a trace passes them by.
+They are in the order in which they happened on that host. Between hosts a message is sent before it is received; clocks decide
+what is left. Markers show nothing of what agents have done: an analysis of a trace skips them.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from snapline.errors import TraceError
 
 
 class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
-    """The agents of `line` go on from these checkpoints; others that stand below it go on from where they are."""
+    """Start of a plan: the agents of `line` go on from these checkpoints; others below it go on from where they are."""
 
     plan: int
     line: dict[str, int]
@@ -66,14 +66,14 @@ class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", t
 
     @property
     def message(self) -> str:
-        """What the two ends have in common."""
+        """Identity that the two ends share."""
         return f"{self.host}>{self.to}#{self.epoch}"
 
 
 class ReceiveMarkerLine(
     msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive_marker", rename={"sender": "from"}
 ):
-    """It has come."""
+    """A marker received."""
 
     host: str
     sender: str
@@ -82,7 +82,7 @@ class ReceiveMarkerLine(
 
     @property
     def message(self) -> str:
-        """What the two ends have in common."""
+        """Identity that the two ends share."""
         return f"{self.sender}>{self.host}#{self.epoch}"
 
 

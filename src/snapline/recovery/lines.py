@@ -2,21 +2,20 @@
 
 Theory of operation
 -------------------
-Some agents fail and go back to their last checkpoint; the others have their live states. While somebody has received a
-message that nobody has sent (an orphan), its receiver must go back further. The recovery line is where that ends: the
-greatest consistent cut below the start. Consistent cuts are closed under entrywise maximum, so there is exactly one
-(G5), and these must agree on it:
+Some agents fail and go back to their last checkpoint; the others have their live states. While an agent has received a message that no agent has
+sent (an orphan), its receiver must go back further. The recovery line is where that ends: the greatest consistent cut below the start.
+Consistent cuts are closed under entrywise maximum, so there is exactly one (G5), and these must agree on it:
 
 - `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
-  undoes the agent's next one and every interval that received from it. OutputsReverted is all that can be reached from the live
+  undoes the agent's next one and every interval that received from it. Undone is all that can be reached from the live
   intervals of the failed; an agent goes back to the checkpoint that opens its first undone interval. Since an agent's
   undone intervals are always a tail, one number per agent is enough, and each message is looked at once.
 - `recovery_line_by_checkpoints`, on the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states
   of survivors; edges lead from each to the agent's next, and, for a message, from the checkpoint that opens the interval
   of its send to the one that closes that of its receive. As long as a root is reachable from a root, every such root
   moves down to its agent's last node not reachable from any.
-- `rounds`, the orphan fix-point in synchronous steps: in each, all receivers of orphans go back at once. It also tells
-  who drew whom along, which is the domino effect (Randell 1975).
+- `rounds`, the orphan fix-point in synchronous steps: in each, all receivers of orphans go back at once. It also shows which agent drew which
+  along, which is the domino effect (Randell 1975).
 
 All are linear in intervals and messages, since every node is entered once. Live states are part of the definition:
 without them a survivor would lose work that no failure touches (protocols.md, section 6).
@@ -94,7 +93,7 @@ def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) 
 
 
 def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int]]:
-    """The checkpoint graph's edges out of c(agent, number), whether or not their ends are nodes."""
+    """Return the checkpoint graph's edges out of c(agent, number), whether or not their ends are nodes."""
     if number == len(execution.intervals[agent]):
         return []  # a live state has no future
     edges = [(agent, number + 1)]

@@ -5,12 +5,12 @@ Theory of operation
 Each run of a host process traces into a file of its own: `checkpoint`, `send` and `receive` lines in the order in which they
 happened there, with wall-clock times, and a line `{"event":"plan","plan":n,"line":{agent: checkpoint}}` where the agents of
 this host begin, or go back. What follows a plan line, up to the next, is a *section*. A plan is committed once for the whole
-fleet, and nothing of an older one is heard after it (G9); so the sections of plan n, of all files, come before those of plan
-n + 1, and a `recovery` line, the union of the hosts' plan lines, stands between them.
+fleet, and nothing of an older one is accepted after it (G9); so the sections of plan n, of all files, come before those of plan
+n + 1, and a `recovery` line, the union of the hosts' plan lines, is between them.
 
 Inside a plan the files are merged: each keeps its own order, a receive waits for its send, and among the lines that may come
-next the oldest comes first. Clocks decide nothing but that: hosts whose clocks differ give another of the orders that
-tell the same execution (Lamport 1978, section 1).
+next the oldest comes first. Clocks decide nothing but that: hosts whose clocks differ give another of the orders of the same execution (Lamport
+1978, section 1).
 
 Numbers on a channel are used again after a rollback, so an id in the merged trace holds the plan of its send: `a/2>b:5`. A
 message that is delivered again keeps its id. Which sends a line keeps is known here, since the merge follows every rollback.
@@ -21,15 +21,15 @@ A killed process loses the end of its file, never anything before a checkpoint t
   what it sent meanwhile. The recovery undoes them, else it would keep an orphan. A line that keeps such an agent's later
   checkpoint is an error: then a file is missing.
 - *A torn last line* is dropped.
-- *An agent in no plan line.* Nobody placed it, or the host that was to load it died before it said so. If it has events
-  under the new plan it has been created anew, and goes back to 0. Else it keeps what the others' line allows: its latest
-  state that has received nothing undone. That is everything for an agent that had left, nothing for one whose creation is
-  undone, and no less than the truth for one that was not loaded: the next plan says where it really is.
+- *An agent in no plan line.* It was not placed, or the host that was to load it died before it reported this. If it has events under the new plan
+  it has been created again, and goes back to 0. Else it keeps what the others' line allows: its latest state that has received nothing undone.
+  That is everything for an agent that had left, nothing for one whose creation is undone, and no less than the truth for one that was not loaded:
+  the next plan shows where it really is.
 - *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of what is traced: a tentative
   checkpoint is traced when its round commits, and the host may have died in between.
 
-A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers
-it then stands right behind the one before it, with the same state: nobody can go back to more than there is.
+A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers it then comes right
+after the one before it, with the same state: no agent can go back to more than there is.
 
 Sampled traces are merged alike. They describe the execution of the sampled messages. Markers are passed by.
 """
@@ -105,7 +105,7 @@ def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
 
 
 class _Section:
-    """What one process did under one plan."""
+    """Events of one process under one plan."""
 
     __slots__ = ("events", "file", "line", "plan")
 
@@ -164,7 +164,7 @@ def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[
 
 
 class _Cut(msgspec.Struct, frozen=True, gc=False):
-    """From its event `first` on, an agent's part of a section is left out: the send of `message` is in no trace."""
+    """Cut of an agent's part of a section: left out from its event `first` on, since the send of `message` is in no trace."""
 
     first: int
     message: str
@@ -217,7 +217,7 @@ def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[EventLine]:
 
 
 class _History:
-    """What of one agent survives so far.
+    """Surviving events of one agent so far.
 
     Attributes:
         events: in its order.
@@ -295,7 +295,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """The line names this checkpoint, so it was taken."""
+        """Add the checkpoint that the line names if it was not traced: it was taken."""
         last = self._history(agent).last
         if number <= last:
             return
@@ -313,7 +313,7 @@ class _Merger:
         self._append(CheckpointTaken(agent, number))
 
     def _whole(self, line: Mapping[str, int], active: Iterable[str]) -> dict[str, int]:
-        """The line, and how far the agents that it does not name must go back; those that keep all stay away."""
+        """Return the line, and how far the agents that it does not name must go back; those that keep all are left out."""
         whole = dict(line)
         for agent in active:
             if agent in self._histories:

@@ -83,7 +83,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     Attributes:
         agents: those of the header, then the others in the order in which the trace first names them.
-        events: in the global order. Every receive stands after its send; an agent's checkpoints are numbered 1, 2, 3 ….
+        events: in the global order. Every receive comes after its send; an agent's checkpoints are numbered 1, 2, 3 ….
     """
 
     agents: list[str]
@@ -91,7 +91,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    """As it may stand in a line: perhaps without its number."""
+    """Checkpoint of a line, perhaps without its number."""
 
     agent: str
     index: int | None = None
@@ -119,7 +119,7 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
 
 
 def read_items(lines: Iterable[bytes]) -> list[Event | Recovery]:
-    """All that stands in a trace, in its order, with its recoveries and what they undo.
+    """Return all of a trace, in its order, with its recoveries and what they undo.
 
     Raises:
         TraceError: as `read_trace`.
@@ -140,7 +140,7 @@ def _read(lines: Iterable[bytes]) -> "_Reader":
 
 
 class _History:
-    """What of one agent survives so far.
+    """Surviving events of one agent so far.
 
     Attributes:
         positions: of its events, ascending.
@@ -177,7 +177,7 @@ class _Reader:
         self._is_empty = True
 
     def trace(self) -> Trace:
-        """What was read so far."""
+        """Return the trace read so far."""
         events = self._events
         if self._undone:
             events = [event for position, event in enumerate(events) if position not in self._undone]

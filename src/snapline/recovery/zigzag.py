@@ -34,7 +34,7 @@ class Untracked(msgspec.Struct, frozen=True):
 
 
 def edges_of(execution: Execution) -> list[list[int]]:
-    """By node, where the R-graph leads from it."""
+    """Return, by node, where the R-graph leads from it."""
     received = execution.received
     edges = [[received[message] for message in messages if received[message] != LOST] for messages in execution.sends]
     for nodes in execution.intervals:
@@ -44,7 +44,7 @@ def edges_of(execution: Execution) -> list[list[int]]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """By node, its strongly connected component. Edges between components lead from higher numbers to lower ones."""
+    """Return, by node, its strongly connected component. Edges between components lead from higher numbers to lower ones."""
     count = len(edges)
     component = [-1] * count
     entered = [0] * count  # 1, 2, 3 …; 0: not yet
@@ -86,7 +86,7 @@ def components_of(edges: list[list[int]]) -> list[int]:
 
 
 def useless(execution: Execution, component: list[int]) -> list[list[int]]:
-    """By agent, the numbers of its useless checkpoints, ascending. `component`: `components_of(edges_of(execution))`."""
+    """Return, by agent, the numbers of its useless checkpoints, ascending. `component`: `components_of(edges_of(execution))`."""
     return [
         [number for number, (before, node) in enumerate(pairwise(nodes), 1) if component[before] == component[node]]
         for nodes in execution.intervals
@@ -94,7 +94,7 @@ def useless(execution: Execution, component: list[int]) -> list[list[int]]:
 
 
 def untracked(trace: Trace) -> list[Untracked]:
-    """What violates RDT: for each pair of an interval and another agent, the last interval that is not tracked.
+    """Return what violates RDT: for each pair of an interval and another agent, the last interval that is not tracked.
 
     An interval's vector is the one its closing checkpoint stores: by agent, the last interval from which a causal path
     leads to it. Time and space grow with the trace times its agents: for tests and traces of moderate size.
@@ -113,7 +113,7 @@ def untracked(trace: Trace) -> list[Untracked]:
 
 
 def _last_reaching(execution: Execution, edges: list[list[int]], component: list[int]) -> list[list[int]]:
-    """By node, by agent: the last interval of that agent from which the R-graph leads to the node; -1 if none."""
+    """Return, by node, by agent: the last interval of that agent from which the R-graph leads to the node; -1 if none."""
     vectors = [[-1] * len(execution.agents) for _ in range(max(component, default=-1) + 1)]
     for node, agent in enumerate(execution.agent_of):
         vector = vectors[component[node]]
@@ -127,7 +127,7 @@ def _last_reaching(execution: Execution, edges: list[list[int]], component: list
 
 
 def _causal_vectors(trace: Trace, execution: Execution) -> list[list[int]]:
-    """By node, by agent: the last interval of that agent from which a causal path leads to the end of the node."""
+    """Return, by node, by agent: the last interval of that agent from which a causal path leads to the end of the node."""
     agents = {agent: i for i, agent in enumerate(trace.agents)}
     current = [[-1] * len(agents) for _ in agents]
     for agent, vector in enumerate(current):

@@ -1,1 +1,1 @@
-"""Who may call whom: certificates, tokens, authorization of each RPC, TLS, and bounds on what a caller can cost."""
+"""Security: certificates, tokens, authorization of each RPC, TLS, and bounds on a caller's cost."""

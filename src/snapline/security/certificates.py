@@ -40,7 +40,7 @@ CERTIFICATE, KEY = "ca.crt", "ca.key"
 
 AUTHORITY_DAYS = 3650
 DAYS = 365
-"""How long the authority, and what it signs, is valid: a certificate is renewed well before, an authority seldom."""
+"""Validity of the authority, and of certificates that it signs, in days: a certificate is renewed well before, an authority seldom."""
 
 DAYS_MAX = 3650
 

@@ -1,15 +1,15 @@
-"""Who says hello without a certificate is asked at its own address whether it does.
+"""Dial-back: verify a peer without a certificate by calling its advertised address.
 
-Without TLS a stream's first message says who speaks, and everybody who reaches the port can say it: a forged hello would take the
-place of the real stream. But everybody knows where hosts and replicas listen. So whoever dials gives the call a random id, in
-its metadata, and the one who is called asks back: `Confirm`, at the address that the roster or the list of members names,
-"is this call yours?" Only who listens there can say yes, and it says so only for ids that it made. Nothing else is looked at
+Without TLS a stream's first message names the sender, and anyone who reaches the port can forge it: a forged hello would replace
+the real stream. But the addresses of hosts and replicas are known. So the dialler gives the call a random id, in
+its metadata, and the callee calls back: `Confirm`, at the address that the roster or the list of members names,
+"is this call yours?" Only the process that listens there can confirm, and only ids that it made. Nothing else is read
 or changed before the answer.
 
-With TLS the certificate says who calls, and nobody is asked.
+With TLS the certificate identifies the caller, and there is no dial-back.
 
-Bounds. One question per peer is under way; what comes meanwhile goes into the next one, at most `ASKED_MAX` ids in each, so a
-flood of forged hellos costs one small call per round trip. Beyond `WAITING_MAX` a call is not asked about and refused; the
+Bounds. One `Confirm` per peer is under way; later ids go into the next one, at most `ASKED_MAX` ids in each, so a
+flood of forged hellos costs one small call per round trip. Beyond `WAITING_MAX` a call is refused without dial-back; the
 real peer dials again.
 """
 
@@ -37,10 +37,10 @@ ASKED_MAX = 64
 WAITING_MAX = 1024
 
 ANSWER_S_MAX = 1.5
-"""Less than a dialler waits for its first answer."""
+"""Time limit of a dial-back: less than a dialler waits for its first answer."""
 
 COMPLAINT_S = 1.0
-"""Between two log lines about callers that were refused: their number is in the hand of whoever calls."""
+"""Time between two log lines about refused callers: the callers decide how many there are."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -62,18 +62,18 @@ class OwnCalls:
             self._ids.discard(made)
 
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
-        """What serves `Confirm`."""
+        """Return the RPC handler of `Confirm`."""
         return grpc.unary_unary_rpc_method_handler(
             self._confirm, link_pb2.CallIds.FromString, link_pb2.CallIds.SerializeToString
         )
 
     async def _confirm(self, asked: link_pb2.CallIds, _: object) -> link_pb2.CallIds:
-        """Those of the ids that are ours."""
+        """Return the ids that are ours."""
         return link_pb2.CallIds(id=[each for each in asked.id[:ASKED_MAX] if each in self._ids])
 
 
 class Callers:
-    """Asks whoever is said to call."""
+    """Dial-back client: asks the claimed caller."""
 
     def __init__(self, security: Security, *, service: str, role: str) -> None:
         """`service` is the one whose `Confirm` peers serve, `role` what they are."""
@@ -85,7 +85,7 @@ class Callers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def is_real(self, context: _Context, peer: str, address: str) -> bool:
-        """Whether `peer`, which listens at `address`, makes this call."""
+        """Return whether `peer`, which listens at `address`, makes this call."""
         if self._security.is_tls:
             return True
         call = _call_of(context)
@@ -102,7 +102,7 @@ class Callers:
         return await answer
 
     async def _keep_asking(self, peer: str, address: str) -> None:
-        """Until nobody waits. There is no await between the last look and the removal of the entry."""
+        """Ask until no call waits. There is no await between the last check and the removal of the entry."""
         waiting = self._waiting[peer]
         try:
             while waiting:

@@ -1,4 +1,4 @@
-"""Text that may go to a terminal, whoever has written it.
+"""Text made safe for a terminal, whatever its author.
 
 Inputs, agents, hosts, certificates and stores hold text of others, and a terminal obeys what stands in it: an escape sequence hides lines or
 sets a title, a bidirectional mark turns names around. So everything that is printed or logged passes here, and people see what stands there.

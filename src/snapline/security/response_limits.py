@@ -1,25 +1,25 @@
-"""What callers have asked for and not taken: a bound for each of them, since gRPC keeps every answer until its caller has room for it.
+"""Limits on unread responses of each caller, since gRPC keeps every response until its caller has room for it.
 
-A caller who asks and never reads costs a call's own memory (16 KB, measured) and its answer, for as long as the connection stands. Decides only: no I/O.
+A caller that never reads costs a call's own memory (16 KB, measured) and its response, as long as the connection is open. Decides only: no I/O.
 """
 
 CALLS_MAX = 4_096
-"""Under way of one caller: 64 connections full of calls. All programs that show one certificate are one caller, and each that waits for an answer has a
+"""Most calls under way per caller: 64 connections full of calls. All programs that show one certificate are one caller, and each waiting one has a
 call under way."""
 
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-"""Of answers that were given and not taken: four of the largest. Beyond it what is asked is not even looked up. Calls that had begun by then add theirs."""
+"""Largest size of unread responses: four of the largest. Beyond it new requests are not even looked up. Calls under way add theirs."""
 
 
 class ResponseLimits:
-    """Of all callers of one server."""
+    """Limits of all callers of one server."""
 
     def __init__(self) -> None:
         self._calls: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
 
     def refusal(self, caller: str) -> str:
-        """Why another call of theirs may not begin; empty: it may."""
+        """Return why another call of this caller may not begin; empty: it may."""
         if self._calls.get(caller, 0) >= CALLS_MAX:
             return f"{CALLS_MAX} calls of this caller are under way: wait for their answers"
         if self._bytes.get(caller, 0) >= UNREAD_BYTES_MAX:
@@ -48,13 +48,13 @@ class CallUnderWay:
         self._is_over = False
 
     def answered(self, size: int) -> None:
-        """It has an answer of so many bytes, which is to be sent now."""
+        """Count the call's response of `size` bytes, which is about to be sent."""
         if not self._is_over:
             self._size = size
             self._under_way._change(self._caller, calls=0, size=size)
 
     def over(self, _context: object = None) -> None:
-        """The answer was taken, or nobody wants it any more; the second time is nothing."""
+        """Note that the answer was taken, or is not wanted any more; the second call is a no-op."""
         if not self._is_over:
             self._is_over = True
             self._under_way._change(self._caller, calls=-1, size=-self._size)

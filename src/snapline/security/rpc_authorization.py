@@ -1,21 +1,21 @@
-"""Who may call what: the table of every RPC that snapline serves, and the guard in front of all of them.
+"""RPC authorization: the table of every RPC that snapline serves, and the guard in front of all of them.
 
-With mutual TLS a caller's certificate says its role (`security.py`). The guard looks at it before a byte of the request is
-read, and an RPC that the table does not name is closed to all: deny by default. What an RPC may do for one caller and not
-for another of the same role (a host speaks for itself) is decided where it is served.
+With mutual TLS a caller's certificate states its role (`transport.py`). The guard checks it before a byte of the request is
+read, and an RPC that the table does not name is closed to all: deny by default. Differences between callers of the same role
+(a host acts for itself) are decided where the RPC is served.
 
-gRPC would read and parse a whole request before anybody is asked, and a request of 16 MiB with eight million empty names
-becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
+gRPC would read and parse a whole request before any check, and a request of 16 MiB with eight million empty names
+becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard checks, then
 reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
 more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
-small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`RpcGuard.first_message`). What callers
-have asked for and do not take is bounded for each of them (`response_limits.py`).
+small (`FIRST_BYTES_MAX`), and each caller has at most one stream without its first message (`RpcGuard.first_message`). Unread
+responses are bounded for each caller (`response_limits.py`).
 
-A person may bear a token (`tokens.py`) beside a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
-asks every client for a certificate or none. Then the caller is who the token says, and nobody if it is not good. Calls of operators and
-admins that change something are written down before they are made (`People.record`).
+A person may bear a token (`tokens.py`) next to a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
+asks every client for a certificate or none. Then the token identifies the caller, or nobody if it is invalid. Calls of operators and
+admins that change something are logged before they are made (`People.record`).
 
-Without TLS roles are unknown, and everybody who reaches the port may call everything; sizes are bounded all the same.
+Without TLS roles are unknown, and anyone who reaches the port may call everything; sizes are still bounded.
 """
 
 import asyncio
@@ -61,13 +61,13 @@ _ACTING = (OPERATOR, ADMIN)
 _ALL = tuple(ROLES)
 
 REQUEST_BYTES_MAX = 256 * 1024
-"""Of a request that names things: 2,000 agents with the longest names."""
+"""Largest request that lists names: 2,000 agents with the longest names."""
 
 RECORD_BYTES_MAX = 32 * 1024
-"""Of a call that a host has written down: the person's certificate, with those between it and the authority."""
+"""Largest record of a call that a host logs: the person's certificate, with those between it and the authority."""
 
 FIRST_BYTES_MAX = 64 * 1024
-"""Of the first message of a stream, which says who calls: texts of some hundred bytes."""
+"""Largest first message of a stream, which identifies the caller: texts of some hundred bytes."""
 
 FIRST_S_MAX = 10.0
 """A call whose request, or first message, has not come by then is given up."""
@@ -147,11 +147,11 @@ RPC_RULES = {
 
 
 class Caller(NamedTuple):
-    """Who makes a call. None: nobody of this fleet, or nobody knows (no TLS).
+    """Identity of a caller. None: nobody of this fleet, or unknown (no TLS).
 
     Attributes:
-        digest: of the token that says so, if one does.
-        certificate: that says so, if no token does: PEM, with those between it and the authority. Only where a call is written down.
+        digest: of the token that proves it, if one does.
+        certificate: that proves it, if no token does: PEM, with those between it and the authority. Only where a call is logged.
     """
 
     identity: Identity | None
@@ -160,22 +160,22 @@ class Caller(NamedTuple):
 
 
 CALLER: ContextVar[Caller] = ContextVar("CALLER")
-"""Of the call that is being served."""
+"""Caller of the call that is being served."""
 
 
 class People(Protocol):
-    """What is known of tokens, and where calls are written down."""
+    """Token lookup, and the audit log of calls."""
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Who bears the token of this digest; None if it is not good.
+        """Return the holder of the token with this digest; None if it is invalid.
 
         Raises:
-            SnaplineError: nobody can say so here and now.
+            SnaplineError: it cannot be looked up here and now.
         """
         ...
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
-        """Write a call down, for good.
+        """Log a call permanently.
 
         Raises:
             UsageError: it was allowed, and its token is not good any more.
@@ -237,7 +237,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
 
     def _refusal(self, caller: Caller, door: RpcRule, method: str) -> str | None:
-        """Why the caller may not; None if it may. Without TLS everybody may."""
+        """Return why the caller may not; None if it may. Without TLS every caller may."""
         if not self._security.is_tls:
             return None
         identity = caller.identity
@@ -261,9 +261,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return True
 
     async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
-        """Have a person's call that changes something written down; the call ends here if that cannot be.
+        """Log a person's call that changes something; abort the call if it cannot be logged.
 
-        Calls of others are not: hosts, launchers and clients change something all the time.
+        Calls of others are not logged: hosts, launchers and clients change something all the time.
         """
         caller = CALLER.get(Caller(None))
         if self._people is None or caller.identity is None or caller.identity.role not in PEOPLE:
@@ -278,7 +278,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             await self._send_elsewhere(context, error)
 
     async def _send_elsewhere(self, context: Context, error: SnaplineError) -> None:
-        """Nobody can say just now whether the call may be made, or write it down: so it is not made."""
+        """Abort a call that cannot be authorized or logged here and now, naming another replica."""
         assert self._people is not None
         context.set_trailing_metadata(self._people.whom_to_ask())
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -304,7 +304,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return None
 
     def identity(self, context: Context) -> Identity | None:
-        """Who makes this call, by token or certificate; None without TLS."""
+        """Return the identity of the caller, by token or certificate; None without TLS."""
         return CALLER.get(Caller(self._security.identity(context))).identity
 
     async def begin(self, context: Context) -> CallUnderWay:
@@ -350,7 +350,7 @@ class _Call:
         self._handler = handler
 
     async def hand_over(self, requests: Any, context: Context) -> Any:
-        """A stream of bytes both ways: whoever serves it reads and bounds it."""
+        """Serve a stream of bytes both ways: its handler reads and bounds it."""
         await self._check(context)
         await self._guard.begin(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
@@ -387,7 +387,7 @@ class _Call:
             raise
 
     async def _tell_failure(self, context: Context) -> None:
-        """It was let in, and came to nothing: unless another replica is to be asked, which writes it down itself."""
+        """Log the failure of an allowed call, unless another replica must be asked, which logs it itself."""
         code: Any = context.code()  # a number, but the stubs say otherwise
         if code not in (grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.UNAVAILABLE) and context.details():
             with contextlib.suppress(SnaplineError, grpc.aio.AbortError, grpc.aio.UsageError):

@@ -14,32 +14,32 @@ PEOPLE = ("viewer", "operator", "admin")
 """Roles that a token may have: those of people. Hosts, replicas, launchers and clients prove who they are by certificate."""
 
 ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
-"""What became of a call: it was let in; it was not; or it was, and then came to nothing."""
+"""Outcomes of a call: allowed; refused; or allowed, and then failed."""
 
 ABOUT_CHARACTERS_MAX = 300
-"""Of what a call was about, where it is written down: names and numbers; more is cut."""
+"""Largest length of a call's subject in the audit log: names and numbers; more is cut."""
 
 TOKEN_BYTES = 32
 
 PREFIX = "snapline_"
-"""So that a token is seen to be one, by people and by programs that look for secrets where they do not belong."""
+"""Prefix by which people and secret scanners recognise a token."""
 
 METADATA_KEY, SCHEME = "authorization", "Bearer "
 
 TOKEN_CHARACTERS_MAX = 200
-"""What is longer is no token of ours, and is not hashed."""
+"""Largest length of a token; longer ones are invalid, and are not hashed."""
 
 NO_TOKEN = b"-"
 """Stands for what was borne as a token and cannot be one. No digest is so short."""
 
 
 def new_token() -> str:
-    """A token that nobody has had before."""
+    """Return a new, unique token."""
     return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest_of(token: str) -> bytes:
-    """What the fleet keeps of a token."""
+    """Return the digest that the fleet keeps of a token."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
@@ -60,5 +60,5 @@ def borne_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
 
 
 def clipped(text: str) -> str:
-    """As much as is written down of what a call was about."""
+    """Clip the subject of a call for the audit log."""
     return text if len(text) <= ABOUT_CHARACTERS_MAX else text[: ABOUT_CHARACTERS_MAX - 1] + "…"

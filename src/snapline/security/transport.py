@@ -1,16 +1,16 @@
-"""Who may speak to whom: loopback plaintext, mutual TLS, or plaintext because the user insists.
+"""Transport security: loopback plaintext, mutual TLS, or plaintext because the user insists.
 
 With mutual TLS every process has a certificate of one authority. It names the process twice: a SPIFFE URI
-`spiffe://DOMAIN/host/h3`, which a server reads out of the client's certificate and binds to what the client says it is,
-and a DNS name `h3.host.DOMAIN`, which a client demands of the server, since the aio client cannot see the server's
+`spiffe://DOMAIN/host/h3`, which a server reads out of the client's certificate and binds to the client's claimed identity,
+and a DNS name `h3.host.DOMAIN`, which a client requires of the server, since the aio client cannot see the server's
 certificate. The roles, and what each may call, are in `rpc_authorization.py`; certificates are made by `certificates.py`. DOMAIN is the
-fleet's: certificates of another fleet's domain, even of the same authority, name nobody here.
+fleet's: certificates of another fleet's domain, even of the same authority, are invalid here.
 
 Rotation. `reload()` reads the files again. New connections to a server get the new certificate at once, its old streams
-run on; a client presents the new one with its next channel, so links are opened again when `generation` has changed. To
+run on; a client presents the new one with its next channel, so links are reopened when `generation` has changed. To
 change the authority, let the authority file hold both, swap the certificates, then drop the old one.
 
-G9 rests on host starts and incarnations, not on certificates: they say which host speaks, not which run of it.
+G9 rests on host starts and incarnations, not on certificates: they identify the host, not its run.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ DEFAULT_DOMAIN = "snapline"
 """SPIFFE trust domain, if the user names none."""
 
 RELOAD_S = 5.0
-"""How often processes look at their certificates' files: new connections have what was renewed before it is much older."""
+"""Time between checks of the certificate files: new connections soon use a renewed certificate."""
 
 LINK_AGE_S_MAX = 3600.0
 """Links are opened again after this, so that a certificate that expired or was withdrawn ends within the hour."""
@@ -51,7 +51,7 @@ RENEW_S, RENEW_SHARE = 7 * 86_400.0, 0.2
 
 
 class Identity(NamedTuple):
-    """What a certificate says its owner is, such as `("host", "h3")`."""
+    """Identity of a certificate's owner, such as `("host", "h3")`."""
 
     role: str
     name: str
@@ -86,7 +86,7 @@ def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
 
 
 class Security:
-    """How this process listens, dials and recognises others. Made by `loopback`, `tls` or `insecure`.
+    """Transport security of this process: listening, dialling, identifying peers. Made by `loopback`, `tls` or `insecure`.
 
     Attributes:
         generation: grows whenever `reload` found other certificates.
@@ -102,9 +102,9 @@ class Security:
         self._configuration: grpc.ServerCertificateConfiguration | None = None
         self._context: tuple[int, ssl.SSLContext] | None = None
         self._valid_s: tuple[float, float] = (0.0, math.inf)
-        """From when to when our certificate is, in seconds since 1970."""
+        """Validity of our certificate: first and last second, since 1970."""
         self._warned = (0, False)
-        """Of which certificate it was said that it should be renewed, and whether it had expired by then."""
+        """Generation of the certificate whose renewal was last advised, and whether it had expired by then."""
         self.domain = domain
         self.generation = 0
 
@@ -115,7 +115,7 @@ class Security:
 
     @classmethod
     def insecure(cls) -> "Security":
-        """Plaintext everywhere: anybody who reaches a port may take part. Only because the user said `--insecure`."""
+        """Allow plaintext everywhere: anyone who reaches a port may take part. Only with the user's `--insecure`."""
         return cls(_Mode.INSECURE)
 
     @classmethod
@@ -134,7 +134,7 @@ class Security:
 
     @property
     def is_tls(self) -> bool:
-        """Whether connections are encrypted and both sides prove who they are."""
+        """Return whether connections are encrypted and both sides prove their identity."""
         return self._mode is _Mode.TLS
 
     def check_listen_address(self, address: str) -> None:
@@ -151,7 +151,7 @@ class Security:
             )
 
     def may_dial(self, address: str) -> bool:
-        """Whether `check_dial_address` lets it pass."""
+        """Return whether `check_dial_address` allows the address."""
         return self._mode is not _Mode.LOOPBACK or is_loopback(address)
 
     def check_dial_address(self, address: str) -> None:
@@ -226,7 +226,7 @@ class Security:
         return context
 
     def identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-        """Who called, by its certificate; None without TLS, and where the certificate names nobody of this domain."""
+        """Return the caller's identity by its certificate; None without TLS, and where the certificate names nobody of this domain."""
         if not self.is_tls:
             return None
         names = context.auth_context().get("x509_subject_alternative_name", ())
@@ -238,7 +238,7 @@ class Security:
         return next(iter(told.get("x509_pem_cert_chain") or told.get("x509_pem_cert") or ()), b"")
 
     def identity_in(self, names: Iterable[str]) -> Identity | None:
-        """Who has a certificate with these names; None where they name nobody of this domain."""
+        """Return the identity in a certificate with these names; None where they name nobody of this domain."""
         prefix = f"spiffe://{self.domain}/"
         found = [name[len(prefix) :] for name in names if name.startswith(prefix)]
         if len(found) != 1 or found[0].count("/") != 1:
@@ -247,7 +247,7 @@ class Security:
         return Identity(role, name)
 
     def http_context(self) -> "ssl.SSLContext":
-        """For a server of HTTP: the newest certificate, and callers show theirs. One for each connection: certificates are renewed.
+        """Return a TLS context for an HTTP server: the newest certificate, and callers show theirs. One per connection: certificates are renewed.
 
         Raises:
             ExternalFailureError: the certificates cannot be read.
@@ -269,7 +269,7 @@ class Security:
         return self._context[1]
 
     def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
-        """Why the caller may not speak as `name` of `role`; None if it may. Without TLS everybody may."""
+        """Return why the caller may not act as `name` of `role`; None if it may. Without TLS every caller may."""
         if not self.is_tls:
             return None
         identity = self.identity(context)
@@ -302,13 +302,13 @@ class Security:
         return self._load().authority
 
     def certificate_left_ns(self) -> int | None:
-        """How long our certificate is valid, if it should be renewed; not above 0: it has expired."""
+        """Return the remaining validity of our certificate, if it should be renewed; not above 0: it has expired."""
         begun_s, ends_s = self._valid_s
         left_s = ends_s - time.time()
         return round(left_s * 1e9) if left_s < min(RENEW_S, RENEW_SHARE * (ends_s - begun_s)) else None
 
     def _warn_of_expiry(self) -> None:
-        """Once when it should be renewed, and once when it has expired."""
+        """Warn once when the certificate should be renewed, and once when it has expired."""
         left_ns = self.certificate_left_ns()
         if left_ns is None or self._warned >= (self.generation, left_ns <= 0):
             return
@@ -390,7 +390,7 @@ def _check(files: _Files, pems: _Pems) -> None:
 
 
 def _validity(certificate: bytes) -> tuple[float, float]:
-    """From when to when it is valid, in seconds since 1970. `ssl` tells that of others' certificates alone, so we go below it."""
+    """Return a certificate's validity, in seconds since 1970. `ssl` offers that only for peers' certificates, so we use its internals."""
     import ssl
 
     with _in_memory(certificate) as path:
@@ -409,7 +409,7 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port`, `[::1]:port` or `unix:path` can only be reached from this machine."""
+    """Return whether `host:port`, `[::1]:port` or `unix:path` can only be reached from this machine."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")

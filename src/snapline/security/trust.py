@@ -1,7 +1,7 @@
-"""Do two processes' certificates trust each other, and do both speak TLS? gRPC says only that nobody could be reached.
+"""Diagnosis of failed connections: certificates and TLS of two processes. gRPC reports only that the peer could not be reached.
 
 Where a server does not take our certificate, TLS 1.3 has our side's handshake succeed, and the server closes the connection without a
-word: to gRPC's caller it looks like a server that died. So whoever could not reach one asks here, by a TLS handshake of its own
+word: to gRPC's caller it looks like a server that died. So a process that could not reach one checks here, by a TLS handshake of its own
 with the same files: it knows who refused whom, does not depend on the wording of gRPC's errors, and takes neither a closed port nor a
 proxy with nobody behind it for a refusal.
 """
@@ -22,11 +22,11 @@ HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 
 """Connection preface and empty SETTINGS frame (RFC 9113, 3.4): a plaintext gRPC server answers with a SETTINGS frame of its own."""
 
 HANDSHAKES = 2
-"""So many must end alike: a connection that is closed upon our certificate might once be a server's death."""
+"""Number of handshakes that must end alike: a connection closed upon our certificate might once be a server crash."""
 
 
 class Distrust:
-    """Since when each address is distrusted, and whether that is final. Decides only: no I/O."""
+    """Times since when each address is distrusted, and whether that is final. Decides only: no I/O."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._since_s: dict[str, float | None] = dict.fromkeys(addresses)
@@ -35,16 +35,16 @@ class Distrust:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether nobody has ever answered, though each address was tried."""
+        """Return whether no peer has ever answered, though each address was tried."""
         return not self._is_proved and not self._untried
 
     @property
     def is_proved(self) -> bool:
-        """Whether anybody has ever answered: then the certificates were good, and nothing is final."""
+        """Return whether a peer has ever answered: then the certificates were valid, and nothing is final."""
         return self._is_proved
 
     def answered(self) -> None:
-        """Somebody has answered."""
+        """Note that a peer has answered."""
         self._is_proved = True
 
     def failed(self, address: str, now_s: float, *, is_distrust: bool) -> bool:
@@ -59,7 +59,7 @@ class Distrust:
 
 
 async def why_distrusted(security: Security, address: str, *, role: str, name: str) -> str | None:
-    """What the certificates of both sides lack, in words; None if that is not what keeps us apart, or nobody is there."""
+    """Return in words what is wrong with the certificates of both sides; None if they are not the cause, or no peer is there."""
     if not security.is_tls:
         return None
     try:
@@ -73,7 +73,7 @@ async def why_distrusted(security: Security, address: str, *, role: str, name: s
 
 
 async def why_other_transport(security: Security, address: str) -> str | None:
-    """That one side speaks TLS and the other plaintext, and what helps; None if that is not what keeps us apart."""
+    """Return a message that one side uses TLS and the other plaintext, and what helps; None if that is not the cause."""
     host, _, port = address.rpartition(":")
     speaks = _speaks_plaintext if security.is_tls else _speaks_tls
     try:
@@ -102,7 +102,7 @@ async def _speaks_plaintext(host: str, port: int) -> bool:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Whether a handshake succeeds, or ends with an alert of TLS. Nothing is proved to anybody, and nothing sent."""
+    """Return whether a handshake succeeds, or ends with a TLS alert. Nothing is proved to either side, and nothing sent."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -117,7 +117,7 @@ async def _speaks_tls(host: str, port: int) -> bool:
 
 
 def trust_advice(why: str) -> str:
-    """What helps against that."""
+    """Return the advice for a certificate problem."""
     if "expired" in why:
         return "renew that certificate: `snapline auth renew DIR` does it for those that `snapline auth init` has made"
     return "have one authority sign both certificates, and give its certificate to both as --tls-ca"
@@ -148,7 +148,7 @@ async def _refusal(security: Security, address: str, role: str, name: str) -> st
 
 
 def _alert(error: OSError) -> str | None:
-    """Which alert the other side sent; anything else has nothing to do with certificates."""
+    """Return the alert that the other side sent; other errors do not concern certificates."""
     reason = str(getattr(error, "reason", ""))
     about = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
     return f"it does not trust ours: {reason.lower().replace('_', ' ')}" if "ALERT" in reason and about else None

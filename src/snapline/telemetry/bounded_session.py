@@ -5,7 +5,7 @@ from typing import Any
 import requests
 
 ANSWER_BYTES_MAX = 64 * 1024
-"""Of an answer; it says little more than how many spans were taken."""
+"""Largest answer; it contains little more than how many spans were taken."""
 
 
 class BoundedSession(requests.Session):

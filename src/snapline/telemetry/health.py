@@ -1,13 +1,13 @@
-"""How a process says that it lives and that it is ready: gRPC's health service, also at a door that asks for no certificate.
+"""Liveness and readiness of a process: gRPC's health service, also at a port that needs no certificate.
 
-Those who start containers ask for health without certificates, and get no further than a TLS handshake. `--health` opens a door where
-nothing but health is served: who reaches it hears two words, and can do nothing.
+Container supervisors check health without certificates, and fail in the TLS handshake. `--health` opens a port where
+nothing but health is served: a caller learns two states, and can do nothing.
 
-Only `Check` is served there, which is answered at once. `Watch` would hold a place for as long as its caller likes: 64 of a stranger's would leave
-no place for those who ask on behalf of Kubernetes, which would end the process.
+Only `Check` is served there, which is answered at once. `Watch` would hold a slot for as long as its caller likes: 64 of a stranger's would leave
+no slot for the probes of Kubernetes, which would end the process.
 
-There are two names since the questions have different consequences. Who does not *live* is killed and started again, which brings no
-lost majority back: so that name depends on nobody else. Who is not *ready* is only waited for.
+There are two names since the checks have different consequences. A process that is not *alive* is killed and restarted, which restores no
+lost majority: so that name depends on no other process. A process that is not *ready* is only waited for.
 """
 
 from collections.abc import Iterable
@@ -27,10 +27,10 @@ ALIVE, READY = "alive", "ready"
 """Names in the health service. A coordinator is ready while it hears a majority, a host once it has joined its fleet."""
 
 QUESTIONS_MAX = 64
-"""At once at a health door: whoever supervises asks one at a time."""
+"""Largest number of concurrent calls at a health port: a supervisor makes one at a time."""
 
 CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
-"""At a health door; one on which nobody asks is closed then. Who has no certificate can make gRPC hold some ten MiB of headers on each connection."""
+"""Connections at a health port, and idle time until one is closed. A stranger can make gRPC hold some ten MiB of headers on each."""
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:
@@ -81,7 +81,7 @@ async def open_health_door(stack: AsyncExitStack, servicer: health.aio.HealthSer
 
 
 async def is_serving(address: str, name: str, timeout_s: float) -> bool:
-    """Whether the process with a health door at `address` says so of this name.
+    """Return whether the process with a health port at `address` reports this name as serving.
 
     Raises:
         grpc.RpcError: nobody answers in time, or the name is unknown there.

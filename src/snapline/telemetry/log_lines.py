@@ -1,12 +1,12 @@
-"""What a process logs: lines of text, or JSON objects that say whom they are about.
+"""Log formats of a process: lines of text, or JSON objects that name their subject.
 
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
     {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
 
-Bound ids come from three places, the later before the earlier: what the process was started as; the scope of the task that logs, such as
-a call that is served or an agent's turn that waits; and how its host or leader stands, which is read when something is logged, so that
-nothing is spent on it otherwise. `extra=` of the logging library comes last. So code of users that logs as ever says of which agent it
-speaks. What a task sets off bears its ids as well, until the scope is closed: timers inherit it, and would keep it for ever.
+Bound ids come from three places, the later before the earlier: the ids given at the process's start; the scope of the task that logs, such as
+a call that is served or an agent's turn that waits; and the state of its host or leader, which is read only when something is logged.
+`extra=` of the logging library comes last. So user code that logs as usual names its agent.
+Work that a task starts has its ids as well, until the scope is closed: timers inherit it, and would keep it for ever.
 
 Times are UTC in both forms: logs of several machines are merged (`snapline logs`).
 """
@@ -41,7 +41,7 @@ class LogScope:
         _SCOPE.set(self)
 
     def close(self, _: object = None) -> None:
-        """It is over. Takes the task, to be called by it when it is done."""
+        """Close the scope. Takes the task, which calls it when done."""
         self.ids = {}
 
 
@@ -54,11 +54,11 @@ def _open_ids() -> Ids:
 
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""What every record has; the rest of one is `extra`."""
+"""Fields of every record; the rest of one is `extra`."""
 
 
 class BoundIds:
-    """The ids that all lines of a process bear."""
+    """Ids in all log lines of a process."""
 
     def __init__(self, **ids: object) -> None:
         """`ids`: those it was started with."""
@@ -67,12 +67,12 @@ class BoundIds:
         self._thread = 0
 
     def add(self, **ids: object) -> None:
-        """Some that were not known when it started."""
+        """Add ids that were not known at the start."""
         self._ids.update(ids)
 
     @contextlib.contextmanager
     def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
-        """Ask this as well, inside: how things stand, for who logs in this thread. Others are not told: they may be about anything."""
+        """Read these ids as well, inside: the current state, for logs of this thread only: other threads' logs may be about anything."""
         self._read, self._thread = read, threading.get_ident()
         try:
             yield
@@ -80,7 +80,7 @@ class BoundIds:
             self._read = None
 
     def now(self) -> dict[str, object]:
-        """All ids of who logs here and now; those that are unknown ("", 0, None) are left out."""
+        """Return all ids of the code that logs here and now; those that are unknown ("", 0, None) are left out."""
         found = {**self._ids, **_open_ids()}
         if self._read is not None and threading.get_ident() == self._thread:
             found.update({name: value for name, value in self._read().items() if value})
@@ -88,7 +88,7 @@ class BoundIds:
 
 
 class TextLines(logging.Formatter):
-    """For people: the time, how serious it is, who says it, and what."""
+    """Formatter for people: the time, level, logger and message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -101,7 +101,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """For programs: one object on a line, whatever is logged."""
+    """Formatter for programs: one object on a line, whatever is logged."""
 
     def __init__(self, bound: BoundIds) -> None:
         super().__init__()

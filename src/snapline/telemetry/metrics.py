@@ -1,12 +1,12 @@
-"""What a process counts and says of itself, for monitoring systems: families, and how often something took how long.
+"""Metrics of a process, for monitoring systems: families, and distributions of durations.
 
 Theory of operation. Cores know nothing of this. They count what they need themselves, and adapters see events: so a process has its
-figures anyway, and they are read when somebody asks (`metrics_server.py`). Nothing is done for them on the way of a message. Each kind of
+figures anyway, and they are read on request (`metrics_server.py`). They cost nothing on the path of a message. Each kind of
 process declares its families in a table (`coordinator/service/metrics.py`, `agent_runtime/host/metrics.py`); docs/metrics.md shows these
 tables, and a test compares them.
 
 No family has a label that names an agent or a channel: a fleet may have 20,000 of them, and a monitoring system keeps a series for each
-for weeks. The labels are words of ours, a handful for each family.
+for weeks. The label values are fixed words, a handful for each family.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 PREFIX = "snapline_"
-"""Of every name: a monitoring system has metrics of many programs."""
+"""Prefix of every name: a monitoring system has metrics of many programs."""
 
 COUNTER, GAUGE, HISTOGRAM, SUMMARY = "counter", "gauge", "histogram", "summary"
 
@@ -24,7 +24,7 @@ SECONDS = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.
 
 
 class Distribution:
-    """How many values were how large: `counts[i]` were at most `bounds[i]`, and more than the bound before; the last has no bound.
+    """Histogram of values: `counts[i]` were at most `bounds[i]`, and more than the bound before; the last has no bound.
 
     Attributes:
         sum: of all values.
@@ -38,17 +38,17 @@ class Distribution:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One more."""
+        """Count one more value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self.counts)
 
     def up_to(self) -> list[tuple[float, int]]:
-        """Each bound, and how many values were not above it; the last bound is infinite."""
+        """Return each bound, and how many values were not above it; the last bound is infinite."""
         found, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
@@ -75,7 +75,7 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def help(self) -> str:
-        """For the line HELP."""
+        """Text of the line HELP."""
         return f"{self.text} (Flink: {self.flink})" if self.flink else self.text
 
 
@@ -98,4 +98,4 @@ ABOUT = Family(
     "",
     ("role", "id", "version"),
 )
-"""Of every process."""
+"""Metric of every process."""

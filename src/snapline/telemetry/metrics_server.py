@@ -44,13 +44,13 @@ PATH = "/metrics"
 READERS = RPC_RULES["/snapline.protos.v1.Coordinator/Status"].roles
 
 HEAD_BYTES_MAX = 16 * 1024
-"""Of a request: monitoring systems send some hundred bytes."""
+"""Largest head of a request: monitoring systems send some hundred bytes."""
 
 REQUEST_S_MAX = 10.0
-"""For the handshake, the head, the figures, and the answer to be taken: Prometheus itself waits for so long."""
+"""Time limit for the handshake, the head, the figures, and the reading of the answer: Prometheus itself waits as long."""
 
 CONNECTIONS_MAX = 16
-"""At once: one or two monitoring systems ask, every few seconds. Beyond that the one that was opened first is cut: many that say nothing keep nobody out."""
+"""Largest number of connections: one or two monitoring systems ask every few seconds. Beyond it the oldest is cut: idle ones block nobody."""
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -71,11 +71,11 @@ class _Answer(NamedTuple):
 
 
 class MetricsPlace(NamedTuple):
-    """Where a process says its metrics.
+    """Location of a process's metrics.
 
     Attributes:
         address: "host:port"; "": nowhere.
-        file: written when it is known where: one target, in the form that Prometheus' `file_sd_configs` read; None: not written.
+        file: written when the address is known: one target, in the form that Prometheus' `file_sd_configs` read; None: not written.
     """
 
     address: str = ""
@@ -122,13 +122,13 @@ class MetricsDoor:
         return f"{host}:{server.sockets[0].getsockname()[1]}"
 
     def url(self, address: str) -> str:
-        """Where to look."""
+        """Return the URL of the metrics."""
         return f"{'https' if self._security.is_tls else 'http'}://{address}{PATH}"
 
     # ---- one connection -----------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Whoever asks wrongly, slowly or not at all harms nobody but himself."""
+        """Serve one connection; a wrong, slow or silent client harms only itself."""
         transport = cast("asyncio.Transport", writer.transport)  # that of a socket
         transport.pause_reading()  # what came before a handshake began would be lost
         self._open.append(transport)
@@ -172,7 +172,7 @@ class MetricsDoor:
         await writer.drain()
 
     def _refusal(self, writer: asyncio.StreamWriter) -> str:
-        """Why the caller may not; "": it may."""
+        """Return why the caller may not; "": it may."""
         if not self._security.is_tls:
             return ""
         shown = writer.get_extra_info("ssl_object").getpeercert() or {}
@@ -211,7 +211,7 @@ def _drop_tracebacks(error: BaseException | None) -> None:
 
 
 class _Exposition:
-    """Figures as text, beside those of the process and of Python. One of each process: made when the door is, since its library takes a tenth of a second to import."""
+    """Figures as text, next to those of the process and of Python. One per process, made on opening the port: its library takes 0.1 s to import."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector

@@ -30,7 +30,7 @@ class QuickSpan(trace.Span):
     """See the module.
 
     Attributes:
-        name, kind, attributes, events, start_ns, end_ns: what is told of it; `end_ns` 0: it has not ended.
+        name, kind, attributes, events, start_ns, end_ns: its exported fields; `end_ns` 0: it has not ended.
         parent: None: a trace begins with it.
     """
 
@@ -54,7 +54,7 @@ class QuickSpan(trace.Span):
         self._context = trace.SpanContext(trace_id, span or random.getrandbits(64) | 1, False, SAMPLED)
 
     def readable(self, resource: Resource) -> ReadableSpan:
-        """For an exporter."""
+        """Return the span for an exporter."""
         own, parent = self._context, self.parent
         above = None if parent is None else trace.SpanContext(parent.trace, parent.span, True, SAMPLED)
         return ReadableSpan(
@@ -103,5 +103,5 @@ class QuickSpan(trace.Span):
         self.add_event("exception", {**said, **(attributes or {})}, timestamp)
 
     def end(self, end_time: int | None = None) -> None:
-        """It is told by whoever began it."""
+        """Record the end time; the starter of the span exports it."""
         self.end_ns = self.end_ns or end_time or time.time_ns()

@@ -32,7 +32,7 @@ QUEUE_SPANS_MAX = 8192
 """Spans that wait: some 20 MB, and what a busy host ends in the seconds that a collector takes to start again."""
 
 BATCH_SPANS_MAX = 512
-"""As OpenTelemetry's own batches."""
+"""Spans in a batch, as in OpenTelemetry's own."""
 
 DELAY_S = 1.0
 """Spans wait so long for others, since a request to a collector takes two milliseconds however few it brings; with a process that is killed so
@@ -40,7 +40,7 @@ DELAY_S = 1.0
 much is lost. OpenTelemetry's own 5 s are too much of a recovery."""
 
 CLOSE_S_MAX = 2.0
-"""For what is left when a process ends: nobody waits longer for it."""
+"""Longest wait for the spans left when a process ends."""
 
 SERVICE = "snapline"
 
@@ -52,7 +52,7 @@ CREDENTIAL_PROVIDERS = (
 
 
 class OneResource(Resource):
-    """What a process says of itself: OpenTelemetry's encoder hashes it for every span, by way of JSON."""
+    """Resource with a cheap hash: OpenTelemetry's encoder hashes it for every span, by way of JSON."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -83,7 +83,7 @@ class SpanQueue(SpanProcessor):
             self.put(span)
 
     def put(self, span: ReadableSpan | QuickSpan) -> None:
-        """One that has ended; on any thread."""
+        """Queue an ended span; on any thread."""
         if len(self._waiting) >= QUEUE_SPANS_MAX or self._is_closed:
             self.dropped += 1
             return
@@ -140,7 +140,7 @@ class GivenIds(RandomIdGenerator):
         self._next = threading.local()
 
     def give(self, *, span: int, trace: int = 0) -> None:
-        """For the span that this thread starts next; 0: drawn."""
+        """Set the ids of the span that this thread starts next; 0: drawn."""
         self._next.span, self._next.trace = span, trace
 
     def generate_span_id(self) -> int:
@@ -161,7 +161,7 @@ class SpanExport:
         share: of requests without a trace, so many begin one.
         tracer: takes every span that it is given.
         queue: on their way.
-        resource: what says of each which process has told it.
+        resource: names the process that exports each span.
     """
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
@@ -201,21 +201,21 @@ class SpanExport:
 
 
 def context_of(ids: SpanIds) -> trace.SpanContext:
-    """How a span of another process is spoken of."""
+    """Return the context of a span of another process."""
     return trace.SpanContext(
         ids.trace, ids.span, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
     )
 
 
 def _their_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
-    """For libraries: what they tell within a span that is followed."""
+    """Return a provider for libraries: it exports their spans within a traced span."""
     theirs = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
     theirs.add_span_processor(queue)
     return theirs
 
 
 def _exporter() -> SpanExporter:
-    """As the environment says: OTLP, unless it is for the console."""
+    """Return the exporter that the environment selects: OTLP, unless it is for the console."""
     wanted = os.environ.get("OTEL_TRACES_EXPORTER", "otlp") or "otlp"
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if wanted == "console":

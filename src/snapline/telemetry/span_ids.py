@@ -1,7 +1,7 @@
-"""What spans of epochs and recoveries are called.
+"""Ids of the spans of epochs and recoveries.
 
-The parts of an epoch, and of a recovery, are told by several processes and stand in one trace. Its ids follow from the store and the number, so nobody
-has to tell anybody.
+The parts of an epoch, and of a recovery, are reported by several processes and form one trace. Its ids are derived from the store and the number, so
+processes need not exchange them.
 """
 
 from hashlib import blake2b
@@ -10,19 +10,19 @@ import msgspec
 
 
 class SpanIds(msgspec.Struct, frozen=True):
-    """Of one span, and of its trace."""
+    """Ids of one span, and of its trace."""
 
     trace: int
     span: int
 
 
 def checkpoint_ids(store: str, epoch: int) -> SpanIds:
-    """Of the span that is one epoch."""
+    """Return the ids of an epoch's span."""
     return _derived("checkpoint", store, epoch)
 
 
 def recovery_ids(store: str, plan: int) -> SpanIds:
-    """Of the span that is one recovery."""
+    """Return the ids of a recovery's span."""
     return _derived("recovery", store, plan)
 
 

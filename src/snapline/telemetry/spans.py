@@ -1,7 +1,7 @@
-"""Whether a process tells spans to OpenTelemetry, and how many requests it follows.
+"""Options for exporting spans to OpenTelemetry, and the share of traced requests.
 
-Nothing here imports OpenTelemetry: what does (`span_export.py` and who uses it) is imported when a process is told to. Where spans go, and under
-which name of a service, is said by OpenTelemetry's own environment variables.
+Nothing here imports OpenTelemetry: modules that do (`span_export.py` and its users) are imported only with `--otel`. OpenTelemetry's own
+environment variables set the destination of spans, and the service name.
 """
 
 from importlib.util import find_spec
@@ -20,14 +20,14 @@ SPANS = (
     Family("spans_exported_total", COUNTER, "spans that the collector of `--otel` has taken; silent without that"),
     Family("spans_dropped_total", COUNTER, "spans that found the queue full, or that it did not take"),
 )
-"""What every process says of them in its metrics."""
+"""Metrics of spans in every process."""
 
 
 class SpanOptions(msgspec.Struct, frozen=True):
-    """What a process is told by `--otel`.
+    """Options given by `--otel`.
 
     Attributes:
-        share: of requests that come without a trace of their own, so many begin one; None: there are no spans at all.
+        share: of requests without a trace of their own that begin one; None: there are no spans at all.
     """
 
     share: float | None = None
@@ -43,7 +43,7 @@ class SpanOptions(msgspec.Struct, frozen=True):
 
 
 def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | None":
-    """What takes this process's spans, if there are to be any; to be closed at its end.
+    """Return the exporter of this process's spans, if enabled; close it at the process's end.
 
     Raises:
         UsageError: OpenTelemetry is not installed, or has no such exporter.
@@ -57,7 +57,7 @@ def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | N
 
 
 def read_spans(export: "SpanExport | None") -> Readings:
-    """Of `SPANS`, now."""
+    """Return the current values of `SPANS`."""
     if export is None:
         return {}
     return {"spans_exported_total": export.queue.exported, "spans_dropped_total": export.queue.dropped}

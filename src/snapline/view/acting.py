@@ -1,11 +1,11 @@
-"""Requests of operators: the page of actions, confirmations, and what came of them. Decides who may; what is done, `actions.py` and its makers say.
+"""Requests of operators: the page of actions, confirmations and outcomes. Decides who may act; `actions.py` and its makers decide what is done.
 
     GET  /act            what can be done
     GET  /act/{verb}     what will happen; does nothing
-    POST /deeds          the form of such a page: does it once, and leads to
-    GET  /deeds/{key}    what came of it
+    POST /deeds          the form of such a page: does it once, and redirects to
+    GET  /deeds/{key}    its outcome
 
-Another site must not act through somebody's browser. A form is taken if the browser says that it comes from here, if it bears the session's
+Another site must not act through a viewer's browser. A form is accepted if the browser says that it comes from here, if it carries the session's
 token, which no other site can read, and if its key is that of a page that this session was shown.
 """
 
@@ -29,26 +29,26 @@ from snapline.view.store_deeds import StoreDeeds
 from snapline.view.watch import FleetWatch
 
 ROLES = (OPERATOR, ADMIN)
-"""Of the view itself, to the fleet: those that may call what changes it."""
+"""Roles that the view itself needs to change the fleet."""
 
 ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
-"""Else browsers would keep to themselves where a form comes from."""
+"""Headers of action pages: with the usual policy browsers would hide where a form comes from."""
 
 AGAIN_S = 2
-"""A page of a deed that is under way is loaded again so often."""
+"""Time between two loads of the page of an action that is under way."""
 
 Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedDeed]]
 
 
 class NotAllowedError(UsageError):
-    """Whoever asks may not."""
+    """The requester has no permission."""
 
 
 class Operators:
-    """What may be done to this fleet, and whether the view may do it."""
+    """Actions that this fleet allows, and whether the view may perform them."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
-        """`folder`: the fleet's own, if it is on this machine. `has_certificates`: without them everybody may do everything."""
+        """`folder`: the fleet's own, if it is on this machine. `has_certificates`: without them everyone may do everything."""
         self.fleet = fleet = FleetDeeds(coordinator)
         self.store = StoreDeeds(coordinator, folder)
         self._has_certificates = has_certificates
@@ -69,15 +69,15 @@ class Operators:
         self.verbs |= of_store if self.store.is_here else {}
 
     def may(self, facts: FleetFacts | None) -> bool:
-        """Does the fleet let the view act?"""
+        """Return whether the fleet lets the view act."""
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
     def offers(self, facts: FleetFacts | None) -> bool:
-        """And is there a fleet to which something can be done?"""
+        """Return whether the view may act and there is a fleet to act on."""
         return self.may(facts) and facts is not None and facts.phase not in ENDED
 
     async def links(self, facts: FleetFacts | None, epoch: int) -> Markup | None:
-        """What can be done with a snapshot, for its page."""
+        """Return links to the actions on a snapshot, for its page."""
         if not self.offers(facts):
             return None
         return links_of_epoch(epoch, can_restore=epoch in await self.fleet.restorable(), is_here=self.store.is_here)
@@ -87,7 +87,7 @@ Page = Callable[[str, str, Markup], Response]
 
 
 class ActingPages:
-    """Answers requests of operators; `page` puts a screen's frame around what it shows: screen, title, body."""
+    """Answers requests of operators; `page` puts a screen's frame around its content: screen, title, body."""
 
     def __init__(self, operators: Operators, sessions: Sessions, watch: FleetWatch, page: Page) -> None:
         self._operators = operators
@@ -97,17 +97,17 @@ class ActingPages:
         self._deeds = Deeds()
 
     async def close(self) -> None:
-        """Wait for nothing more."""
+        """Stop waiting."""
         await self._deeds.close()
 
     async def show(self, request: Request) -> Response:
-        """What can be done."""
+        """Show the possible actions."""
         facts, store = await self._facts(), self._operators.store
         kept, restorable = await store.kept(), await self._operators.fleet.restorable()
         return self._page("act", "Actions", deeds_body(facts, kept, restorable, is_here=store.is_here))
 
     async def propose(self, request: Request) -> Response:
-        """What will happen."""
+        """Show what an action will do."""
         facts, verb = await self._facts(), request.path_params["verb"]
         if verb not in self._operators.verbs:
             raise NotFoundError(f"there is no action {verb!r} here")
@@ -117,7 +117,7 @@ class ActingPages:
         return self._headed(self._page("act", proposed.title, confirmation_body(proposed, "/deeds", hidden)))
 
     async def carry_out(self, request: Request) -> Response:
-        """A form that somebody has sent. What it asks for is done once, however often it comes."""
+        """Carry out a form that was sent: its action is done once, however often the form comes."""
         foreign = why_foreign(request)
         form = await form_of(request)
         if foreign or not self._sessions.is_own_form(request, form.get("token", "")):
@@ -130,7 +130,7 @@ class ActingPages:
         return RedirectResponse(f"/deeds/{key}", 303, ACT_HEADERS)
 
     async def outcome(self, request: Request) -> Response:
-        """What came of it."""
+        """Show the outcome of an action."""
         proposed, found = self._deeds.outcome(self._sessions.name_of(request), request.path_params["key"])
         response = self._headed(self._page("act", proposed.title, outcome_body(proposed, found)))
         if found is None:
@@ -138,7 +138,7 @@ class ActingPages:
         return response
 
     async def _facts(self) -> FleetFacts:
-        """How the fleet stands, to decide on."""
+        """Return the state of the fleet, to decide on."""
         heard = await self._watch.now()
         if heard.trouble or heard.facts is None:
             raise CoordinatorUnavailableError(heard.trouble or "the fleet has not answered yet")
@@ -159,7 +159,7 @@ class ActingPages:
 
 
 def why_foreign(request: Request) -> str:
-    """Why a form is not taken to come from a page of ours; "" if it is."""
+    """Return why a form is not accepted as coming from a page of ours; "" if it is."""
     if says_no_site(request):
         return "your browser does not say where this form comes from: nothing has been done"
     if is_from_other_site(request):

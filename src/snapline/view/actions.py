@@ -1,8 +1,8 @@
-"""What operators have been shown, and have confirmed: each page of confirmation stands for one deed, which is done once.
+"""Actions that operators were shown and have confirmed: each confirmation page is for one action, which is done once.
 
-A page gets a key that nobody can guess, and the deed behind it knows what the page said: which run of a host, which plan. So what is done is
-what was shown, whoever leads by then, and whatever a form says. A form that comes again, from a reload or a second click, finds its
-key used, and is answered with what came of the first. A key that is not known any more does nothing: the page has to be made again.
+A page gets an unguessable key, and the action behind it knows what the page said: which run of a host, which plan. So what is done is
+what was shown, whichever replica leads by then, and whatever a form contains. A form that comes again, from a reload or a second click, finds its
+key used, and is answered with the outcome of the first. An unknown key does nothing: the page has to be made again.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownO
 from snapline.view.markup import Markup
 
 KEPT_MAX = 512
-"""Pages of confirmation, and what came of them. The oldest that is not under way goes first."""
+"""Largest number of confirmation pages and their outcomes. The oldest that is not under way is removed first."""
 
 WAIT_S = 8.0
-"""For what comes of a deed, before the page says that it is under way: most take less than a second."""
+"""Longest wait for an action's outcome before the page says that it is under way: most take less than a second."""
 
 
 class DeedOutcome(msgspec.Struct, frozen=True):
-    """What came of a deed, in a sentence, and where to look; `is_bad`: it was not done, or nobody knows."""
+    """Outcome of an action, in a sentence, and where to look; `is_bad`: it was not done, or its outcome is unknown."""
 
     sentence: str
     address: str = "/"
@@ -34,7 +34,7 @@ Fields = Mapping[str, str]
 
 
 class DeedField(msgspec.Struct, frozen=True):
-    """What somebody fills in. `choices`: value and words of each; none: a text, of at most `characters_max`."""
+    """Field that the operator fills in. `choices`: value and words of each; none: a text, of at most `characters_max`."""
 
     name: str
     label: str
@@ -44,13 +44,13 @@ class DeedField(msgspec.Struct, frozen=True):
 
 
 class ProposedDeed(msgspec.Struct, frozen=True):
-    """A deed and what is said of it before it is done.
+    """An action and what the page says of it before it is done.
 
     Attributes:
         title: what it is, in a few words; `button`: the same, for the button.
         sentences: what will happen.
         do: does it, with what was filled in.
-        check: where to see whether it was done, if nobody knows: address and name.
+        check: where to see whether it was done, if that is unknown: address and name.
         more: shown below the sentences.
         is_grave: it undoes work, or stops something.
     """
@@ -77,14 +77,14 @@ class _Kept:
 
 
 class Deeds:
-    """Those that were proposed, by key, and what came of them. For one event loop."""
+    """Proposed actions, by key, and their outcomes. For one event loop."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept: dict[str, _Kept] = {}
         self._kept_max = kept_max
 
     def propose(self, session: str, proposed: ProposedDeed) -> str:
-        """The key that its form has to bear, in the same session.
+        """Return the key that its form has to carry, in the same session.
 
         Raises:
             UsageError: too many are under way.
@@ -99,7 +99,7 @@ class Deeds:
         return key
 
     async def do(self, session: str, key: str, fields: Fields) -> None:
-        """Do it, unless it was begun before; waits for what comes of it, but not for long.
+        """Do it, unless it was begun before; waits for the outcome, but not for long.
 
         Raises:
             UsageError: no page of this session has this key.
@@ -110,7 +110,7 @@ class Deeds:
         await asyncio.wait({kept.task}, timeout=WAIT_S)
 
     def outcome(self, session: str, key: str) -> tuple[ProposedDeed, DeedOutcome | None]:
-        """What came of it; None: it is under way.
+        """Return the action and its outcome; None: it is under way.
 
         Raises:
             UsageError: no page of this session has this key, or its form was not sent.
@@ -121,7 +121,7 @@ class Deeds:
         return kept.proposed, None if kept.is_underway else kept.task.result()
 
     async def close(self) -> None:
-        """Wait for nothing more. What the fleet was told it does."""
+        """Stop waiting. The fleet still does what was requested of it."""
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""One agent: its state, and how its host says that it stands."""
+"""One agent: its state, and its host's report on it."""
 
 import msgspec
 
@@ -11,11 +11,11 @@ from snapline.view.tree import DEPTH_MAX, leaf, tree
 HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
 
 OPEN_BYTES_MAX = 2_000
-"""As JSON: a larger state stands there with its fields folded."""
+"""Largest state, as JSON, that is shown open: the fields of a larger one are folded."""
 
 
 def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
-    """The page of what `Client.describe` tells, and of its state; `problem`: why that is not the live one, or is not known."""
+    """Draw what `Client.describe` returns, and the state; `problem`: why that is not the live one, or is not known."""
     facts = [(name, document.get(name)) for name in document if name not in HEAD]
     about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
     title = tag(
@@ -31,7 +31,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
 
 
 def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
-    """The page while no host can say how it stands; `problem`: why not."""
+    """Draw the page while no host can describe the agent; `problem`: why not."""
     title = tag(
         "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
     )

@@ -1,15 +1,15 @@
-"""The view's requests: pages, streams of what changes in them, our own files. An adapter: what is shown the screens decide.
+"""The view's requests: pages, streams of their changes, our own files. An adapter: the screens decide what is shown.
 
     GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
     GET  /act, /act/{verb}, POST /deeds      what operators may do, where the view was started to allow it (`acting.py`)
     GET  /space-time, /space-time.svg, …     what happened, of the fleet and of a trace (`space_time.py`)
     GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
-    GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is asked for
+    GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is required
     GET  /simulation, /simulation/…          reports of simulations, where there are any (`simulation.py`)
     GET  /health                             200 while this process answers
 
-Else it reads only. What a page holds comes from `snapline.Client` and from the store's reader.
+Otherwise it only reads. The content of a page comes from `snapline.Client` and from the store's reader.
 """
 
 import asyncio
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 QUIET_S = 15.0
-"""A stream says something so often: proxies close what is silent."""
+"""Time between keep-alives of a stream: proxies close silent connections."""
 
 WRONG_S = 0.5
-"""Before a wrong token is answered."""
+"""Delay before a wrong token is answered."""
 
 DESCRIBE_S = 5.0
-"""For a host to say how an agent stands: somebody waits for the page."""
+"""Longest wait for a host to describe an agent: a viewer waits for the page."""
 
 LIVE_S, SAVED_S = 1.0, 3.0
-"""For an agent's live state, which waits for the end of a turn, and for that of the newest snapshot."""
+"""Longest waits for an agent's live state, which waits for the end of a turn, and for that of the newest snapshot."""
 
 CUTS_KEPT = 2
 
@@ -74,9 +74,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class View:
-    """Answers requests. `token`: what people sign in with, or "": whoever reaches it on this machine may look. `operators`: None: nobody may act.
+    """Answers requests. `token`: for signing in, or "": everyone who reaches it on this machine may look. `operators`: None: no one may act.
 
-    `trace`: a file, or a folder of hosts' traces. `reports`: folders with reports of simulations. `calls`: None: there is no fleet, and nothing but these.
+    `trace`: a file, or a folder of hosts' traces. `reports`: folders with reports of simulations. `calls`: None: no fleet, only these.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class View:
         ]
 
     def _screens(self) -> tuple[tuple[str, str, str], ...]:
-        """Those that there are for who looks now."""
+        """Return the screens that exist for the current viewer."""
         screens = [*SCREENS, SPACE_TIME] if self._has_fleet else [SPACE_TIME] if self._has_trace else []
         if self._operators is not None and self._operators.offers(self._watch.last.facts):
             screens.append(ACT)
@@ -162,7 +162,7 @@ class View:
         return SimulationPages(SimReports(reports), self._page)
 
     async def close(self) -> None:
-        """Ask the fleet no more."""
+        """Stop asking the fleet."""
         if self._acting is not None:
             await self._acting.close()
         await self._watch.close()
@@ -238,7 +238,7 @@ class View:
         return self._page("fleet", agent, agent_body(described, *await self._state_of(agent)))
 
     async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
-        """Its live state, else that of the newest snapshot; and why it is not the live one, or neither."""
+        """Return the live state, else that of the newest snapshot; and why it is not the live one, or neither."""
         try:
             return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""
         except SnaplineError as error:
@@ -301,7 +301,7 @@ class View:
         return RedirectResponse(self._screens()[0][1], 303, HEADERS)
 
     async def _shown_epochs(self) -> frozenset[int]:
-        """Those that can be looked at; none if nobody says."""
+        """Return the epochs that can be shown; none if the fleet does not say."""
         if not self._has_fleet:
             return frozenset()
         try:
@@ -310,7 +310,7 @@ class View:
             return frozenset()
 
     async def _cut(self, snapshot: str) -> CutFacts:
-        """Who types into a search asks for the same ones again and again."""
+        """Return the cut, from a cache: a viewer who types into a search requests the same ones repeatedly."""
         if snapshot not in self._cuts:
             cut = cut_of(await self._calls.snapshot_at(snapshot))
             while len(self._cuts) >= CUTS_KEPT:
@@ -385,5 +385,5 @@ def _search_of(query: QueryParams) -> AgentSearch:
 
 
 def _names(text: str) -> list[str]:
-    """Of a list with commas."""
+    """Return the names in a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,6 +1,6 @@
-"""Who may look: whoever reaches a loopback address, or who has signed in with the token. Whose forms are theirs. And what browsers are told of every page.
+"""Access to the view: for those who reach a loopback address or have signed in with the token. Form tokens, and the headers of every page.
 
-Programs on other web sites must not read through somebody's browser (`gateway/browsers.py`): on loopback without a token only names of this
+Programs on other web sites must not read through a viewer's browser (`gateway/browsers.py`): on loopback without a token only names of this
 machine are answered; with a token the cookie is missing there.
 """
 
@@ -26,7 +26,7 @@ POLICY = "; ".join(
         *("form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'"),
     ]
 )
-"""Nothing from elsewhere, nothing that stands in the page itself: only our own files run."""
+"""Content security policy: no content from elsewhere, nothing inline; only our own files run."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 class Sessions:
-    """Who has signed in. `token`: what they have shown; "": nobody has to."""
+    """Signed-in sessions. `token`: what people sign in with; "": no one has to."""
 
     def __init__(self, token: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
@@ -49,15 +49,15 @@ class Sessions:
 
     @property
     def is_asked_for(self) -> bool:
-        """Is a token asked for at all?"""
+        """Return whether a token is required at all."""
         return bool(self._digest)
 
     def is_right(self, token: str) -> bool:
-        """Is this the token?"""
+        """Return whether this is the token."""
         return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
     def begin(self) -> str:
-        """The name of a new session. The oldest one ends if there are too many."""
+        """Return the name of a new session. The oldest one ends if there are too many."""
         while len(self._until_s) >= SESSIONS_MAX:
             del self._until_s[next(iter(self._until_s))]
         name = secrets.token_urlsafe(32)
@@ -69,21 +69,21 @@ class Sessions:
         self._until_s.pop(_cookie_of(request), None)
 
     def may(self, request: Request) -> bool:
-        """May whoever asks look?"""
+        """Return whether the requester may look."""
         if not self.is_asked_for:
             return is_this_machine(request.url.hostname or "")
         return self._bears(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
 
     def name_of(self, request: Request) -> str:
-        """Of the session in which whoever may look asks; those of one name share what they were shown."""
+        """Return the name of the requester's session; requests with one name share what they were shown."""
         return _cookie_of(request) if self.is_asked_for and not self._bears(request) else ""
 
     def form_token(self, request: Request) -> str:
-        """What the forms of this session bear. Pages of other sites cannot read it."""
+        """Return the token that this session's forms carry. Pages of other sites cannot read it."""
         return hmac.new(self._secret, self.name_of(request).encode(), hashlib.sha256).hexdigest()
 
     def is_own_form(self, request: Request, token: str) -> bool:
-        """Was a form with this token made for this session?"""
+        """Return whether a form with this token was made for this session."""
         return hmac.compare_digest(token.encode(), self.form_token(request).encode())
 
     def _bears(self, request: Request) -> bool:
@@ -96,7 +96,7 @@ def _cookie_of(request: Request) -> str:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """What stands in a form, whose body is small; nothing if it is larger."""
+    """Return the fields of a form, whose body is small; none if it is larger."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -1,4 +1,4 @@
-"""What going back on purpose undoes, in sentences: the same in `snapline recovery restore` and on the page that asks for it."""
+"""Consequences of a deliberate restore, in sentences: the same in `snapline recovery restore` and on the page that confirms it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ def named(what: str, of: Sequence[object]) -> str:
 
 
 def undone_here(preview: "RestorePreview") -> list[str]:
-    """What becomes of the fleet itself."""
+    """Return the consequences for the fleet itself."""
     void, gone, back = preview.void_epochs, preview.agents_gone, preview.agents_back
     told = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
     told.append(f"{named('epoch', void)} void then" if void else "no later epoch is complete")
@@ -27,7 +27,7 @@ def undone_here(preview: "RestorePreview") -> list[str]:
 
 
 def undone_outside(preview: "RestorePreview") -> list[str]:
-    """What becomes of what it has given to others."""
+    """Return the consequences for what it has given to others."""
     told = [_taken_back(each) for each in preview.outputs]
     effects = ", ".join(preview.effects)
     return told + ([f"done outside since, and not taken back: {effects}"] if effects else [])

@@ -1,4 +1,4 @@
-"""The screen *Coordinators*: the coordinator's replicas, each as it says itself how it stands."""
+"""The screen *Coordinators*: the coordinator's replicas, each as it reports its own state."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def _term(status: ReplicaStatus) -> int:
 
 
 def role_of(status: ReplicaStatus) -> str:
-    """ "leader", "learner" or "follower"."""
+    """Return "leader", "learner" or "follower"."""
     return "leader" if status.standing.is_leader else "learner" if status.is_learner else "follower"
 
 

@@ -1,4 +1,4 @@
-"""What the view knows of a snapshot: the document of `snapline snapshot show`, with names and types."""
+"""Snapshots as the view knows them: the document of `snapline snapshot show`, with names and types."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ Plain = dict[str, object]
 
 
 class CutMessage(msgspec.Struct, frozen=True):
-    """Sent inside the cut, and not received inside it."""
+    """Message sent inside the cut, and not received inside it."""
 
     number: int = 0
     message: object = None
 
 
 class CutChannel(msgspec.Struct, frozen=True):
-    """A channel and what was in transit in it."""
+    """A channel and its in-transit messages."""
 
     sender: str
     receiver: str
@@ -23,7 +23,7 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class CutAgent(msgspec.Struct, frozen=True):
-    """One agent in the cut. What stands in lists is as the document has it."""
+    """One agent in the cut. Lists hold their items as the document has them."""
 
     agent: str
     kind: str = ""
@@ -43,7 +43,7 @@ class CutAgent(msgspec.Struct, frozen=True):
     dead_letter_count: int = 0
 
     def rest(self) -> "Iterator[tuple[str, tuple[Plain, ...] | Plain]]":
-        """What most agents do not have, by name."""
+        """Yield the parts that most agents do not have, by name."""
         for name in ("durable_turn", "timers", "outbox", "put_off", "spawns", "dead_letters"):
             value = getattr(self, name)
             if value:
@@ -68,12 +68,12 @@ class CutFacts(msgspec.Struct, frozen=True):
     channels: tuple[CutChannel, ...] = ()
 
     def messages(self) -> Iterator[tuple[CutChannel, CutMessage]]:
-        """What was in transit, channel by channel."""
+        """Yield the in-transit messages, channel by channel."""
         for channel in self.channels:
             for message in channel.in_transit:
                 yield channel, message
 
 
 def cut_of(document: dict[str, object]) -> CutFacts:
-    """The document's facts. msgspec.ValidationError: it is none."""
+    """Return the document's facts. msgspec.ValidationError: it is no snapshot."""
     return msgspec.convert(document, CutFacts)

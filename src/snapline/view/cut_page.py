@@ -1,4 +1,4 @@
-"""The screen *Cut*: one snapshot: what every agent held, what was in transit between them, and how it differs from another one."""
+"""The screen *Cut*: one snapshot: every agent's state, the messages in transit between them, and how it differs from another one."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -16,37 +16,37 @@ from snapline.view.tones import tone_of
 from snapline.view.tree import leaf, tree
 
 ROWS_MAX = 100
-"""Agents, and messages, shown at once: who searches finds the others."""
+"""Largest number of agents, and of messages, shown at once: a search finds the others."""
 
 CHANGES_MAX = 200
-"""Places in which two snapshots differ."""
+"""Largest number of shown differences between two snapshots."""
 
 AGENT_NODES_MAX = 400
-"""Values of one agent's state: the page of a hundred agents stays one that a browser can hold."""
+"""Largest number of values of one agent's state: the page of a hundred agents stays one that a browser can hold."""
 
 MESSAGE_COLUMNS = (("From", ""), ("To", ""), ("Number", "number"), ("Message", "wide"))
 CHANGE_COLUMNS = (("Where", ""), ("Before", "wide"), ("After", "wide"))
 
 
 class CutSearch(msgspec.Struct, frozen=True):
-    """What of a snapshot somebody wants to see. `text`: in a name, a state or a message; `to`: the snapshot to compare with."""
+    """Search in a snapshot. `text`: in a name, a state or a message; `to`: the snapshot to compare with."""
 
     text: str = ""
     to: str = ""
 
     def finds(self, *values: object) -> bool:
-        """Whether one of these holds the text, however deep."""
+        """Return whether one of these holds the text, however deep."""
         text = self.text.casefold()
         return not text or any(text in _said(value).casefold() for value in values)
 
 
 def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
-    """The whole screen; `other`: what it is compared with, which is earlier."""
+    """Draw the whole screen; `other`: the snapshot to compare with, which is earlier."""
     return join([_title(cut), _figures(cut), _form(cut, search), cut_found(cut, search, other)])
 
 
 def cut_found(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
-    """What is searched for."""
+    """Draw what the search finds."""
     difference = _difference(other, cut, search) if other is not None else None
     found = [
         each
@@ -141,7 +141,7 @@ def _agent_link(agent: str, shown: Container[str]) -> Child:
 
 
 def _in_words(message: object) -> object:
-    """`{"Mass": {"amount": 3}}` for the usual message."""
+    """Return `{"Mass": {"amount": 3}}` for the usual message."""
     match message:
         case {"type": str() as name, "fields": fields, **rest} if not rest:
             return {name: fields}
@@ -191,7 +191,7 @@ def _card(agent: CutAgent, *, is_open: bool) -> Markup:
 
 
 def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
-    """What changed from one to the other, by agent."""
+    """Draw the changes from one to the other, by agent."""
     changes = StateChanges(CHANGES_MAX)
     _compare_agents(_comparable(before.agents), _comparable(after.agents), changes)
     _compare_messages(before, after, changes)
@@ -224,7 +224,7 @@ def _compare_agents(before: Mapping[str, object], after: Mapping[str, object], c
 
 
 def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
-    """By agent what a person compares; not the numbers of checkpoints, which always differ."""
+    """Return what a person compares, by agent; not the numbers of checkpoints, which always differ."""
     return {
         each.agent: {"host": each.host, "incarnation": each.incarnation, "state": each.state, **dict(each.rest())}
         for each in agents
@@ -244,6 +244,6 @@ def _place(message: tuple[str, str, int]) -> str:
 
 
 def _what(change: dict[str, object]) -> Child:
-    """Of a change that is neither a value that came nor one that went: what it says beside its place."""
+    """Return what a change says next to its place, if it is neither an added nor a removed value."""
     rest = {name: value for name, value in change.items() if name not in ("path", "change", "before")}
     return _value(rest) if rest else None

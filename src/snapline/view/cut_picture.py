@@ -1,4 +1,4 @@
-"""Who had sent whom what was not received yet: the agents of a cut in a circle, an arrow for each channel that holds messages."""
+"""Picture of the messages in transit: the agents of a cut in a circle, an arrow for each channel that holds messages."""
 
 import math
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from snapline.view.figures import plural
 from snapline.view.markup import Markup, tag
 
 AGENTS_MAX = 32
-"""More in one circle nobody reads."""
+"""Largest number of agents in one circle: more are unreadable."""
 
 RADIUS, MARGIN, NODE = 150.0, 110.0, 5.0
 CURVE = 0.16
-"""How far an arrow bends, as a part of its length: the one back does not lie upon it."""
+"""Bend of an arrow, as a part of its length: the one back does not lie upon it."""
 
 
 def cut_picture(counts: Mapping[tuple[str, str], int]) -> Markup | None:
-    """Of (sender, receiver) → messages in transit; None if there are too many agents, or nothing is in transit."""
+    """Draw (sender, receiver) → messages in transit; None if there are too many agents, or nothing is in transit."""
     agents = sorted({agent for channel in counts for agent in channel})
     if not 2 <= len(agents) <= AGENTS_MAX:
         return None

@@ -1,4 +1,4 @@
-"""The screens of actions: what can be done, what will happen, and what came of it. All of them work without scripts."""
+"""The screens of actions: possible actions, confirmation and outcome. All of them work without scripts."""
 
 from collections.abc import Container, Sequence
 from urllib.parse import urlencode
@@ -23,20 +23,20 @@ SNAPSHOT_COLUMNS = (
 
 
 def deed_link(verb: str, words: str, **query: object) -> Markup:
-    """The way to a page of confirmation; nothing is done by going there."""
+    """Draw a link to a confirmation page; following it changes nothing."""
     address = f"/act/{verb}" + (f"?{urlencode(query)}" if query else "")
     return tag("a", words, href=address, class_="deed")
 
 
 def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
-    """What can be done with a snapshot."""
+    """Draw links to the actions on a snapshot."""
     restore = (("restore", "Restore"),) if can_restore else ()
     verbs = [*restore, *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
     return tag("p", [deed_link(verb, f"{words} epoch {epoch}", snapshot=epoch) for verb, words in verbs])
 
 
 def deeds_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
-    """What can be done; `restorable`: epochs to which the fleet can go back."""
+    """Draw the possible actions; `restorable`: epochs to which the fleet can go back."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each is shown with what will happen, and done when that is confirmed.", class_="quiet")
     now = tag("p", deed_link("snapshot", "Take a snapshot"))
@@ -98,7 +98,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
 
 
 def confirmation_body(proposed: ProposedDeed, address: str, hidden: Sequence[tuple[str, str]]) -> Markup:
-    """What will happen, and the button that does it."""
+    """Draw what will happen, and the button that does it."""
     fields = [_field(each) for each in proposed.fields]
     secrets = [tag("input", type="hidden", name=name, value=value) for name, value in hidden]
     button = tag("button", proposed.button, class_="grave" if proposed.is_grave else None)
@@ -120,7 +120,7 @@ def _field(field: DeedField) -> Markup:
 
 
 def outcome_body(proposed: ProposedDeed, outcome: DeedOutcome | None) -> Markup:
-    """What came of it; None: it is under way."""
+    """Draw the outcome; None: the action is under way."""
     title = tag("div", tag("h1", proposed.title), class_="title")
     back = tag("a", "Actions", href="/act")
     if outcome is None:

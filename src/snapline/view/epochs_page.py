@@ -1,4 +1,4 @@
-"""The Epochs screen: how the last ones ended, what took their time, and who was last. Told by the log, so it outlives every coordinator."""
+"""The Epochs screen: how the last ones ended, what took their time, and which host was last. Read from the log, so it outlives every coordinator."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.tones import pill
 
 BAR, GAP, HEIGHT = 5, 1, 120
-"""Of the chart, in its own units."""
+"""Lengths in the chart, in its own units."""
 
 PHASES = (
     ("start", "start_delay_s", "waited for a turn to end"),
@@ -20,7 +20,7 @@ PHASES = (
     ("alignment", "alignment_s", "waited for what other agents had sent before"),
     ("store", "store_s", "stored"),
 )
-"""Class, figure, and what it is in words; in the order in which they come."""
+"""Class, figure and description of each phase, in the order of the phases."""
 
 COLUMNS = (
     ("Epoch", ""),
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """One host's part; times in seconds, None: its release does not tell them."""
+    """One host's part; times in seconds, None: its release does not report them."""
 
     host: str = ""
     agent: str = ""
@@ -47,13 +47,13 @@ class PartFacts(msgspec.Struct, frozen=True):
     store_s: float | None = None
 
     def phases(self) -> list[tuple[str, float, str]]:
-        """Those that are known: class, time, words."""
+        """Return the known phases: class, time, words."""
         found = [(name, getattr(self, figure), words) for name, figure, words in PHASES]
         return [(name, time_s, words) for name, time_s, words in found if time_s is not None]
 
 
 class EpochFacts(msgspec.Struct, frozen=True):
-    """One epoch that has ended; None: nobody knows."""
+    """One epoch that has ended; None: unknown."""
 
     epoch: int = 0
     status: str = ""
@@ -70,19 +70,19 @@ class EpochFacts(msgspec.Struct, frozen=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Nothing of it is kept."""
+        """Return whether it was aborted: nothing of it is kept."""
         return self.status == "aborted"
 
 
 class EndedEpochs(msgspec.Struct, frozen=True):
-    """As the coordinator's log has it, oldest first."""
+    """Ended epochs as the coordinator's log has them, oldest first."""
 
     protocol: str = ""
     epochs: tuple[EpochFacts, ...] = ()
 
 
 def epochs_body(document: dict[str, object]) -> Markup:
-    """The screen of what `snapline snapshot history -o json` tells."""
+    """Draw the screen of what `snapline snapshot history -o json` prints."""
     history = msgspec.convert(document, EndedEpochs)
     title = tag("div", tag("h1", "Epochs"), class_="title")
     if not history.epochs:
@@ -96,7 +96,7 @@ def epochs_body(document: dict[str, object]) -> Markup:
 
 
 def no_history() -> Markup:
-    """The coordinator is of an older release."""
+    """Draw the notice that the coordinator is of an older release."""
     told = "This coordinator keeps no history of epochs: it is of an older release. `snapline snapshot list` has what is in the store."
     return join([tag("div", tag("h1", "Epochs"), class_="title"), tag("p", told, class_="strip warn")])
 
@@ -105,7 +105,7 @@ def no_history() -> Markup:
 
 
 def _chart(epochs: Sequence[EpochFacts]) -> Markup:
-    """A bar for each, oldest first. The longest complete one fills the height: an aborted one may have waited for minutes."""
+    """Draw a bar for each, oldest first. The longest complete one fills the height: an aborted one may have waited for minutes."""
     most_s = max([epoch.took_s for epoch in epochs if not epoch.is_aborted], default=0.0)
     most_s = most_s or max([epoch.took_s for epoch in epochs]) or 1.0
     bars = [_bar(place * (BAR + GAP), epoch, most_s) for place, epoch in enumerate(epochs)]
@@ -175,7 +175,7 @@ def _why(epoch: EpochFacts) -> Child:
 
 
 def _longest(last: PartFacts) -> str:
-    """What most of a host's time went into."""
+    """Return what took most of a host's time."""
     phases = last.phases()
     if not phases:
         return "; its release does not say why"

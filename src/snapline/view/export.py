@@ -1,6 +1,6 @@
-"""What goes into a file for a bug report: the screens of a fleet that runs, or of a store at rest, each as far as it can be had.
+"""Content of a file for a bug report: the screens of a running fleet, or of a store at rest, each as far as it is available.
 
-The pages are those of the view. What cannot be had is a sentence in its place, so one failure does not take the rest away; but a fleet that does not
+The pages are those of the view. A sentence replaces what is unavailable, so one failure does not take the rest away; but a fleet that does not
 answer at all is an error, and no file.
 """
 
@@ -33,13 +33,13 @@ SNAPSHOT = "snapshot"
 """The screen of the snapshot; others link to it."""
 
 CUT_CHARACTERS_MAX = 8_000_000
-"""Of the snapshot's screen: a browser opens it in a second or two, and trackers of bugs take such a file."""
+"""Largest size of the snapshot's screen: a browser opens it in a second or two, and bug trackers accept such a file."""
 
 RATE_S = 2.0
-"""Between two looks at the fleet: hosts tell their turns once a second."""
+"""Time between two looks at the fleet: hosts report their turns once a second."""
 
 LEDGER_LOOKS = 6
-"""At the ledger of effects, of 8 MiB at most each: who is asked for a file waits some seconds for it."""
+"""Largest number of looks at the ledger of effects, of 8 MiB at most each: the requester waits some seconds for the file."""
 
 FAILURES = (SnaplineError, msgspec.ValidationError)
 
@@ -54,7 +54,7 @@ class ExportedScreen(msgspec.Struct, frozen=True):
 
 
 class FleetExport:
-    """The screens of a fleet that runs."""
+    """The screens of a running fleet."""
 
     def __init__(self, calls: ViewCalls, snapshot: str, withheld: Withheld | None) -> None:
         """`withheld`: leaves contents out; None: they are in the file."""
@@ -65,10 +65,10 @@ class FleetExport:
         self._waiting = WaitingScreen(calls, self._watch)
 
     async def screens(self) -> tuple[str, list[ExportedScreen]]:
-        """The fleet's name, and its screens.
+        """Return the fleet's name, and its screens.
 
         Raises:
-            CoordinatorUnavailableError: the fleet does not say how it stands.
+            CoordinatorUnavailableError: the fleet does not report its state.
         """
         try:
             return await self._screens()
@@ -125,7 +125,7 @@ class FleetExport:
 async def store_screens(
     store: StoreAtRest, snapshot: str, withheld: Withheld | None
 ) -> tuple[str, list[ExportedScreen]]:
-    """The same of a store that nobody answers for: its fleet's name, and what the store alone knows.
+    """Return the same for a store without a running coordinator: its fleet's name, and what the store alone knows.
 
     Raises:
         StoreError: it cannot be read, or there is none.
@@ -162,7 +162,7 @@ NO_RECOVERIES = (
 
 
 def cut_screen(cut: CutFacts, withheld: Withheld | None) -> ExportedScreen:
-    """One snapshot, as much of it as a file has room for."""
+    """Draw one snapshot, as much of it as a file has room for."""
     told = _title("Snapshot")
     if withheld is not None:
         return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
@@ -185,7 +185,7 @@ def cut_screen(cut: CutFacts, withheld: Withheld | None) -> ExportedScreen:
 
 
 def _parts(agents: int) -> Iterator[tuple[int, bool]]:
-    """Of how many agents, and whether of messages, contents are shown: less each time."""
+    """Yield how many agents, and whether messages, are shown with their contents: less each time."""
     yield agents, True
     while agents:
         agents //= 2
@@ -202,7 +202,7 @@ def _too_large(kept: int, *, has_messages: bool) -> Markup:
 
 
 async def _had(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
-    """A screen, or why there is none."""
+    """Return a screen, or why there is none."""
     try:
         return await make()
     except FAILURES as error:

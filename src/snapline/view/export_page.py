@@ -28,7 +28,7 @@ article:last-child { border-bottom: 0; }
 
 
 def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Markup:
-    """The file. `about`: when, from where and what is in it, in a sentence or two."""
+    """Return the file. `about`: when, from where and what is in it, in a sentence or two."""
     shown = epoch_of(screens)
     ids = {each.id for each in screens}.union(*(ids_of(each.body, each.id) for each in screens))
 
@@ -46,7 +46,7 @@ def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Ma
 
 
 def epoch_of(screens: Sequence[ExportedScreen]) -> int:
-    """The snapshot that is in the file; 0: none."""
+    """Return the epoch of the snapshot in the file; 0: none."""
     return max([each.epoch for each in screens if each.id == SNAPSHOT], default=0)
 
 
@@ -67,7 +67,7 @@ def _head(fleet: str) -> Markup:
 
 
 def _place(href: str, epoch: int) -> str | None:
-    """Where in the file something is that has an address in the view."""
+    """Return where in the file the target of a view address is."""
     parts = urlsplit(href)
     match parts.path.split("/"):
         case ["", ""]:
@@ -82,7 +82,7 @@ def _place(href: str, epoch: int) -> str | None:
 
 
 def check_free(path: Path, *, is_forced: bool) -> None:
-    """UsageError: there is a file of this name, and nobody has said that it may go."""
+    """Raise UsageError if a file of this name exists and may not be replaced."""
     if path.exists() and not is_forced:
         raise UsageError(f"{path} is there already: give another name, or --force")
 

@@ -1,4 +1,4 @@
-"""What the view knows of a fleet: the documents that `snapline.Client` gives, with names and types.
+"""The fleet as the view knows it: the documents that `snapline.Client` returns, with names and types.
 
 A document may come from another release: what is missing has a value that says nothing, what is new is left out.
 """
@@ -17,10 +17,10 @@ from snapline.messages.status import AskedReplica
 from snapline.messages.views import AgentState, RecentTrace
 
 COURSE_MAX = 120
-"""Samples of the course that is drawn: two minutes, one a second."""
+"""Largest number of samples of the drawn course: two minutes, one a second."""
 
 WINDOW_S = 5.0
-"""A rate is that of the last few seconds: hosts tell their figures with heartbeats, not when they are asked."""
+"""Window of a rate, the last few seconds: hosts report their figures with heartbeats, not on request."""
 
 
 DAY_S = 86_400.0
@@ -61,7 +61,7 @@ class StoreFacts(msgspec.Struct, frozen=True):
 
 
 class ConcernFacts(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without, as `messages/concerns.py` describes it."""
+    """A concern: something the fleet waits for or lacks, as `messages/concerns.py` describes it."""
 
     kind: str = ""
     hosts: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class ConcernFacts(msgspec.Struct, frozen=True):
     remedy: str = ""
 
     def line(self, now_s: float) -> str:
-        """For terminals: what, since when (the local clock's words for `now_s - since_s`), and what to do."""
+        """Return, for terminals, what, since when (the local clock's words for `now_s - since_s`), and what to do."""
         return f"{self.text}, since {_clock(now_s - self.since_s, now_s)}" + f". To do: {self.remedy}" * bool(
             self.remedy
         )
@@ -82,7 +82,7 @@ def _clock(at_s: float, now_s: float) -> str:
 
 
 class RecoveryFacts(msgspec.Struct, frozen=True):
-    """A recovery that is over; times in seconds. `lost_s`: None: nobody knows."""
+    """A recovery that is over; times in seconds. `lost_s`: None: unknown."""
 
     plan: int = 0
     is_failure: bool = True
@@ -94,12 +94,12 @@ class RecoveryFacts(msgspec.Struct, frozen=True):
 
     @property
     def took_s(self) -> float:
-        """From the first suspicion until all hosts had applied the plan."""
+        """Return the time from the first suspicion until all hosts had applied the plan."""
         return self.plan_s + self.load_s
 
 
 class LossFacts(msgspec.Struct, frozen=True):
-    """What a failure would cost, and what those of before have; times in seconds."""
+    """Cost of a failure now, and of earlier failures; times in seconds."""
 
     at_risk_s: float | None = None
     failures: int = 0
@@ -111,7 +111,7 @@ class LossFacts(msgspec.Struct, frozen=True):
 
 
 class IntervalFacts(msgspec.Struct, frozen=True):
-    """What epochs cost; times in seconds."""
+    """Cost of epochs; times in seconds."""
 
     period_s: float = 0.0
     policy: str = ""
@@ -127,12 +127,12 @@ class IntervalFacts(msgspec.Struct, frozen=True):
 
     @property
     def every_s(self) -> float:
-        """From one epoch's begin to the next one's: as it was, else as it is meant to be; 0: nobody knows."""
+        """Return the time between the beginnings of two epochs: as measured, else as configured; 0: unknown."""
         return self.gap_s or self.period_s
 
     @property
     def share(self) -> float | None:
-        """Of the time, that agents wait for checkpoints; None: nobody knows."""
+        """Share of the time that agents wait for checkpoints; None: unknown."""
         return self.capture_s / self.every_s if self.capture_s is not None and self.every_s else None
 
 
@@ -169,7 +169,7 @@ class FleetFacts(msgspec.Struct, frozen=True):
 
 
 class FleetCalls(Protocol):
-    """What the view asks of a fleet: a part of `snapline.Client`."""
+    """Calls of the view to a fleet: a part of `snapline.Client`."""
 
     async def status(self) -> dict[str, object]: ...
     async def agents(self) -> list[LocatedAgent]: ...
@@ -177,7 +177,7 @@ class FleetCalls(Protocol):
 
 
 class ViewCalls(FleetCalls, Protocol):
-    """And what its other screens ask."""
+    """Calls that the view's other screens need as well."""
 
     async def state(self, agent: str, *, live: bool = ..., timeout_s: float = ...) -> AgentState: ...
     async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
@@ -195,7 +195,7 @@ class ViewCalls(FleetCalls, Protocol):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """How the fleet stands, as far as the view has heard.
+    """State of the fleet, as far as the view has heard.
 
     Attributes:
         facts: the last answer; None: there was none yet.
@@ -223,7 +223,7 @@ class TurnRates:
         self._course: deque[float] = deque(maxlen=COURSE_MAX)
 
     def note(self, now_s: float, facts: FleetFacts) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Take a sample; returns the rate of each host that has been heard of twice, and the course of the sum."""
+        """Take a sample; returns the rate of each host with two samples or more, and the course of the sum."""
         turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
         self._samples.append((now_s, turns))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:

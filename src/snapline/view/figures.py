@@ -19,7 +19,7 @@ def plural(number: int, one: str, many: str = "") -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """`1,234`, `12.3`, `0.4`; a dash while nobody knows."""
+    """Return `1,234`, `12.3`, `0.4`; a dash while it is unknown."""
     if per_s is None:
         return NOTHING
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}"
@@ -56,7 +56,7 @@ def moment(since_1970_s: float | None) -> Markup | str:
 
 
 def age(since_1970_s: float | None) -> Markup | str:
-    """How long ago: the page's script keeps it true."""
+    """Draw how long ago: the page's script keeps it current."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)

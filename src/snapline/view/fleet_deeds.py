@@ -1,4 +1,4 @@
-"""What operators may have the fleet do, by the calls that the commands make: each deed says what will happen, with this fleet's numbers, and does it."""
+"""Actions of operators on the fleet, by the calls that the commands make: each says what it will do, with this fleet's numbers, and does it."""
 
 import secrets
 from collections.abc import Mapping
@@ -24,22 +24,22 @@ FLEET = ("/", "The fleet")
 
 
 def others_for_agents(facts: FleetFacts, host: HostFacts) -> list[str]:
-    """Where the agents of a host could live instead."""
+    """Return the hosts to which the agents of a host could move."""
     return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
 
 
 class FleetDeeds:
-    """Proposes deeds; `facts` is the fleet as it was heard last. Failures are SnaplineErrors."""
+    """Proposes actions; `facts` is the fleet as it was heard last. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
 
     async def restorable(self) -> frozenset[int]:
-        """Epochs to which the fleet can go back; others may still be in the store."""
+        """Return the epochs to which the fleet can go back; others may still be in the store."""
         return restorable_epochs(await patiently(lambda: self._coordinator.read_snapshots("history")))
 
     async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """One more snapshot, now."""
+        """Propose one more snapshot, now."""
         alive = [host for host in facts.hosts if host.state == "alive"]
         told = [
             f"A snapshot of {plural(facts.agents, 'agent')} on {plural(len(alive), 'host')} is taken now. They go on meanwhile.",
@@ -54,7 +54,7 @@ class FleetDeeds:
         return taken(await patiently(self._coordinator.create_snapshot))
 
     async def restore(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """The whole fleet back to a snapshot."""
+        """Propose to restore the whole fleet to a snapshot."""
         preview = await patiently(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
         token = secrets.token_hex(16)  # one for this page: if the call has to be made again it is the same restore
 
@@ -87,7 +87,7 @@ class FleetDeeds:
         )
 
     async def drain(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """Agents away from a host."""
+        """Propose to move agents away from a host."""
         host = _host_of(facts, query)
         others = others_for_agents(facts, host)
         if not others:
@@ -106,7 +106,7 @@ class FleetDeeds:
         return ProposedDeed(f"Drain host {host.host}", f"Drain {host.host}", told, do)
 
     async def resume(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """Agents may come to a host again."""
+        """Propose that agents may move to a host again."""
         host = _host_of(facts, query)
         told = (
             f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
@@ -119,7 +119,7 @@ class FleetDeeds:
         return ProposedDeed(f"Resume host {host.host}", f"Resume {host.host}", told, do)
 
     async def kill(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """The end of a host's process."""
+        """Propose to end a host's process."""
         host = _host_of(facts, query)
         failed = f"host:{host.host}"
         document: Mapping[str, object] = await patiently(lambda: self._coordinator.recovery_line([failed]))
@@ -140,7 +140,7 @@ class FleetDeeds:
 
 
 def taken(outcome: SnapshotOutcome) -> DeedOutcome:
-    """What came of a snapshot."""
+    """Return the outcome of a snapshot."""
     if not outcome.is_complete:
         epoch = f"Epoch {outcome.epoch} was aborted" if outcome.epoch else "No epoch has begun"
         return DeedOutcome(f"{epoch}: {outcome.reason}.", "/epochs", "Epochs", is_bad=True)

@@ -1,4 +1,4 @@
-"""The screen *Fleet*: hosts, agents, what is busy, parked and waiting; live."""
+"""The screen *Fleet*: hosts, agents, and the busy, parked and waiting ones; live."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
@@ -17,18 +17,18 @@ from snapline.view.sparkline import sparkline
 from snapline.view.tones import TONES, Tone, pill, tone_of, worst
 
 ROWS_MAX = 100
-"""Agents in the table: nobody reads ten thousand; who searches finds each."""
+"""Largest number of agents in the table: ten thousand are unreadable; a search finds each."""
 
 BUSY_MAX = 20
 NOTICES_OPEN, NOTICES_MAX = 4, 100
-"""Below the headline so many concerns are open, and the next ones folded: after an upgrade hundreds of agents may stand."""
+"""Number of concerns open below the headline, and shown in all, the rest folded: after an upgrade hundreds of agents may be stopped."""
 
 HOSTS_NAMED = 5
 TILES_MIN = 13
-"""From so many hosts on they are also drawn as tiles: a table of a hundred does not fit a screen."""
+"""Smallest number of hosts that are also drawn as tiles: a table of a hundred does not fit a screen."""
 
 LOADS = 5
-"""Shades of a tile."""
+"""Number of shades of a tile."""
 
 HOST_COLUMNS = (
     *(("Host", ""), ("State", ""), ("Agents", "number"), ("Turns / s", "number"), ("Busy", "number")),
@@ -39,14 +39,14 @@ AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State
 
 
 class AgentSearch(msgspec.Struct, frozen=True):
-    """Which agents somebody wants to see. `text`: part of the name; `host`, `state`: exactly; "": all."""
+    """Search for agents. `text`: part of the name; `host`, `state`: exactly; "": all."""
 
     text: str = ""
     host: str = ""
     state: str = ""
 
     def finds(self, agents: Iterable[LocatedAgent]) -> list[LocatedAgent]:
-        """Those, in their order."""
+        """Return the agents found, in their order."""
         text = self.text.casefold()
         return [
             agent
@@ -58,7 +58,7 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen. What takes long is kept until it changes: the agents that one search finds, and the hosts, which all viewers see alike."""
+    """Draws the screen. Caches what takes long until it changes: the agents that one search finds, and the hosts, which all viewers see alike."""
 
     SEARCHES_KEPT = 64
 
@@ -71,7 +71,7 @@ class FleetScreen:
         return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
 
     def pieces(self, standing: Heard, search: AgentSearch) -> list[Piece]:
-        """What may change."""
+        """Return the pieces that may change."""
         return [*self._tops(standing, search), *self._rows(standing)]
 
     def _rows(self, standing: Heard) -> list[Piece]:
@@ -92,7 +92,7 @@ class FleetScreen:
         ]
 
     def _section(self, standing: Heard, search: AgentSearch) -> Piece:
-        """The form with what is found below it: somebody may be typing into it, so it is sent again for new choices only."""
+        """Return the form with its results below it: a viewer may be typing into it, so it is sent again for new choices only."""
         form, key = _form(standing, search)
         return Piece("agents", section("agents", "Agents", form, self.found(standing, search)), key)
 
@@ -111,7 +111,7 @@ class FleetScreen:
 
 
 LEADS: Mapping[Tone, str] = {"bad": "Something is wrong: ", "warn": "Worth a look: ", "good": "All is well: "}
-"""What the headline begins with, for people who see no colours."""
+"""Beginning of the headline, for people who see no colours."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ def _notices(standing: Heard) -> Markup:
 
 
 def _all_notices(facts: FleetFacts) -> list[Notice]:
-    """All that there is to say, the worst first; never nothing."""
+    """Return all notices, the worst first; never none."""
     found: list[Notice] = []
     if facts.phase in ENDED:
         reason = f": {facts.reason}" if facts.reason else ""
@@ -351,7 +351,7 @@ def _found(standing: Heard, search: AgentSearch) -> Markup:
 
 
 def _form(standing: Heard, search: AgentSearch) -> tuple[Markup, str]:
-    """The form, and what its choices depend on."""
+    """Return the form, and what its choices depend on."""
     hosts = [host.host for host in _hosts(standing)]
     states = sorted({agent.state for agent in standing.agents} | ({search.state} if search.state else set()))
     field = tag("input", type="search", name="q", value=search.text, placeholder="Part of a name", aria_label="Name")

@@ -1,4 +1,4 @@
-"""What surrounds every screen: head, navigation, the sentence when something is wrong."""
+"""Frame of every screen: head, navigation, the sentence when something is wrong."""
 
 import msgspec
 
@@ -14,25 +14,25 @@ SCREENS = (
 """Id, address and name of each screen of a fleet, in the order of the navigation."""
 
 SPACE_TIME = ("space-time", "/space-time", "Space-time")
-"""Of a fleet, or of a trace."""
+"""Screen of a fleet, or of a trace."""
 
 ACT = ("act", "/act", "Actions")
-"""Of those who may act."""
+"""Screen for those who may act."""
 
 SIMULATION = ("simulation", "/simulation", "Simulation")
-"""Where reports of simulations are shown."""
+"""Screen where reports of simulations are shown."""
 
 
 class PageHead(msgspec.Struct, frozen=True):
-    """What a page says around its screen.
+    """Head of a page, around its screen.
 
     Attributes:
         screen: its id.
         title: for the browser's tab.
         fleet: its name, as far as it is known.
-        events: address of the stream that keeps the page true; "": it stands still.
-        is_signed_in: somebody has signed in, and may sign out.
-        screens: those that there are, in the order of the navigation.
+        events: address of the stream that keeps the page current; "": it is static.
+        is_signed_in: the viewer has signed in, and may sign out.
+        screens: those that exist, in the order of the navigation.
     """
 
     screen: str
@@ -81,7 +81,7 @@ def _top(frame: PageHead) -> Markup:
 
 
 def trouble(sentence: str, heard_s: float = 0.0) -> Markup | None:
-    """A strip above everything: what is shown may not be true any more."""
+    """Draw a strip above everything: what is shown may be out of date."""
     if not sentence:
         return None
     since = (" What is shown was heard ", age(heard_s), ".") if heard_s else None

@@ -1,7 +1,7 @@
-"""What a fleet has given to the outside, read a part at a time: the ledger of effects, and the newest outputs of each topic.
+"""External output of a fleet, read a part at a time: the ledger of effects, and the newest outputs of each topic.
 
-Nothing here grows with the fleet's age: of the ledger the newest words are kept, and each look reads so many pages at most. So a long ledger is whole
-after some looks; until then it is told that it is not.
+Nothing here grows with the fleet's age: of the ledger the newest words are kept, and each look reads a limited number of pages. So a long ledger is
+whole after some looks; until then it says that it is not.
 """
 
 from collections import Counter, deque
@@ -18,23 +18,23 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.outputs import ReadOutputsReply
 
 WORDS_MAX = 20_000
-"""Of the ledger: folding them takes a tenth of a second."""
+"""Largest number of words of the ledger: folding them takes a tenth of a second."""
 
 PAGES_MAX = 8
-"""For one look, of a MiB or 5,000 outputs each: a page is answered in some ten milliseconds."""
+"""Largest number of pages for one look, of a MiB or 5,000 outputs each: a page is answered in some ten milliseconds."""
 
 BACK_FIRST, BACK_STEP = 2, 8
-"""Epochs: the newest outputs are looked for in the last two, then 16, 128, 1024 …, until there are enough."""
+"""Number of epochs: the newest outputs are searched in the last two, then 16, 128, 1024 …, until there are enough."""
 
 ENOUGH = 100
-"""Outputs among which the newest of each topic are looked for."""
+"""Number of outputs among which the newest of each topic are searched."""
 
 NEWEST_MAX, TOPICS_MAX = 10, 50
-"""Outputs of a topic, and topics."""
+"""Largest number of outputs of a topic, and of topics."""
 
 
 class OutputCalls(Protocol):
-    """What is asked here."""
+    """Calls that this module makes."""
 
     async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
 
@@ -43,7 +43,7 @@ class EffectLedger:
     """The newest words of the ledger of effects.
 
     Attributes:
-        is_whole: all has been read that there is.
+        is_whole: everything has been read.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class EffectLedger:
         self._reader = MessageReader(EffectRecord, "message_type", "the output")
         self._folded: list[Effect] | None = None
         self._open: dict[int, list[Effect]] = {}
-        """Those two are of the words as they are."""
+        """Cached results: both are derived from the current words."""
 
     async def catch_up(self, calls: OutputCalls) -> None:
-        """Read on. SnaplineError."""
+        """Read the next pages. SnaplineError."""
         for _ in range(PAGES_MAX):
             try:
                 page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
@@ -78,13 +78,13 @@ class EffectLedger:
         self._open.clear()
 
     def effects(self) -> list[Effect]:
-        """Each with its fate, in the order in which they were asked for."""
+        """Return each with its fate, in the order of their requests."""
         if self._folded is None:
             self._folded = fold(self._words)
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Epoch → the effects that were open in its cut, with their fates now."""
+        """Return epoch → the effects that were open in its cut, with their fates now."""
         for epoch in epochs:
             if epoch not in self._open:
                 self._open[epoch] = open_at(self._words, epoch)
@@ -92,12 +92,12 @@ class EffectLedger:
 
 
 class NewestOutputs(msgspec.Struct, frozen=True):
-    """What came last.
+    """Newest outputs.
 
     Attributes:
         topics: → the newest, oldest first.
         counts: topic → how many were found.
-        since: the epoch from which on it was looked for; 0: all that are kept were.
+        since: the first epoch that was searched; 0: all that are kept were.
         is_cut: not to their end: there are more than a look reads.
     """
 
@@ -108,7 +108,7 @@ class NewestOutputs(msgspec.Struct, frozen=True):
 
 
 async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
-    """The newest outputs that agents have given, if there are any that are kept. SnaplineError."""
+    """Return the newest outputs that agents have given, if any are kept. SnaplineError."""
     back, before = BACK_FIRST, NewestOutputs()
     while True:
         found = await _outputs_since(calls, max(0, last_epoch - back))

@@ -1,4 +1,4 @@
-"""Links that stand only where there is something: agents stop, and snapshots are pruned, while pages still name them."""
+"""Links that exist only where their targets do: agents stop, and snapshots are pruned, while pages still name them."""
 
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -8,46 +8,46 @@ import msgspec
 from snapline.view.markup import Child, tag
 
 KEPT = ("complete", "void")
-"""How an epoch has ended that can be looked at until it is forgotten."""
+"""Statuses of ended epochs that can be viewed until they are forgotten."""
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """What links may lead to. None: a link is made for each; a file leaves out those that lead to nothing in it (`standing.py`)."""
+    """Possible targets of links. None: a link is made for each; a file leaves out those that lead to nothing in it (`status.py`)."""
 
     agents: frozenset[str] | None = None
     epochs: frozenset[int] | None = None
 
     def agent(self, agent: str) -> Child:
-        """Its name, and the way to its page; ids are made of letters, digits, dots, dashes and underscores."""
+        """Return its name, linked to its page; ids are made of letters, digits, dots, dashes and underscores."""
         return agent_link(agent) if self.agents is None or agent in self.agents else agent
 
     def epoch(self, epoch: int, words: str = "") -> Child:
-        """Its number, or `words`, and the way to its page."""
+        """Return its number, or `words`, linked to its page."""
         text = words or str(epoch)
         return tag("a", text, href=f"/epochs/{epoch}") if self.epochs is None or epoch in self.epochs else text
 
 
 def agent_link(agent: str) -> Child:
-    """The way to an agent that takes turns."""
+    """Draw a link to an agent that takes turns."""
     return tag("a", agent, href=f"/agents/{quote(agent)}")
 
 
 class EndedEpoch(msgspec.Struct, frozen=True):
-    """What of the history says whether an epoch is there."""
+    """Part of the history that says whether an epoch exists."""
 
     epoch: int = 0
     status: str = ""
 
 
 class KeptEpochs(msgspec.Struct, frozen=True):
-    """The document of `snapline snapshot history`; `stored`: all that the store has; None: it has not said."""
+    """The document of `snapline snapshot history`; `stored`: all that the store has; None: unknown."""
 
     epochs: tuple[EndedEpoch, ...] = ()
     stored: tuple[int, ...] | None = None
 
 
 def shown_epochs(history: dict[str, object] | None) -> frozenset[int]:
-    """Epochs whose snapshots can be looked at."""
+    """Return the epochs whose snapshots have a page."""
     kept = KeptEpochs() if history is None else msgspec.convert(history, KeptEpochs)
     damaged = {each.epoch for each in kept.epochs if each.status == "condemned"}
     stored: Iterable[int] = (each.epoch for each in kept.epochs if each.status in KEPT)
@@ -55,5 +55,5 @@ def shown_epochs(history: dict[str, object] | None) -> frozenset[int]:
 
 
 def restorable_epochs(history: dict[str, object]) -> frozenset[int]:
-    """Epochs to which the fleet can go back."""
+    """Return the epochs to which the fleet can go back."""
     return frozenset([each.epoch for each in msgspec.convert(history, KeptEpochs).epochs if each.status == "complete"])

@@ -1,8 +1,8 @@
-"""The last seconds of the fleet, from the hosts' traces: asked for all viewers at once, once a period at most, and only while somebody looks.
+"""The last seconds of the fleet, from the hosts' traces: read for all viewers at once, once a period at most, and only while there are viewers.
 
-Hosts trace while they are asked, and for five seconds longer. Of a fleet that does more than can be followed every fourth message of a channel
-is traced, or every sixteenth …; both ends trace the same ones. What a host has told is shown up to the moment up to which all have told, or
-receives would stand there before their sends.
+Hosts trace while they are asked, and for five seconds longer. If a fleet does more than can be followed, every fourth message of a channel
+is traced, or every sixteenth …; both ends trace the same ones. A host's events are shown up to the moment that all hosts have reported, or
+receives would appear before their sends.
 """
 
 import asyncio
@@ -21,43 +21,43 @@ from snapline.view.facts import ViewCalls
 from snapline.view.streams import PERIOD_S
 
 KEPT_S = 20.0
-"""Of the past."""
+"""Length of the past that is kept."""
 
 EVENTS_MAX = 20_000
-"""Of the past, as well, of all hosts: what lies before is not kept."""
+"""Largest number of past events kept, of all hosts: earlier ones are dropped."""
 
 LINES_MAX = 20_000
-"""Of all hosts, in one look; a host is asked for its part of it."""
+"""Largest number of lines of all hosts in one look; each host is asked for its part of it."""
 
 LINES_LEAST = 200
-"""Of one host."""
+"""Smallest limit of lines for one host."""
 
 MANY, FEW = 10_000, 500
-"""Lines of one look: above these fewer messages are traced from then on, below those more."""
+"""Limits on the lines of one look: above the first fewer messages are traced from then on, below the second more."""
 
 EVERY_MAX = 1 << 20
 WAIT_S = 2.0
-"""A host whose clock is this far before another's is not waited for."""
+"""Clock lag behind other hosts above which a host is not waited for."""
 
 GAP_S = 4.0
-"""Without a question; a second later hosts stop tracing."""
+"""Time without a question after which looks begin afresh; a second later hosts stop tracing."""
 
 FIRST_S = 0.5
-"""From the first question to the second one: a page that shows nothing is of no use to who has no scripts."""
+"""Time from the first question to the second one: a page that shows nothing is of no use to viewers without scripts."""
 
 LOOKS_KEPT = 30
-"""A minute of looks: what somebody clicks in a page that keeps itself true is there still."""
+"""Number of looks kept, a minute of them: a clicked event in a page that keeps itself current still exists."""
 
 HELD_MAX = 16
-"""Looks that somebody has opened, the last ones: they stay while people study them."""
+"""Largest number of opened looks, the last ones: they stay while people study them."""
 
 
 class LiveLook(msgspec.Struct, frozen=True):
-    """What was known at one moment.
+    """Knowledge at one moment.
 
     Attributes:
-        every: of each channel, every so manieth message is traced.
-        silent: hosts that do not tell. is_missing: hosts have done more than they could tell.
+        every: of each channel, every N-th message is traced.
+        silent: hosts that do not report. is_missing: hosts have done more than they could report.
     """
 
     number: int
@@ -68,7 +68,7 @@ class LiveLook(msgspec.Struct, frozen=True):
 
 
 class LiveEvents:
-    """Of one fleet. For one event loop."""
+    """Live events of one fleet. For one event loop."""
 
     def __init__(self, calls: ViewCalls, period_s: float = PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
@@ -83,7 +83,7 @@ class LiveEvents:
         self._held: dict[int, LiveLook] = {}
 
     async def look(self) -> LiveLook:
-        """What has happened in the last seconds, not older than a period. SnaplineError."""
+        """Return what has happened in the last seconds, not older than a period. SnaplineError."""
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
             if waited_s >= GAP_S:
@@ -96,14 +96,14 @@ class LiveEvents:
         return self._looks[self._count]
 
     def hold(self, look: LiveLook) -> None:
-        """Keep it for who studies it."""
+        """Keep it for a viewer who studies it."""
         self._held.pop(look.number, None)
         self._held[look.number] = look
         while len(self._held) > HELD_MAX:
             del self._held[next(iter(self._held))]
 
     def held(self, number: int) -> LiveLook:
-        """A look of before, which stays.
+        """Return an earlier look, which stays.
 
         Raises:
             NotFoundError: it is not kept any more.
@@ -137,7 +137,7 @@ class LiveEvents:
             self._every = max(1, self._every // 4)
 
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
-        """What all have told up to, and not what is too old."""
+        """Return the events that all hosts have reported up to, without those that are too old."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
         times = sorted(
             [line.time_ns for told in self._told.values() for lines in told.lines.values() for line in lines]
@@ -154,7 +154,7 @@ class LiveEvents:
 
 
 class _HostTold:
-    """By one host. `lines`: by run, one for each of its processes that told something."""
+    """Events reported by one host. `lines`: by run, one for each of its processes that reported something."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -163,7 +163,7 @@ class _HostTold:
         self.lines: dict[str, deque[PlanLine | HostLine]] = {}
 
     def take(self, answer: RecentTrace) -> int:
-        """Returns how many lines it has."""
+        """Take an answer; returns how many lines it has."""
         lines = [msgspec.json.decode(line, type=PlanLine | HostLine) for line in answer.lines]
         self.cursor, self.time_ns = answer.cursor, answer.time_ns
         run = answer.cursor.partition(".")[0]

@@ -1,4 +1,4 @@
-"""What would be lost now, how long recoveries took, and what the interval costs: the same words on a page, in a terminal and in `snapline status`."""
+"""Loss now, duration of recoveries, cost of the interval: the same words on a page, in a terminal and in `snapline status`."""
 
 from collections.abc import Collection
 
@@ -18,14 +18,14 @@ def at_risk(facts: FleetFacts) -> str:
 
 
 def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
-    """What the definition allows, and whether it is missed."""
+    """Return what the definition allows, and whether it is missed."""
     if not time_s:
         return ""
     return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
 
 
 def recoveries(loss: LossFacts) -> str:
-    """How long the last ones took, the newest first, and how many failures there were in how long."""
+    """Return how long the last ones took, the newest first, and how many failures there were in how long."""
     seen = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
     promised = _promised("RTO", loss.rto_s, loss.missed)
     if not loss.recoveries:
@@ -41,7 +41,7 @@ def _took(loss: LossFacts, place: int) -> str:
 
 
 def interval(facts: IntervalFacts) -> str:
-    """How often, how long an epoch takes, and what it costs agents and store."""
+    """Return how often, how long an epoch takes, and what it costs agents and store."""
     every = f"every {seconds(facts.every_s)}" if facts.every_s else "by hand"
     words = [f"{every}, {facts.policy}" if facts.policy else every]
     if facts.epochs:

@@ -1,7 +1,7 @@
-"""HTML from values: what is no markup is text, and is escaped; so nothing that a fleet holds can become part of a page.
+"""HTML from values: anything that is not markup is text, and is escaped; so no content of a fleet can become part of a page.
 
 Text of a fleet may be hostile. A control character is shown as its picture (␛), a mark that would turn the direction of text, hide or join it
-is shown as its number (‹202E›): people see what is there, and not what somebody wants them to see. A text is cut at a length, and says so.
+is shown as its number (‹202E›): people see what is there, and not what an attacker wants them to see. A text is cut at a length, and says so.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 TEXT_MAX = 10_000
-"""Characters of one text in a page: more than anybody reads there. The rest is counted."""
+"""Largest number of characters of one text in a page: more than people read there. The rest is counted."""
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
@@ -29,7 +29,7 @@ Attribute = str | int | bool | None
 
 
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """An element. Attributes: `class_` is `class`, `data_age` is `data-age`; True stands alone, None and False are left out."""
+    """Return an element. Attributes: `class_` is `class`, `data_age` is `data-age`; True is written without a value, None and False are left out."""
     opening = "".join([_attribute(key, value) for key, value in attributes.items()])
     if name in _VOID:
         return Markup(f"<{name}{opening}>")
@@ -42,7 +42,7 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def shown(text: str, characters_max: int = TEXT_MAX) -> str:
-    """The text with what cannot be seen made visible, and cut."""
+    """Return the text with invisible characters made visible, and cut."""
     kept = text[:characters_max]
     seen = _UNSEEN.sub(_visible, kept) if _UNSEEN.search(kept) else kept
     return seen if len(text) <= characters_max else f"{seen}… {len(text) - characters_max:,} more characters"

@@ -1,4 +1,4 @@
-"""Parts of a page that change while somebody looks at it: which of them a viewer has to be sent."""
+"""Parts of a page that change while it is viewed: which of them a viewer has to be sent."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ class Piece(msgspec.Struct, frozen=True):
 
     Attributes:
         html: the element itself.
-        key: it is sent again when this changes: of an element whose own pieces follow, what they do not say; "": its HTML.
+        key: it is sent again when this changes: of an element whose own pieces follow, all other content; "": its HTML.
     """
 
     id: str
@@ -21,13 +21,13 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class ViewerCopy:
-    """What one viewer has."""
+    """Pieces that one viewer has."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
 
     def changes(self, pieces: Iterable[Piece]) -> list[tuple[str, Markup]]:
-        """The elements to replace, in order: those that hold others come before them."""
+        """Return the elements to replace, in order: those that hold others come before them."""
         changed = []
         for piece in pieces:
             key = piece.key or piece.html

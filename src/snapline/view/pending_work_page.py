@@ -1,4 +1,4 @@
-"""The screen *Waiting*: durable turns in their middle, inputs, outputs and who reads them, effects and what became of them, dead letters."""
+"""The screen *Waiting*: unfinished durable turns, inputs, outputs and their readers, effects and their fates, dead letters."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from snapline.view.tones import Tone, pill, tone_of
 from snapline.view.tree import leaf, tree
 
 ROWS_MAX = 100
-"""Of each table: those that need somebody most come first."""
+"""Largest number of rows of each table: those that most need attention come first."""
 
 NODES_MAX = 40
-"""Values of one output that are shown."""
+"""Largest number of values of one output that are shown."""
 
 WORDS_SHOWN = 300
-"""Characters of an effect's arguments and of its result."""
+"""Largest number of characters of an effect's arguments and of its result."""
 
 TURN_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
@@ -42,12 +42,12 @@ EFFECT_COLUMNS = (
 
 
 class WaitingFacts(msgspec.Struct, frozen=True):
-    """What the screen shows.
+    """Content of the screen.
 
     Attributes:
-        fleet: None: it has not been heard.
-        is_ledger_whole: `effects` are all that there are.
-        targets: agents that can be looked at.
+        fleet: None: it has not answered.
+        is_ledger_whole: `effects` are complete.
+        targets: agents that have a page.
     """
 
     fleet: FleetFacts | None = None
@@ -65,7 +65,7 @@ def waiting_body(facts: WaitingFacts) -> Markup:
 
 
 def waiting_pieces(facts: WaitingFacts) -> list[Piece]:
-    """What may change."""
+    """Return the pieces that may change."""
     return [
         Piece("figures", _figures(facts)),
         Piece("turns", _turns(facts.agents, facts.targets)),
@@ -185,12 +185,12 @@ def _effects(facts: WaitingFacts) -> Markup:
 
 
 def join_with_space(parts: Sequence[Markup]) -> list[Child]:
-    """With blanks between them, where a line may break."""
+    """Return the parts with blanks between them, where a line may break."""
     return [each for part in parts for each in (part, " ")]
 
 
 def effect_row(each: Effect, targets: Targets) -> Markup:
-    """One effect, for `EFFECT_COLUMNS`."""
+    """Draw one effect, for `EFFECT_COLUMNS`."""
     key = each.key if each.generation == 1 else f"{each.key}#{each.generation}"
     about = [
         tag("td", key),
@@ -250,7 +250,7 @@ def _consumers(facts: WaitingFacts) -> Markup | None:
 
 
 def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
-    """How many of the outputs shown it has not had; of a topic of which it has had none of these there may be more."""
+    """Return how many of the shown outputs it has not had; of a topic of which it has had none of these there may be more."""
     place = parse_cursor(consumer.cursor)
     missing, is_more = 0, place.epoch < newest.since
     for topic, outputs in newest.topics.items():

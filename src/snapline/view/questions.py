@@ -19,11 +19,11 @@ from snapline.messages.views import AgentState, RecentTrace
 from snapline.security.transport import Security
 
 REPLICA_S = 2.0
-"""For a replica to answer: it reads its memory, and somebody waits for the page."""
+"""Longest wait for a replica's answer: it reads its memory, and a viewer waits for the page."""
 
 
 class FleetQuestions:
-    """Asks; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
+    """Asks a fleet; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
 
     def __init__(
         self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
@@ -34,39 +34,39 @@ class FleetQuestions:
         self._security = security
 
     async def status(self) -> dict[str, object]:
-        """As `snapline status`, perhaps not the latest: it is asked every second."""
+        """Answer as `snapline status`, perhaps not the latest: it is requested every second."""
         return document_of(await patiently(lambda: self._coordinator.status(unconfirmed=True)))
 
     async def agents(self) -> list[LocatedAgent]:
-        """Where the agents live."""
+        """Return where the agents live."""
         return await self._client.agents()
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """As `snapline agent describe`."""
+        """Answer as `snapline agent describe`."""
         return await self._client.describe(agent, timeout_s)
 
     async def state(self, agent: str, *, live: bool = False, timeout_s: float = TIMEOUT_S) -> AgentState:
-        """As `snapline agent state`."""
+        """Answer as `snapline agent state`."""
         return await self._client.state(agent, live=live, timeout_s=timeout_s)
 
     async def snapshot_at(self, snapshot: str) -> dict[str, object]:
-        """As `snapline snapshot show`."""
+        """Answer as `snapline snapshot show`."""
         return await patiently(lambda: self._coordinator.read_snapshots("show", snapshot))
 
     async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]:
-        """As `snapline recovery line`."""
+        """Answer as `snapline recovery line`."""
         return await self._client.recovery_line(failed)
 
     async def lines_of_each(self) -> dict[str, object]:
-        """As `snapline recovery line --each`."""
+        """Answer as `snapline recovery line --each`."""
         return await patiently(self._coordinator.recovery_lines)
 
     async def recoveries(self) -> dict[str, object]:
-        """As `snapline recovery history`."""
+        """Answer as `snapline recovery history`."""
         return await patiently(self._coordinator.recovery_history)
 
     async def epoch_history(self) -> dict[str, object] | None:
-        """As `snapline snapshot history`; None: a coordinator of an older release keeps none."""
+        """Answer as `snapline snapshot history`; None: a coordinator of an older release keeps none."""
         try:
             return await patiently(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
@@ -75,7 +75,7 @@ class FleetQuestions:
             return None
 
     async def replicas(self) -> list[AskedReplica]:
-        """The coordinator's replicas, as `snapline coordinator members` has them, each with its own `coordinator status`."""
+        """Return the coordinator's replicas, as `snapline coordinator members` has them, each with its own `coordinator status`."""
         answer = await patiently(lambda: self._coordinator.read_replica("members"))
         members = msgspec.convert(answer["members"], list[AskedReplica])
         return await asyncio.gather(*[self._with_status(each) for each in members])
@@ -95,21 +95,21 @@ class FleetQuestions:
         return msgspec.structs.replace(replica, status=status)
 
     async def waiting(self) -> dict[str, object]:
-        """As `Client.waiting`."""
+        """Answer as `Client.waiting`."""
         return await self._client.waiting()
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
-        """What was given out after a cursor, as far as one answer holds it; "": all that agents have named themselves."""
+        """Return the outputs after a cursor, as far as one answer holds them; "": all that agents have named themselves."""
         return await patiently(lambda: self._coordinator.read_outputs(after, topic))
 
     async def consumers(self) -> ReadConsumersReply:
-        """As `snapline output consumers list`."""
+        """Answer as `snapline output consumers list`."""
         return await patiently(self._coordinator.read_consumers)
 
     async def recent_traces(
         self, after: Mapping[str, str], *, every: int, most: int
     ) -> Mapping[str, RecentTrace | None]:
-        """What has happened on each host since its cursor in `after`; None: it does not tell."""
+        """Return what has happened on each host since its cursor in `after`; None: it does not report."""
         return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
 
 
@@ -117,10 +117,10 @@ class FleetQuestions:
 async def open_questions(
     address: str, security: Security, name: str
 ) -> AsyncIterator[tuple[FleetQuestions, CoordinatorClient]]:
-    """To a fleet, and the coordinator's client that is part of them. `name`: who asks.
+    """Open questions to a fleet, with the coordinator's client that is part of them. `name`: of the requester.
 
     Raises:
-        CoordinatorUnavailableError: nobody answers there.
+        CoordinatorUnavailableError: no coordinator answers there.
     """
     async with await patiently(lambda: open_client(address, security, name)) as client:
         coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)

@@ -1,4 +1,4 @@
-"""The screen *Recovery*: what a failure would cost now, whoever fails; and the recoveries that there were."""
+"""The screen *Recovery*: the cost of a failure now, of each agent and host; and past recoveries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,13 +13,13 @@ from snapline.view.pending_work_page import EFFECT_COLUMNS, effect_row
 
 ROWS_MAX = 100
 CHOICES_MAX = 60
-"""Agents with a box of their own; others are named in the field."""
+"""Largest number of agents with a box of their own; others are named in the field."""
 
 FATES_MAX = 10
-"""Recoveries of which effects are told: of older ones `snapline recovery report PLAN` does."""
+"""Number of recoveries whose effects are shown: for older ones use `snapline recovery report PLAN`."""
 
 CELLS_MAX = 6_400
-"""A heat map of eighty by eighty; of more only the rows are listed."""
+"""Largest number of cells of a heat map, eighty by eighty; of more only the rows are listed."""
 
 HISTORY_COLUMNS = (
     *(("Plan", "number"), ("When", ""), ("Took", "number"), ("Back to epoch", "number"), ("Went back", "number")),
@@ -28,7 +28,7 @@ HISTORY_COLUMNS = (
 
 
 class AgentCost(msgspec.Struct, frozen=True):
-    """What one agent that goes back loses."""
+    """Loss of one agent that goes back."""
 
     to: int | None = None
     checkpoints: int = 0
@@ -36,7 +36,7 @@ class AgentCost(msgspec.Struct, frozen=True):
 
 
 class LineFacts(msgspec.Struct, frozen=True):
-    """The document of `snapline recovery line`. `rolled_back`: who, or only how many."""
+    """The document of `snapline recovery line`. `rolled_back`: their names, or only how many."""
 
     epoch: int = 0
     failed: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class FailureFacts(msgspec.Struct, frozen=True):
-    """What one failure would cost; `failed`: an agent, or `host:h1`."""
+    """Cost of one failure; `failed`: an agent, or `host:h1`."""
 
     failed: str
     rolled_back: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class LinesFacts(msgspec.Struct, frozen=True):
 
 
 class PastFacts(msgspec.Struct, frozen=True):
-    """A recovery that was. Times are RFC 3339 in UTC."""
+    """A past recovery. Times are RFC 3339 in UTC."""
 
     plan: int
     line_epoch: int = 0
@@ -95,7 +95,7 @@ def recovery_body(
     effects: Mapping[int, Sequence[Effect]],
     targets: Targets,
 ) -> Markup:
-    """The whole screen. `effects`: epoch → those that were open in its cut; `targets`: what can be looked at."""
+    """Draw the whole screen. `effects`: epoch → those that were open in its cut; `targets`: agents and epochs that have a page."""
     form = _form(line, hosts, agents)
     what = section("failure", "What a failure would cost now", form, line_found(line))
     each = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
@@ -143,7 +143,7 @@ def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Marku
 
 
 def line_found(line: LineFacts) -> Markup:
-    """Where everybody goes back to."""
+    """Draw where all agents go back to."""
     back = _back(line)
     named = ", ".join([name.replace("host:", "host ") for name in line.failed])
     who = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
@@ -168,7 +168,7 @@ def _back(line: LineFacts) -> list[str]:
 
 
 def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
-    """Of agents that checkpoint on their own each loses something else."""
+    """Draw the loss of each agent, which differs if agents checkpoint on their own."""
     if line.rollback is None or not back:
         return None
     costs = {agent: line.rollback.get(agent, AgentCost()) for agent in back}
@@ -191,7 +191,7 @@ def _silent(hosts: Sequence[str]) -> Markup | None:
 
 
 def heat_map(lines: LinesFacts) -> Child:
-    """A row for each failure, a column for each agent: dark where it goes back, the darker the more turns it loses."""
+    """Draw a row for each failure, a column for each agent: dark where it goes back, the darker the more turns it loses."""
     if not lines.lines:
         return tag("p", "Nobody can fail yet.", class_="quiet")
     agents = sorted({agent for each in lines.lines for agent in each.rolled_back})
@@ -265,7 +265,7 @@ def _recovery(each: PastFacts, targets: Targets) -> Markup:
 
 
 def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], targets: Targets) -> Markup:
-    """Of the newest recoveries what became of the effects that were open where the fleet went back to."""
+    """Draw, for the newest recoveries, the fate of the effects that were open where the fleet went back to."""
     told = [(each, effects.get(each.line_epoch, ())) for each in reversed(past.recoveries[-FATES_MAX:])]
     parts = [
         tag(

@@ -1,7 +1,7 @@
-"""What agents hold, left out: of a state, a message, an output or an effect's words only their size and a digest are told.
+"""Redaction of agents' data: of a state, a message, an output or an effect's words only the size and a digest are shown.
 
-A digest of a short secret would give it away to whoever tries them all, so digests are keyed, and nobody keeps the key: within one file what is
-alike has one digest, and elsewhere it says nothing.
+A digest of a short secret would reveal it to a brute-force search, so digests are keyed, and the key is not kept: within one file equal
+values have equal digests, and elsewhere a digest says nothing.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from snapline.view.ledger import NewestOutputs
 from snapline.view.pending_work_page import WaitingFacts
 
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
-"""Of a timer, a parked message, a dead letter and the like; all else may be somebody's."""
+"""Fields that are kept, of a timer, a parked message, a dead letter and the like; all else may be private."""
 
 DIGITS = 12
-"""Of a digest: no two of a file's contents are alike by accident."""
+"""Length of a digest: no two of a file's contents are alike by accident."""
 
 
 class Withheld:
@@ -32,19 +32,19 @@ class Withheld:
         self._key = secrets.token_bytes(32)
 
     def told(self, value: object) -> str:
-        """What stands in its place."""
+        """Return the text that replaces the value."""
         data = msgspec.json.encode(msgspec.to_builtins(value, str_keys=True), order="deterministic")
         digest = hmac.new(self._key, data, hashlib.sha256).hexdigest()[:DIGITS]
         return f"left out: {size(len(data))} of JSON, digest {digest}"
 
     def cut(self, cut: CutFacts, *, kept: int = 0, messages_kept: bool = False) -> CutFacts:
-        """The snapshot without contents; but of the first `kept` agents, and of messages."""
+        """Return the snapshot without contents, except those of the first `kept` agents, and of messages with `messages_kept`."""
         agents = [each if number < kept else self._agent(each) for number, each in enumerate(cut.agents)]
         channels = cut.channels if messages_kept else tuple(self._channel(each) for each in cut.channels)
         return msgspec.structs.replace(cut, agents=tuple(agents), channels=channels)
 
     def waiting(self, facts: WaitingFacts) -> WaitingFacts:
-        """What waits, and who waits for what, without what it says."""
+        """Return what waits, and for what, without contents."""
         agents = tuple(
             msgspec.structs.replace(each, problem=self._text(each.problem), waits_for=self._text(each.waits_for))
             for each in facts.agents.agents
@@ -57,7 +57,7 @@ class Withheld:
         )
 
     def effects(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Whose, which, and what became of them."""
+        """Return agents, names and fates, without contents."""
         return [
             msgspec.structs.replace(
                 each, key=self._text(each.key), arguments=self._text(each.arguments), result=self._text(each.result)

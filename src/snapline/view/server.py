@@ -1,4 +1,4 @@
-"""The view's process: one client, one server, until somebody ends it."""
+"""The view's process: one client, one server, until it is stopped."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,17 +23,17 @@ async def serve(
     trace: Path | None = None,
     reports: Sequence[Path] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints where.
+    """Serve until SIGINT or SIGTERM; prints the address.
 
     Args:
         may_act: operators may act here.
         folder: the fleet's, if it is on this machine.
-        trace: a trace, shown beside it.
+        trace: a trace, shown next to it.
         reports: folders with reports of simulations.
 
     Raises:
         UsageError: the address cannot be listened on, or one of `reports` is no folder.
-        CoordinatorUnavailableError: nobody answers there.
+        CoordinatorUnavailableError: no coordinator answers there.
     """
     async with open_questions(address, security, CLIENT_NAME) as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
@@ -41,7 +41,7 @@ async def serve(
 
 
 async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
-    """The same without a fleet: a trace, reports of simulations, or both."""
+    """Serve without a fleet: a trace, reports of simulations, or both."""
     await _serve(View(None, token=token, trace=trace, reports=reports), listen)
 
 

@@ -1,4 +1,4 @@
-"""What the view knows of simulations: their documents in files, with names and types. What is missing has a value that says nothing."""
+"""Simulations as the view knows them: their documents in files, with names and types. Missing values get a default that says nothing."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ class FoundViolation(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """Of a `result.json` what a list shows."""
+    """Part of a `result.json` that a list shows."""
 
     kind: str
     name: str
@@ -28,14 +28,14 @@ class RunHead(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """In a sentence, what is wrong with it; "" if nothing is."""
+        """Problem, in a sentence; "" if there is none."""
         if self.violations:
             return self.violations[0].text
         return self.pending[0] if self.pending else self.error.strip().rpartition("\n")[2]
 
     @property
     def oracles(self) -> str:
-        """Who found it."""
+        """Oracles that found it."""
         return ", ".join(dict.fromkeys([f"{each.guarantee} {each.oracle}".strip() for each in self.violations]))
 
 
@@ -59,7 +59,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 class SweepFound(msgspec.Struct, frozen=True):
-    """What some seeds of a sweep have in common."""
+    """Common finding of some seeds of a sweep."""
 
     verdict: str = ""
     oracle: str = ""
@@ -96,11 +96,11 @@ class FoundSweep(msgspec.Struct, frozen=True):
 
 
 class FoundReports(msgspec.Struct, frozen=True):
-    """What lies in the folders.
+    """Reports in the folders.
 
     Attributes:
         runs, sweeps: newest first.
-        is_cut: there is more than is looked at. older: runs that were found and not read.
+        is_cut: there is more than is read. older: runs that were found and not read.
         unreadable: files that are no reports of this release, or damaged.
     """
 

@@ -1,10 +1,10 @@
 """Reports of simulations in folders that were given, and in no others.
 
-    FOLDER/…/result.json      a run, with all that lies beside it (`sim/report/folder.py`)
+    FOLDER/…/result.json      a run, with all files next to it (`sim/report/folder.py`)
     FOLDER/…/shrunk/          its shrunk form
     FOLDER/…/*-sweep.json     or any other file whose document is a sweep's
 
-A report may come from anybody: files are read up to a size, a packed trace is measured before it is unpacked, nothing in it is run or shown but as text,
+A report may come from anyone: files are read up to a size, a packed trace is measured before it is unpacked, nothing is run, all is shown as text,
 and its own page and pictures are made anew. An address names a way from a given folder; a link that leads out of it leads nowhere.
 """
 
@@ -32,19 +32,19 @@ _Known = TypeVar("_Known")
 RESULT, CONFIG, TRACE, STEPS, SHRUNK = "result.json", "config.toml", "trace.jsonl.gz", "steps.txt", "shrunk"
 BESIDE = ("timeline.json", "choices.json")
 FLEETS = frozenset({"coordinator.json", "launcher.lock"})
-"""A folder with one of these is a fleet's: its store has thousands of files and no report."""
+"""Files that mark a folder as a fleet's: its store has thousands of files and no report."""
 
 DEPTH_MAX, ENTRIES_MAX = 5, 50_000
-"""Levels below a given folder, and files and folders that are looked at in all: a second or so."""
+"""Largest number of levels below a given folder, and of files and folders read in all: a second or so."""
 
 RUNS_MAX, SWEEPS_MAX = 500, 100
-"""The newest; each is read to be listed."""
+"""Largest numbers of runs and sweeps, the newest; each is read to be listed."""
 
 FILE_BYTES_MAX = 16 << 20
-"""Of a document. A sweep's has some 100 KiB, a result's a MiB at most."""
+"""Largest size of a document. A sweep's has some 100 KiB, a result's a MiB at most."""
 
 TRACE_BYTES_MAX = 128 << 20
-"""Of a trace, unpacked: a million events. A file made to be huge is not unpacked further."""
+"""Largest size of a trace, unpacked: a million events. A file made to be huge is not unpacked further."""
 
 CONFIG_BYTES_MAX = 1 << 20
 STEPS_BYTES_MAX = 1 << 20
@@ -54,7 +54,7 @@ class SimReports:
     """Looks into the folders. All of it blocks: call it in a thread."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """UsageError: one is no folder."""
+        """Raise UsageError if one is no folder."""
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"--reports {folder} is no folder")
@@ -88,7 +88,7 @@ class SimReports:
         )
 
     def _run(self, written_s: float, number: int, path: Path) -> FoundRun | None:
-        """None: it cannot be read."""
+        """Read the head of a run; None: it cannot be read."""
         folder, written_ns = path.parent, int(written_s * 1e9)
         known = self._heads.get(path)
         if known is None or known[0] != written_ns:
@@ -132,7 +132,7 @@ class SimReports:
     # ---- one of them ------------------------------------------------------------------------------------------------
 
     def path_of(self, place: str) -> Path:
-        """What an address names. NotFoundError: nothing in the folders."""
+        """Return the path that an address names. NotFoundError: nothing in the folders."""
         number, _, way = place.partition("/")
         if (
             not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self._roots))
@@ -159,7 +159,7 @@ class SimReports:
         return self._read_head(result.stat().st_mtime, number, folder) if found is None else found
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
-        """All of one run, without its recording if that is too large; and a sentence if it is. NotFoundError, UsageError."""
+        """Return all of one run, without its recording if that is too large; and a sentence if it is. NotFoundError, UsageError."""
         from snapline.sim.report.files import read_recording, read_result
         from snapline.sim.report.folder import StoredRun, read_choices
         from snapline.sim.scenario import parse_scenario
@@ -181,7 +181,7 @@ class SimReports:
         return StoredRun(scenario, config, result, provenance, recording, choices), too_large
 
     def sweep(self, place: str) -> FoundSweep:
-        """One sweep. NotFoundError, UsageError."""
+        """Return one sweep. NotFoundError, UsageError."""
         path = self.path_of(place)
         found = (
             self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
@@ -191,13 +191,13 @@ class SimReports:
         return found
 
     def steps(self, place: str) -> str:
-        """How it was shrunk, in lines; "" if nobody has written it down."""
+        """Return how it was shrunk, in lines; "" if that was not recorded."""
         path = self.path_of(place) / STEPS
         return _text(path, STEPS_BYTES_MAX) if os.path.lexists(path) else ""
 
 
 class _Walk:
-    """Through one folder, up to a number of entries. `is_cut`: there were more."""
+    """Walk through one folder, up to a number of entries. `is_cut`: there were more."""
 
     def __init__(self, root: Path) -> None:
         self.is_cut = False
@@ -205,7 +205,7 @@ class _Walk:
         self._left = ENTRIES_MAX
 
     def documents(self) -> Iterator[tuple[Path, float]]:
-        """Files that may be reports, with the time when they were written. Links are not followed. Of a run's folder its result alone."""
+        """Yield files that may be reports, with the time when they were written. Links are not followed. Of a run's folder only its result."""
         while self._waiting:
             folder, depth = self._waiting.pop()
             entries = self._entries(folder)
@@ -242,7 +242,7 @@ def _is_document(name: str, beside: Collection[str]) -> bool:
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:
-    """UsageError: it is none. NotFoundError: it is not there."""
+    """Decode a report. UsageError: it is none. NotFoundError: it does not exist."""
     _check_file(path, FILE_BYTES_MAX)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -266,7 +266,7 @@ def _text(path: Path, size_max: int) -> str:
 
 
 def _check_file(path: Path, size_max: int) -> None:
-    """A file in the folder itself: no link to another place, no pipe, and not larger than that."""
+    """Check a file: in the folder itself, no link to another place, no pipe, and not larger than that."""
     try:
         found = path.lstat()
     except OSError as error:
@@ -278,7 +278,7 @@ def _check_file(path: Path, size_max: int) -> None:
 
 
 def _fits(packed: Path) -> bool:
-    """Whether a trace is small enough when it is unpacked. What it says of itself need not be true."""
+    """Return whether a trace is small enough when it is unpacked. Its own claim need not be true."""
     left = TRACE_BYTES_MAX
     try:
         with gzip.open(packed) as stream:

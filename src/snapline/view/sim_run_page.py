@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from snapline.sim.result import ExecutedFault, Result
 
 VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 300
-"""Rows of each list: `result.json` has all."""
+"""Largest number of rows of each list: `result.json` has all."""
 
 STEPS_MAX = 150
-"""Lines of the story of shrinking."""
+"""Largest number of lines of the story of shrinking."""
 
 WORDS_MAX = 4_000
-"""Characters of one text, such as a traceback."""
+"""Largest number of characters of one text, such as a traceback."""
 
 TIMELINE, SPACETIME = "timeline", "spacetime"
 PICTURES = {TIMELINE: "Timeline", SPACETIME: "Space-time diagram"}
@@ -114,7 +114,7 @@ def _evidence(result: "Result") -> Markup:
 
 
 def _picture(kind: str, found: FoundRun, result: "Result") -> Markup:
-    """It is drawn when a browser asks for it. What ended a run is at the right end: there one begins to look."""
+    """Draw a picture that a browser loads on demand. The end of a run is at the right end: inspection begins there."""
     source = address(f"pictures/{kind}", found.place)
     words = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; alone it tells what each mark is about"
     drawn = tag("a", tag("img", src=source, alt=words, loading="lazy"), href=source)
@@ -187,7 +187,7 @@ def _again(found: FoundRun, run: "StoredRun") -> Markup:
 
 
 def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "StoredRun", steps: str) -> Markup:
-    """A failing run, and the smallest that was found in which the same oracle fails."""
+    """Draw a failing run, and the smallest that was found in which the same oracle fails."""
     title = tag(
         "div",
         *(tag("h1", f"{before.result.name}, shrunk"), verdict_pill(after.result.verdict)),

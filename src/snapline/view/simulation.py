@@ -1,6 +1,6 @@
-"""Requests for reports of simulations. What they hold is read from files in a thread, one at a time: drawing a run takes half a second.
+"""Requests for reports of simulations. Their content is read from files in a thread, one at a time: drawing a run takes half a second.
 
-GET  /simulation                          what lies in the folders
+GET  /simulation                          the reports in the folders
 GET  /simulation/runs/{place}             one run
 GET  /simulation/pairs/{place}            a failing run next to its shrunk form
 GET  /simulation/sweeps/{place}           one sweep
@@ -31,22 +31,22 @@ _Found = TypeVar("_Found")
 OWN_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Of a report and of pictures, which bring their style along: it is ours, for both are made here, and nothing runs in them."""
+"""Headers of a report and of pictures, which bring their style along: it is ours, for both are made here, and nothing runs in them."""
 
 OWN_HEADERS = {**HEADERS, "Content-Security-Policy": OWN_POLICY}
 
 EVENTS_MAX = 2_000
-"""Of a diagram, as in `report.html`: more make a browser slow."""
+"""Largest number of events of a diagram, as in `report.html`: more make a browser slow."""
 
 RUNS_KEPT = 4
-"""Read: a page, its pictures, and the same of its shrunk form ask for one after the other."""
+"""Number of runs kept in memory: a page, its pictures, and those of its shrunk form are requested one after the other."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Page = Callable[[str, str, Markup], Response]
 
 
 class SimulationPages:
-    """Answers; `page` puts a screen's frame around what it shows: screen, title, body. For one event loop."""
+    """Answers; `page` puts a screen's frame around its content: screen, title, body. For one event loop."""
 
     def __init__(self, reports: SimReports, page: Page) -> None:
         self._reports = reports
@@ -55,7 +55,7 @@ class SimulationPages:
         self._stored: dict[tuple[str, float], tuple[StoredRun, str]] = {}
 
     def routes(self) -> dict[str, Handler]:
-        """Address → who answers."""
+        """Return the handlers, by address."""
         return {
             PLACE: self.show,
             f"{PLACE}/runs/{{place:path}}": self.show_run,
@@ -66,13 +66,13 @@ class SimulationPages:
         }
 
     async def show(self, request: Request) -> Response:
-        """What there is."""
+        """Show the reports."""
         search = RunSearch(request.query_params.get("q", "").strip(), request.query_params.get("verdict", ""))
         found = await self._read(self._reports.found)
         return self._page("simulation", "Simulation", simulation_body(found, search, self._reports.names))
 
     async def show_run(self, request: Request) -> Response:
-        """One run."""
+        """Show one run."""
         place = request.path_params["place"]
 
         def read() -> Markup:
@@ -82,7 +82,7 @@ class SimulationPages:
         return self._page("simulation", "A run", await self._read(read))
 
     async def show_pair(self, request: Request) -> Response:
-        """A run and its shrunk form."""
+        """Show a run and its shrunk form."""
         place = request.path_params["place"]
 
         def read() -> Markup:
@@ -95,7 +95,7 @@ class SimulationPages:
         return self._page("simulation", "Shrunk", await self._read(read))
 
     async def show_sweep(self, request: Request) -> Response:
-        """One sweep."""
+        """Show one sweep."""
         place = request.path_params["place"]
 
         def read() -> Markup:
@@ -104,7 +104,7 @@ class SimulationPages:
         return self._page("simulation", "A sweep", await self._read(read))
 
     async def give_report(self, request: Request) -> Response:
-        """The report itself; not the file beside the run, which may be anybody's."""
+        """Return the report itself; not the file next to the run, which may be anyone's."""
         place = request.path_params["place"]
 
         def read() -> str:
@@ -115,7 +115,7 @@ class SimulationPages:
         return HTMLResponse(await self._read(read), headers=OWN_HEADERS)
 
     async def give_picture(self, request: Request) -> Response:
-        """One of its pictures."""
+        """Return one of its pictures."""
         kind, place = request.path_params["kind"], request.path_params["place"]
         return Response(
             await self._read(lambda: self._draw(kind, place)), media_type="image/svg+xml", headers=OWN_HEADERS
@@ -136,7 +136,7 @@ class SimulationPages:
         return draw_run(run.recording, run.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
 
     def _run(self, place: str) -> "tuple[FoundRun, tuple[StoredRun, str]]":
-        """One run, read once as long as it stays as it is."""
+        """Return one run, read once until it changes."""
         found = self._reports.run(place)
         key = (found.place, found.written_s)
         if key not in self._stored:

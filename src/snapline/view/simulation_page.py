@@ -1,4 +1,4 @@
-"""The screen *Simulation*: runs and sweeps that lie in the folders of reports, and one sweep's failures by oracle."""
+"""The screen *Simulation*: runs and sweeps in the folders of reports, and one sweep's failures by oracle."""
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
@@ -15,12 +15,12 @@ from snapline.view.tones import tone_of
 PLACE = "/simulation"
 
 ROWS_MAX = 200
-"""Runs in the table; who searches finds the others."""
+"""Largest number of runs in the table; a search finds the others."""
 
 FINDINGS_MAX, PROBES_MAX = 100, 200
 
 WHY_MAX = 300
-"""Characters of the evidence in a table; the run's own page has all."""
+"""Largest number of characters of the evidence in a table; the run's own page has all."""
 
 RUN_COLUMNS = (
     *(("Run", ""), ("Seed", "number"), ("Verdict", ""), ("Protocol or fleet", ""), ("Virtual time", "number")),
@@ -37,13 +37,13 @@ FINDING_COLUMNS = (
 
 
 class RunSearch(msgspec.Struct, frozen=True):
-    """Which runs somebody wants to see. `text`: in a name, a protocol, an oracle or the evidence; `verdict`: exactly; "": all."""
+    """Search for runs. `text`: in a name, a protocol, an oracle or the evidence; `verdict`: exactly; "": all."""
 
     text: str = ""
     verdict: str = ""
 
     def finds(self, run: FoundRun) -> bool:
-        """Is it one of them?"""
+        """Return whether the run is one of them."""
         said = f"{run.head.name} {run.head.seed} {run.protocol} {run.head.oracles} {run.head.why}".casefold()
         return self.text.casefold() in said and self.verdict in ("", run.head.verdict)
 
@@ -55,7 +55,7 @@ def verdict_pill(verdict: str) -> Markup:
 
 
 def address(kind: str, place: str) -> str:
-    """Of a page below the screen."""
+    """Return the address of a page below the screen."""
     return f"{PLACE}/{kind}/{quote(place)}"
 
 
@@ -143,7 +143,7 @@ def _run(each: FoundRun) -> Markup:
 
 
 def sweep_body(sweep: FoundSweep, runs: Sequence[FoundRun]) -> Markup:
-    """One sweep; `runs`: those that have reports, so that seeds lead to them."""
+    """Draw one sweep; `runs`: those that have reports, so that seeds lead to them."""
     facts = sweep.facts
     about = [plural(facts.runs, "run"), f"{facts.elapsed_s:.1f} s", *(["stopped"] if facts.is_stopped else [])]
     title = tag(

@@ -1,4 +1,4 @@
-"""The screen *Space-time*: what agents did, sent and received, in a picture whose events can be looked into."""
+"""The screen *Space-time*: what agents did, sent and received, in a picture whose events can be opened."""
 
 from collections.abc import Sequence
 
@@ -20,24 +20,24 @@ from snapline.view.streams import notices
 from snapline.view.tree import leaf, tree
 
 LISTED_MAX = 200
-"""Events in the list beside the picture: the newest."""
+"""Largest number of events in the list next to the picture: the newest."""
 
 CLOCK_MAX = 100
-"""Entries of a clock."""
+"""Largest number of entries of a clock."""
 
 BOXES_MAX = 48
-"""Agents to tick: the busiest."""
+"""Largest number of agents with a checkbox: the busiest."""
 
 
 class SpaceFacts(msgspec.Struct, frozen=True):
-    """What the screen shows.
+    """Content of the screen.
 
     Attributes:
-        query: what was asked for. sources: what this view has.
-        chosen: the event that is told about. epochs: cuts in which its message was in transit, `content`: and what it was, if that is known.
-        sampled: of each channel, every so manieth message is there.
-        silent: hosts that do not tell. is_missing: hosts have done more than they told. left_out: of a long trace the first events.
-        trace: what the trace is called. held: number of the look at the fleet. targets: epochs that can be looked at.
+        query: what was requested. sources: those of this view.
+        chosen: the event that is described. epochs: cuts in which its message was in transit, `content`: and what it was, if that is known.
+        sampled: of each channel, every N-th message is there.
+        silent: hosts that do not report. is_missing: hosts have done more than they reported. left_out: of a long trace the first events.
+        trace: name of the trace. held: number of the look at the fleet. targets: epochs that have a page.
     """
 
     query: SpaceQuery
@@ -62,7 +62,7 @@ def space_body(facts: SpaceFacts) -> Markup:
 
 
 def space_found(facts: SpaceFacts) -> Markup:
-    """What is searched for, or clicked at."""
+    """Draw the part below the search: what was searched for, or clicked at."""
     by_id = {piece.id: piece.html for piece in space_pieces(facts)}
     label = "Space-time diagram: its events are listed below"
     box = tag("div", by_id["picture"], class_="picture", tabindex="0", role="region", aria_label=label)
@@ -71,7 +71,7 @@ def space_found(facts: SpaceFacts) -> Markup:
 
 
 def space_pieces(facts: SpaceFacts) -> list[Piece]:
-    """What may change."""
+    """Return the pieces that may change."""
     return [
         Piece("choice", _choice_of_agents(facts)),
         Piece("about", _about(facts)),
@@ -81,7 +81,7 @@ def space_pieces(facts: SpaceFacts) -> list[Piece]:
 
 
 def still(facts: SpaceFacts) -> SpaceQuery:
-    """The query of exactly what is shown: of a look at the fleet that stays."""
+    """Return the query of exactly what is shown: of a look at the fleet that stays."""
     query = facts.query.at(facts.window)
     return replace(query, held=facts.held) if query.source == "live" else query
 
@@ -149,7 +149,7 @@ def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: s
 
 
 def _choice_of_agents(facts: SpaceFacts) -> Markup:
-    """The busiest to tick; of a fleet that runs they change."""
+    """Draw checkboxes of the busiest agents; in a running fleet they change."""
     wanted = facts.query.agents
     boxes = [
         tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in wanted), agent)
@@ -167,7 +167,7 @@ def _busiest(happened: Happened) -> list[str]:
 
 
 def _about(facts: SpaceFacts) -> Markup:
-    """Links around the window, and what it does not say."""
+    """Draw links around the window, and what it omits."""
     links = tag("nav", _moves(facts), aria_label="Window", class_="moves")
     return tag("div", links, [tag("p", words, class_="quiet") for words in _notes(facts)], id="about")
 
@@ -209,7 +209,7 @@ def _last(query: SpaceQuery) -> SpaceQuery:
 
 
 def _middle(facts: SpaceFacts) -> int | None:
-    """Where zooming in leads: to the event that is told about, if it is there."""
+    """Return where zooming in leads: to the event that is described, if it is there."""
     event = facts.query.event
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
@@ -306,7 +306,7 @@ def _value(value: object) -> Child:
 
 
 def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
-    """The epoch that its agent had recorded last by then, as far as that is known."""
+    """Return the epoch that its agent had recorded last by then, if known."""
     agent = getattr(facts.happened.events[position].event, "agent", "")
     for earlier in range(position - 1, -1, -1):
         each = facts.happened.events[earlier]
@@ -340,7 +340,7 @@ def _own(row: str, chosen: ChosenEvent) -> str:
 
 
 def _neighbours(facts: SpaceFacts, position: int) -> Child:
-    """To the other end of a message, and along the row."""
+    """Draw links to the other end of a message, and along the row."""
     happened, window, query = facts.happened, facts.window, still(facts)
     row = happened.row_at(position, window.rows)
     mine = [each for each in happened.shown(window) if happened.row_at(each, window.rows) == row]
@@ -371,7 +371,7 @@ def _around(happened: Happened, window: Window, position: int) -> Window:
 
 
 def _events(facts: SpaceFacts) -> Markup:
-    """The same in words: for who does not see the picture, and for the keyboard."""
+    """Draw the same in words: for those who do not see the picture, and for the keyboard."""
     happened, query = facts.happened, still(facts)
     shown = happened.shown(facts.window)
     rows = [

@@ -1,4 +1,4 @@
-"""What of the past somebody wants to see: in the address of a page, of its pictures and of its links."""
+"""Requested part of the past: in the address of a page, of its pictures and of its links."""
 
 from typing import Literal
 from urllib.parse import quote, urlencode
@@ -13,26 +13,26 @@ from snapline.errors import UsageError
 PAGE = "/space-time"
 
 COUNTS = (60, 120, 240, 480)
-"""Events that may be shown without zooming."""
+"""Numbers of events that may be shown without zooming."""
 
 COUNT = 120
-"""As many as have room in the width of a screen."""
+"""Number of events that fit the width of a screen."""
 
 SHOWN_MAX = 1_000
-"""Events of one page: more are a grey wall, and a page of megabytes."""
+"""Largest number of events of one page: more are a grey wall, and a page of megabytes."""
 
 Source = Literal["live", "trace"]
 
 
 class SpaceQuery(msgspec.Struct, frozen=True):
-    """What is wanted.
+    """Request for a window of events.
 
     Attributes:
         source: the fleet as it runs, or the trace that the view was started with.
         held: number of a look at the fleet that stays; 0: the present one.
         agents: names, or parts of names; none: the busiest.
         first, end: positions; None: the last `count` events.
-        event: position of the one that is told about.
+        event: position of the one that is described.
     """
 
     source: Source = "live"
@@ -45,7 +45,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
     event: int | None = None
 
     def address(self, path: str = PAGE, fragment: str = "") -> str:
-        """Where this is shown."""
+        """Return the address where this is shown."""
         given = {
             "source": self.source if self.source != "live" else None,
             "held": self.held or None,
@@ -61,11 +61,11 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """It goes on while somebody looks."""
+        """Return whether it goes on while it is viewed."""
         return self.source == "live" and not self.held
 
     def window(self, happened: Happened) -> Window:
-        """What is shown of it.
+        """Return the window that is shown of it.
 
         Raises:
             UsageError: the window is empty, or larger than a page.
@@ -81,21 +81,21 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         return narrowed(happened, Window(self.rows, lanes, first, end))
 
     def at(self, window: Window) -> "SpaceQuery":
-        """The same with this window."""
+        """Return the same with this window."""
         return replace(self, first=window.first, end=window.end)
 
 
 def narrowed(happened: Happened, window: Window) -> Window:
-    """The last events of it, if it has more than a page may have."""
+    """Return the last events of it, if it has more than a page may have."""
     shown = happened.shown(window)
     return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])
 
 
 def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
-    """What a request asks for; `sources`: what this view has, the usual one first.
+    """Return the query of a request; `sources`: those of this view, the usual one first.
 
     Raises:
-        UsageError: it is none of ours.
+        UsageError: this view does not have the source or rows.
     """
     named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
     agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]

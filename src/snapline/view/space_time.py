@@ -1,7 +1,7 @@
-"""Requests for the screen *Space-time*, `/space-time`: of the fleet as it runs, and of a trace. What is drawn `diagrams/` says.
+"""Requests for the screen *Space-time*, `/space-time`: of the fleet as it runs, and of a trace. `diagrams/` decides what is drawn.
 
 GET  /space-time          the screen; `?part=found` its lower part
-GET  /events/space-time   what changes in it
+GET  /events/space-time   its changes
 GET  /space-time.svg      the picture of exactly the window shown, for any viewer
 GET  /space-time.shiviz   its events with their vector clocks
 """
@@ -31,10 +31,10 @@ from snapline.view.space_query import Source, SpaceQuery, query_of
 from snapline.view.streams import Streams
 
 TRACE_EVENTS_MAX = 200_000
-"""Of a trace: more take minutes to look through, and gigabytes. The last ones are shown."""
+"""Largest number of events of a trace: more take minutes to look through, and gigabytes. The last ones are shown."""
 
 EPOCHS_LOOKED_AT = 3
-"""Cuts that are searched for the content of a message in transit: it is in several only if epochs overlap."""
+"""Largest number of cuts searched for the content of a message in transit: it is in several only if epochs overlap."""
 
 
 _EPOCH = re.compile(r"epoch (\d+)")
@@ -52,11 +52,11 @@ class ShownTrace:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return str(self._place)
 
     async def happened(self) -> Happened:
-        """All of it. SnaplineError: it cannot be read."""
+        """Return all of it. SnaplineError: it cannot be read."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
             if stamp != self._stamp:
@@ -83,7 +83,7 @@ Epochs = Callable[[], Awaitable[frozenset[int]]]
 
 
 class SpaceTimePages:
-    """Answers requests for the screen. `live`: None: there is no fleet; `trace`: None: there is no trace; `epochs`: those that can be looked at."""
+    """Answers requests for the screen. `live`: None: there is no fleet; `trace`: None: there is no trace; `epochs`: those that have a page."""
 
     def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
         self._show = show
@@ -96,7 +96,7 @@ class SpaceTimePages:
         self._sources = tuple([source for source, is_there in named.items() if is_there])
 
     async def page(self, request: Request) -> Response:
-        """The screen."""
+        """Show the screen."""
         facts = await self._facts(self._query(request))
         if request.query_params.get("part") == "found":
             return HTMLResponse(str(await asyncio.to_thread(space_found, facts)), headers=HEADERS)
@@ -106,7 +106,7 @@ class SpaceTimePages:
         return self._show("Space-time", body, "/events/space-time" if facts.query.is_live else "")
 
     async def events(self, request: Request) -> Response:
-        """What changes in it."""
+        """Stream its changes."""
         query = self._query(request)
 
         async def look() -> list[Piece]:
@@ -117,13 +117,13 @@ class SpaceTimePages:
         return self._streams.response(look)
 
     async def svg(self, request: Request) -> Response:
-        """The picture."""
+        """Return the picture."""
         facts = await self._facts(self._query(request))
         drawn = await asyncio.to_thread(draw_window, facts.happened, facts.window, facts.chosen)
         return _file(drawn, "image/svg+xml", "space-time.svg")
 
     async def shiviz(self, request: Request) -> Response:
-        """The log."""
+        """Return the log."""
         facts = await self._facts(self._query(request))
         log = await asyncio.to_thread(facts.happened.shiviz, facts.window)
         return _file(log, "text/plain; charset=utf-8", "space-time.log")
@@ -154,7 +154,7 @@ class SpaceTimePages:
         return await self._live.look()
 
     async def _with_content(self, facts: SpaceFacts) -> SpaceFacts:
-        """What a message was is known of those that a snapshot holds in transit."""
+        """Add the message's content, which is known if a snapshot holds it in transit."""
         if facts.chosen is None or not facts.epochs:
             return facts
         event = facts.happened.events[facts.chosen.position].event
@@ -190,7 +190,7 @@ def _chosen(query: SpaceQuery, happened: Happened, window: Window) -> ChosenEven
 
 
 def in_transit(happened: Happened, position: int) -> tuple[int, ...]:
-    """Epochs in whose cut the message of this event was in transit."""
+    """Return the epochs in whose cut the message of this event was in transit."""
     cuts = [front for front in happened.past.fronts if front.kind == "cut"]
     for arrow in happened.past.arrows(position, position, cuts, {}):
         if position in (arrow.sent, *arrow.received) and arrow.state == "in-transit":

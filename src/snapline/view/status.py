@@ -1,7 +1,7 @@
-"""A screen as it stands in a file: what `markup.tag` has made, without what only a server answers.
+"""A screen as a file holds it: the output of `markup.tag`, without what only a server answers.
 
-Ids get the screen's name before them, for several screens share one page. A link leads to where the file has what it leads to, and is
-mere text if the file has not. Forms are gone, ages are times. What this does not know is an error: nothing that a page might fetch, run or
+Ids get the screen's name before them, for several screens share one page. A link leads to its target in the file, and is
+mere text if the file does not have it. Forms are removed, ages are times. Unknown markup is an error: nothing that a page might fetch, run or
 send comes through.
 """
 
@@ -25,10 +25,10 @@ cx cy d dx dy fill height points r rx ry transform width x x1 x2 y y1 y2 viewBox
 stroke stroke-width stroke-dasharray markerHeight markerWidth orient refX refY
 """
 ELEMENTS, ATTRIBUTES = frozenset(_ELEMENTS.split()), frozenset(_ATTRIBUTES.split())
-"""And `aria-…`, `id`, and what leads to an id."""
+"""Known elements and attributes. Also allowed: `aria-…`, `id`, and attributes that lead to an id."""
 
 GONE = frozenset({"form"})
-"""With all that is in them."""
+"""Elements that are removed, with their content."""
 
 FORGOTTEN = ("data-",)
 """Attributes that scripts read."""
@@ -41,15 +41,15 @@ Place = Callable[[str], str | None]
 
 
 def ids_of(markup: Markup, screen: str) -> set[str]:
-    """The ids that it has in a file."""
+    """Return the ids that it has in a file."""
     return {f"{screen}-{unescape(found)}" for found in _ID.findall(markup)}
 
 
 def standing(markup: Markup, screen: str, place: Place, ids: Collection[str]) -> Markup:
-    """The screen for a file. `place`: where in the file something is; `ids`: those of the whole file.
+    """Return the screen for a file. `place`: finds a link's target in the file; `ids`: those of the whole file.
 
     Raises:
-        ValueError: there is something in it that no file of ours may hold.
+        ValueError: it contains something that no file of ours may hold.
     """
     return Markup("".join(_parts(markup, screen, place, ids)))
 
@@ -91,7 +91,7 @@ def _parts(markup: str, screen: str, place: Place, ids: Collection[str]) -> Iter
 
 
 def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
-    """By name; None stands alone."""
+    """Return the attributes by name; None: without a value."""
     kept: dict[str, str | None] = {}
     for found in _ATTRIBUTE.finditer(attributes):
         name, value = found[1], None if found[2] is None else unescape(found[2])
@@ -113,7 +113,7 @@ def _target(href: str, screen: str, place: Place, ids: Collection[str]) -> str |
 
 
 def _moment(datetime: str) -> str:
-    """`2026-01-01 12:00:00.000`: a page of the view says how long ago it was, which a file cannot."""
+    """Return `2026-01-01 12:00:00.000`: a page of the view says how long ago it was, which a file cannot."""
     return datetime.replace("T", " ").removesuffix("+00:00")
 
 

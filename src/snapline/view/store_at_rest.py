@@ -1,4 +1,4 @@
-"""A store that nobody answers for, for the view's pages: its snapshots, and what its fleet gave to the outside."""
+"""A store without a running coordinator, for the view's pages: its snapshots, and its fleet's external output."""
 
 from collections import Counter, deque
 
@@ -17,24 +17,24 @@ from snapline.view.pending_work_page import WaitingFacts
 
 
 class StoreAtRest:
-    """Reads; documents are those of the commands with `-o json`."""
+    """Reads a store; documents are those of the commands with `-o json`."""
 
     def __init__(self, location: str) -> None:
-        """StoreError: there is none."""
+        """Raise StoreError if there is none."""
         self._store = Store.open(location)
         self._outputs = open_store(location)
 
     def listed(self) -> SnapshotList:
-        """As `snapline snapshot list`."""
+        """Answer as `snapline snapshot list`."""
         return list_snapshots(self._store)
 
     def snapshot_at(self, snapshot: str) -> dict[str, object]:
-        """As `snapline snapshot show`. NotFoundError, DamagedDataError."""
+        """Answer as `snapline snapshot show`. NotFoundError, DamagedDataError."""
         found = show_document(self._store, snapshot, describe_state=describe_state, describe_message=describe_payload)
         return dict(found)
 
     def outside(self, last_epoch: int) -> WaitingFacts:
-        """Effects and the newest outputs, as far as snapshots hold them. DamagedDataError."""
+        """Return effects and the newest outputs, as far as snapshots hold them. DamagedDataError."""
         words: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
         count = 0
         for word in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
@@ -43,7 +43,7 @@ class StoreAtRest:
         return WaitingFacts(outputs=self._newest(last_epoch), effects=fold(words), is_ledger_whole=count <= WORDS_MAX)
 
     def _newest(self, last_epoch: int) -> NewestOutputs:
-        """As `ledger.newest_outputs` finds them: some epochs back, and further until there are enough."""
+        """Return what `ledger.newest_outputs` finds: some epochs back, and further until there are enough."""
         back = BACK_FIRST
         while True:
             since = max(0, last_epoch - back)

@@ -1,4 +1,4 @@
-"""What operators may do to snapshots where they lie: names and pins that keep them, and forks. Done to the store itself, as the commands do it.
+"""Actions of operators on stored snapshots: names and pins that keep them, and forks. Done to the store itself, as the commands do it.
 
 So this takes the fleet's folder on this machine, and the coordinator's book of calls does not have it.
 """
@@ -26,19 +26,19 @@ ACT = ("/act", "Actions")
 
 
 class KeptSnapshots(msgspec.Struct, frozen=True):
-    """What `snapline snapshot list` tells."""
+    """Content of `snapline snapshot list`."""
 
     snapshots: tuple[SnapshotSummary, ...] = ()
     pins: tuple[int, ...] = ()
     tags: Mapping[str, int] = {}
 
     def tags_of(self, epoch: int) -> list[str]:
-        """The names of a snapshot."""
+        """Return the names of a snapshot."""
         return sorted([name for name, tagged in self.tags.items() if tagged == epoch])
 
 
 class StoreDeeds:
-    """Proposes deeds; None of them without `folder`, the fleet's own. Failures are SnaplineErrors."""
+    """Proposes actions; none of them without `folder`, the fleet's own. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
         self._coordinator = coordinator
@@ -46,15 +46,15 @@ class StoreDeeds:
 
     @property
     def is_here(self) -> bool:
-        """Is there a store to do it to?"""
+        """Return whether there is a store to act on."""
         return self._folder is not None and (self._folder / STORE_FOLDER).is_dir()
 
     async def kept(self) -> KeptSnapshots:
-        """The snapshots that there are."""
+        """Return the existing snapshots."""
         return msgspec.convert(await patiently(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots)
 
     async def tag(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """A name for a snapshot."""
+        """Propose to name a snapshot."""
         found, about = await self._find(query)
         named = (await self.kept()).tags_of(found.epoch)
         told = [
@@ -72,7 +72,7 @@ class StoreDeeds:
         return _proposed(f"Tag epoch {found.epoch}", told, do, (field,))
 
     async def untag(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """A name is taken away."""
+        """Propose to remove a name."""
         name = query.get("name", "")
         epoch = (await self.kept()).tags.get(name)
         if epoch is None:
@@ -90,7 +90,7 @@ class StoreDeeds:
         return _proposed(f"Remove tag {name}", told, do)
 
     async def pin(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """A snapshot stays."""
+        """Propose to pin a snapshot."""
         found, about = await self._find(query)
 
         def do(_fields: Fields) -> DeedOutcome:
@@ -100,7 +100,7 @@ class StoreDeeds:
         return _proposed(f"Pin epoch {found.epoch}", [about, "It is kept until the pin is removed."], do)
 
     async def unpin(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """A snapshot is held no more."""
+        """Propose to unpin a snapshot."""
         pinned = {str(epoch): epoch for epoch in (await self.kept()).pins}
         epoch = pinned.get(query.get("snapshot", ""))
         if epoch is None:
@@ -117,7 +117,7 @@ class StoreDeeds:
         return _proposed(f"Unpin epoch {epoch}", told, do)
 
     async def fork(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
-        """A new fleet out of a snapshot, beside this one."""
+        """Propose a new fleet out of a snapshot, next to this one."""
         found, about = await self._find(query)
         beside = self._own_folder().absolute().parent
         told = [
@@ -146,7 +146,7 @@ class StoreDeeds:
         return _proposed(f"Fork epoch {found.epoch}", told, do, fields)
 
     async def _find(self, query: Fields) -> tuple[SnapshotSummary, str]:
-        """The snapshot that is meant, and a sentence about it."""
+        """Return the requested snapshot, and a sentence about it."""
         wanted = query.get("snapshot", "")
         for each in (await self.kept()).snapshots:
             if str(each.epoch) == wanted and not each.damage:
@@ -166,7 +166,7 @@ class StoreDeeds:
         return Store.open(str(self._own_folder() / STORE_FOLDER))
 
     def _holds(self, meant: SnapshotSummary) -> Holds:
-        """Of the store, if it holds the very snapshot that was shown."""
+        """Return the holds of the store, if it holds the very snapshot that was shown."""
         store = self._store()
         if store.read_ref(meant.epoch) != meant.root:
             raise UsageError(
@@ -178,7 +178,7 @@ class StoreDeeds:
 def _proposed(
     title: str, told: list[str], do: Callable[[Fields], DeedOutcome], fields: tuple[DeedField, ...] = ()
 ) -> ProposedDeed:
-    """A deed of blocking calls, which are made in a thread."""
+    """Return an action of blocking calls, which are made in a thread."""
 
     async def done(given: Fields) -> DeedOutcome:
         return await asyncio.to_thread(do, given)

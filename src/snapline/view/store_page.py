@@ -1,4 +1,4 @@
-"""The snapshots of a store at rest, for a file: nobody is there who would say how the fleet stands."""
+"""The snapshots of a store at rest, for a file: no coordinator runs that could report the fleet's state."""
 
 from snapline.messages.answers import SnapshotList
 from snapline.storage.retention.catalog import SnapshotSummary
@@ -7,7 +7,7 @@ from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
 
 ROWS_MAX = 256
-"""The newest: as many as the history of epochs has."""
+"""Largest number of snapshots, the newest: as many as the history of epochs has."""
 
 COLUMNS = (
     *(("Epoch", ""), ("Taken", ""), ("Why", ""), ("Plan", "number"), ("Hosts", "number"), ("Agents", "number")),
@@ -16,7 +16,7 @@ COLUMNS = (
 
 
 def store_body(listed: SnapshotList) -> Markup:
-    """What `snapline snapshot list -o json` tells."""
+    """Draw what `snapline snapshot list -o json` prints."""
     newest = listed.snapshots[-1] if listed.snapshots else None
     about = [listed.store, *([newest.fleet, newest.protocol] if newest is not None else [])]
     title = tag("div", tag("h1", "Store"), tag("p", " · ".join(filter(None, about)), class_="quiet"), class_="title")

@@ -1,4 +1,4 @@
-"""Streams of what changes in a page that is made anew every few seconds, for a bounded number of viewers."""
+"""Streams of the changes in a page that is made anew every few seconds, for a bounded number of viewers."""
 
 import asyncio
 import json
@@ -13,28 +13,28 @@ from snapline.view.markup import Markup, tag
 from snapline.view.partials import Piece, ViewerCopy
 
 PERIOD_S = 2.0
-"""Between two looks."""
+"""Time between two looks."""
 
 STREAMS_MAX = 64
-"""At once, of one screen."""
+"""Largest number of streams at once, of one screen."""
 
 Look = Callable[[], Awaitable[Sequence[Piece]]]
 
 
 class Streams:
-    """Of one screen."""
+    """Streams of one screen."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
         self._count = 0
 
     def response(self, look: Look) -> StreamingResponse:
-        """Server-sent events: what has changed since the last look; and what goes wrong, in the page's element `notices`."""
+        """Stream server-sent events: changes since the last look; and what goes wrong, in the page's element `notices`."""
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
 
     async def events(self, look: Look) -> AsyncGenerator[str, None]:
-        """The events, one after each look."""
+        """Yield the events, one after each look."""
         if self._count >= STREAMS_MAX:
             yield f"event: refused\ndata: {json.dumps(f'{STREAMS_MAX} viewers look already: close one')}\n\n"
             return
@@ -56,11 +56,11 @@ async def _pieces(look: Look) -> list[Piece]:
 
 
 def notices(sentence: str = "") -> Markup:
-    """Where a page says that it is not true any more."""
+    """Draw the place where a page says that it is out of date."""
     return tag("div", trouble(sentence), id="notices")
 
 
 def event(changes: Iterable[tuple[str, Markup]]) -> str:
-    """One of a stream."""
+    """Return one event of a stream."""
     told = list(changes)
     return f"data: {json.dumps(told, separators=(',', ':'))}\n\n" if told else ": nothing new\n\n"

@@ -1,4 +1,4 @@
-"""The screen *Fleet* for a terminal: how the fleet stands, its hosts by turns, and turns that last long."""
+"""The screen *Fleet* for a terminal: state of the fleet, its hosts by turns, and turns that last long."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ COURSE_MAX = 40
 
 BUSY_MAX = 5
 CONCERNS_MAX, CONCERN_LINES = 8, 2
-"""So many are shown, and each takes so many lines on most screens."""
+"""Largest number of concerns shown, and lines that each takes on most screens."""
 
 HEAD_LINES = 10
-"""Of a screen, for what stands above and below the hosts."""
+"""Lines of a screen for what is above and below the hosts."""
 
 COLUMNS = (
     "HOST",
@@ -41,7 +41,7 @@ NUMBERS = COLUMNS[2:10]
 
 
 def draw(heard: Heard, *, lines: int) -> RenderableType:
-    """One screen. `lines`: its height; hosts that have no room are counted, the busiest are shown."""
+    """Draw one screen. `lines`: its height; hosts that have no room are counted, the busiest are shown."""
     facts = heard.facts
     if facts is None:
         return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
@@ -111,7 +111,7 @@ def bars(course: Sequence[float]) -> str:
 
 
 def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[RenderableType]:
-    """In their order; if there is no room for all, those that need a look and those with most turns."""
+    """Draw the hosts in their order; without room for all, those that need a look and those with most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
     names = {host.host for host in chosen}

@@ -13,7 +13,7 @@ Tone = Literal["good", "plain", "warn", "bad"]
 Subject = Literal["fleet", "host", "agent", "epoch", "effect", "replica", "verdict", "concern"]
 
 TONES: tuple[Tone, ...] = ("good", "plain", "warn", "bad")
-"""The worst last."""
+"""Tones, the worst last."""
 
 _OF: Mapping[Subject, Mapping[str, Tone]] = {
     "fleet": {"running": "good", "forming": "warn", "recovering": "warn", "failed": "bad"},

@@ -1,6 +1,6 @@
 """Plain values as a tree that opens and closes: states, messages, documents.
 
-A value may be as large and as deep as somebody wants it, so a tree ends: after `NODES_MAX` values, `ITEMS_MAX` of one list, `DEPTH_MAX` levels,
+A value may be arbitrarily large and deep, so a tree is bounded: after `NODES_MAX` values, `ITEMS_MAX` of one list, `DEPTH_MAX` levels,
 `TEXT_MAX` characters of one text; each time it says how much is left out.
 """
 
@@ -14,11 +14,11 @@ ITEMS_MAX = 200
 DEPTH_MAX = 24
 TEXT_MAX = 2_000
 LINE_MAX = 60
-"""Characters of a small value that stands in one line."""
+"""Largest length, in characters, of a small value that is shown in one line."""
 
 
 def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
-    """The value; so many levels stand open."""
+    """Draw the value; that many levels are open."""
     return tag("div", _Tree(nodes_max).node(value, 0, open_levels), class_="tree")
 
 

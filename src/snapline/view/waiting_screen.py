@@ -1,4 +1,4 @@
-"""The screen *Waiting*, and what else is told of effects: asks for all viewers at once, every few seconds at most."""
+"""The screen *Waiting*, and all other facts about effects: reads for all viewers at once, every few seconds at most."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from snapline.view.watch import FleetWatch
 
 
 class WaitingScreen:
-    """What was heard last. For one event loop."""
+    """Latest facts heard. For one event loop."""
 
     def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
         self._calls = calls
@@ -29,7 +29,7 @@ class WaitingScreen:
         self._asking = asyncio.Lock()
 
     async def facts(self) -> WaitingFacts:
-        """Not older than a period of the streams. SnaplineError."""
+        """Return facts not older than a period of the streams. SnaplineError."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= PERIOD_S:
                 self._facts = await self._ask()
@@ -37,7 +37,7 @@ class WaitingScreen:
         return self._facts
 
     async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Epoch → the effects that were open in its cut, with their fates now. SnaplineError."""
+        """Return epoch → the effects that were open in its cut, with their fates now. SnaplineError."""
         async with self._asking:
             await self._ledger.catch_up(self._calls)
             return await asyncio.to_thread(self._ledger.open_at, epochs)

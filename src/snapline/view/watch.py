@@ -1,4 +1,4 @@
-"""Looks at a fleet for all viewers at once: however many there are, the coordinator is asked once a second, and not at all when nobody looks."""
+"""Looks at a fleet for all viewers at once: however many there are, the coordinator is asked once a second, and not at all without viewers."""
 
 import asyncio
 import contextlib
@@ -14,25 +14,25 @@ from snapline.messages.answers import LocatedAgent
 from snapline.view.facts import FleetCalls, FleetFacts, Heard, TurnRates
 
 PERIOD_S = 1.0
-"""Between two questions: hosts tell their figures with heartbeats, which do not come faster."""
+"""Time between two questions: hosts report their figures with heartbeats, which do not come faster."""
 
 AGENTS_S = 30.0
-"""Where agents live is asked again when hosts, plan or the number of agents change, and so often without: ten thousand are a long answer."""
+"""Time between two questions where agents live, unless hosts, plan or the number of agents change: ten thousand are a long answer."""
 
 VIEWERS_MAX = 64
-"""Streams of events at once."""
+"""Largest number of streams of events at once."""
 
 
 _DIGITS = re.compile(r"(\d+)")
 
 
 def counted(name: str) -> list[tuple[bool, int, str]]:
-    """For sorting as people count: `a-2` before `a-10`."""
+    """Return a key for sorting as people count: `a-2` before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 class FleetWatch:
-    """What was heard last, and who waits for news. For one event loop."""
+    """Latest state heard, and the viewers that wait for news. For one event loop."""
 
     def __init__(self, calls: FleetCalls, period_s: float = PERIOD_S) -> None:
         self._calls = calls
@@ -48,26 +48,26 @@ class FleetWatch:
 
     @property
     def last(self) -> Heard:
-        """What was heard last."""
+        """Latest state heard."""
         return self._standing
 
     @property
     def viewers(self) -> int:
-        """How many streams there are."""
+        """Number of streams."""
         return len(self._news)
 
     async def now(self) -> Heard:
-        """How the fleet stands, not older than a period."""
+        """Return the state of the fleet, not older than a period."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
         return self._standing
 
     async def follow(self) -> AsyncGenerator[Heard, None]:
-        """Yield how the fleet stands, now and after every question.
+        """Yield the state of the fleet, now and after every question.
 
         Raises:
-            UsageError: too many look already.
+            UsageError: too many viewers already.
         """
         if len(self._news) >= VIEWERS_MAX:
             raise UsageError(f"{VIEWERS_MAX} viewers look already: close one")
@@ -87,7 +87,7 @@ class FleetWatch:
                 await self.close()
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         looking, self._looking = self._looking, None
         if looking is not None:
             looking.cancel()

@@ -1,7 +1,7 @@
-"""What every launcher must do: ours, and other people's.
+"""Conformance checks for every launcher: ours, and other people's.
 
 The fleet trusts its launcher in few points: a process that was started runs once, its end is seen and not mistaken for the end of the
-next run, and nothing is left when it is closed. The small checks ask for these; the large one brings up a fleet of five agents on three
+next run, and nothing is left when it is closed. The small checks test these; the large one brings up a fleet of five agents on three
 hosts, kills a host, lets the remains of another speak, moves the coordinator, and judges every snapshot by the store alone:
 no message lost, none handled twice (G1, G2, G3, G9).
 
@@ -11,7 +11,7 @@ In a test suite:
     async def test_my_launcher(check: conformance.Check, tmp_path: Path) -> None:
         await conformance.run(check, MyBench(tmp_path))
 
-A bench says what cannot be asked of a launcher: how a process is frozen, which store all can reach, what remains. `LocalBench`, that
+A bench provides what a launcher cannot: how a process is frozen, which store all can reach, what remains. `LocalBench`, that
 of this machine, shows how one is written.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def checks() -> list[Check]:
-    """Return all checks, the simple ones first. Each is a coroutine function of a bench that nobody has used."""
+    """Return all checks, the simple ones first. Each is a coroutine function of an unused bench."""
     return [*PROCESS_CHECKS, a_fleet_recovers_exactly_and_leaves_nothing]
 
 

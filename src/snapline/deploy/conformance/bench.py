@@ -1,4 +1,4 @@
-"""What the suite needs to know of a place beyond its launcher, and that of this machine."""
+"""Bench of the suite: what it needs of a place beyond its launcher, and the bench of this machine."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from snapline.deploy.plan import NODE
 from snapline.messages.coordinator_client import CoordinatorClient
 
 LIMIT_S = 90.0
-"""For each step: seconds on a quiet machine, and a busy one may take ten times as long."""
+"""Time limit of each step: seconds on a quiet machine, and a busy one may take ten times as long."""
 
 LOOK_S = 0.05
 """Between two looks."""
@@ -38,7 +38,7 @@ class Bench(Protocol):
         ...
 
     def launcher(self) -> Launcher:
-        """A new launcher for a place that nobody uses. It is closed before the next one is asked for."""
+        """Return a new launcher for an unused place. It is closed before the next one is requested."""
         ...
 
     def commands(self, fleet: str, hosts: int) -> Commands:
@@ -50,12 +50,12 @@ class Bench(Protocol):
         ...
 
     def remains(self) -> list[str]:
-        """What is left, in words, after all launchers were closed: processes, files. Nothing should be."""
+        """Return what is left, in words, after all launchers were closed: processes, files. Nothing should be."""
         ...
 
 
 class LocalBench:
-    """This machine: everything in one folder."""
+    """Bench of this machine: everything in one folder."""
 
     def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
         """`environment` is added to that of the processes."""
@@ -92,7 +92,7 @@ class LocalBench:
 
 
 def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-    """For machines that are all this one, reached as if they were not: they share one folder, and listen at their own addresses."""
+    """Return commands for machines that are all this one, reached as if they were not: they share one folder, and listen at their own addresses."""
     return SnaplineCommands(
         data_dir=bench.folder / "data",
         fleet=fleet,
@@ -117,7 +117,7 @@ def processes_naming(text: str) -> list[str]:
 
 
 def _is_beginning(folder: Path) -> bool:
-    """In the middle of an exec a process has no command line for a moment."""
+    """Return whether it is our child and no zombie. In the middle of an exec a process has no command line for a moment."""
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state != "Z" and int(parent) == os.getpid()
 

@@ -58,7 +58,7 @@ async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
 
 
 class _Trial:
-    """What is done to one fleet. `step` says how far it has come."""
+    """Trial of one fleet. `step` names its progress."""
 
     def __init__(self, bench: Bench, launcher: Launcher, fleet: LaunchedFleet, client: CoordinatorClient) -> None:
         self.step = "up"
@@ -68,7 +68,7 @@ class _Trial:
         self._client = client
 
     async def come_up(self) -> None:
-        """All hosts take part, and each has agents."""
+        """Check that all hosts take part, and each has agents."""
         status = await self._until("a running fleet", self._is_whole)
         demand(sum(host.agents for host in status.hosts) == AGENTS, f"the agents are not all there: {status.hosts}")
         demand(all(host.agents for host in status.hosts), f"not every host has agents: {status.hosts}")
@@ -80,7 +80,7 @@ class _Trial:
         demand(outcome.epoch in epochs, f"epoch {outcome.epoch} is not in the store")
 
     async def kill_a_host(self, host: str) -> None:
-        """Its agents go back with all others to one cut, on the hosts that are left; then it comes back without any."""
+        """Kill a host. All agents go back to one cut, on the hosts that are left; then the host comes back without any."""
         self.step = f"{host} killed"
         earlier = await self._recoveries()
         self._fleet.kill(host, is_kept_down=True)
@@ -95,7 +95,7 @@ class _Trial:
         demand(await self._recoveries() == earlier + 1, "its return has undone something")
 
     async def let_remains_speak(self, host: str) -> None:
-        """It is frozen with turns to run and frames to send, counted as lost, replaced, and wakes: nobody listens (G9)."""
+        """Freeze a host with turns to run and frames to send; it is counted as lost, replaced, and wakes: its messages are rejected (G9)."""
         self.step = f"{host} frozen"
         earlier = await self._recoveries()
         frozen = self._fleet.handle(host)
@@ -123,7 +123,7 @@ class _Trial:
         demand(await self._recoveries() == earlier + 1, "their words have undone something")
 
     async def move_the_coordinator(self) -> None:
-        """The leader dies, another leads; the dead one comes back, wherever that is, and is fit to lead again."""
+        """Kill the leader; another leads. The dead one comes back, on any machine, and is fit to lead again."""
         leader = (await self._until("a leader", lambda now: now.leader != "")).leader
         self.step = f"{leader} killed, which led"
         self._fleet.kill(leader, is_kept_down=True)  # at once back, it might be elected again
@@ -161,7 +161,7 @@ class _Trial:
         await self._until(f"{count} more epochs", lambda now: now.epochs_completed >= wanted and now.phase == "running")
 
     async def _until_led_by(self, name: str) -> None:
-        """It has to come back and to catch up before anybody can hand it the lead."""
+        """Hand the lead to `name`, which has to come back and to catch up first."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while (await self._status()).leader != name:
@@ -175,7 +175,7 @@ class _Trial:
         return len(await self._history())
 
     async def _recovered(self, earlier: int) -> dict[str, object]:
-        """The recovery that follows, when it is done."""
+        """Return the recovery that follows, when it is done."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while True:

@@ -23,7 +23,7 @@ def judge(location: str) -> list[Judged]:
     """Judge every snapshot in the store. One that the coordinator prunes meanwhile, as too old, is passed over.
 
     Raises:
-        LauncherFaultError: one is not what it must be; says which, and what is wrong.
+        LauncherFaultError: one is not what it must be; names which, and what is wrong.
     """
     store = Store.open(location)
     judged: list[Judged] = []

@@ -36,7 +36,7 @@ async def an_end_is_seen_with_its_code_and_last_words(bench: Bench) -> None:
 
 
 async def a_name_is_one_process(bench: Bench) -> None:
-    """Who asks twice, such as after a call whose answer was lost, does not get two."""
+    """Check that a repeated start, such as after a call whose answer was lost, does not make a second process."""
     async with _opened(bench) as launcher:
         first = await launcher.start(program("h1", SLEEP))
         second = await launcher.start(program("h1", SLEEP, instance="run-2"))
@@ -100,7 +100,7 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
 
 
 async def closing_leaves_nothing(bench: Bench) -> None:
-    """Also of what was started a moment before."""
+    """Check that closing leaves nothing, also of what was started a moment before."""
     async with _opened(bench) as launcher:
         kinds: list[Kind] = ["host", "host", "coordinator"]
         for number, kind in enumerate(kinds):

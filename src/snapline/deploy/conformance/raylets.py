@@ -31,10 +31,10 @@ QUICK = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""It then takes some two seconds to give a node up."""
+"""Settings under which Ray takes some two seconds to declare a node dead."""
 
 SPOT = {"agenthost": 1.0}
-"""What a node has one of, so that it takes one host."""
+"""Resource that a node has one of, so that it takes one host."""
 
 STORE_BYTES = 80 << 20
 """Ray's object store on each node: nothing of ours goes through it."""

@@ -87,7 +87,7 @@ class Slurmds:
         self._run(node, "slurmd", "-D", "-N", node, "-f", str(self.config))
 
     def kill(self, node: str, *, with_all: bool) -> None:
-        """SIGKILL the slurmd of a node, and `with_all` whatever runs there, as when a machine dies: nothing there tells of an end."""
+        """Send SIGKILL to the slurmd of a node, and `with_all` to all that runs there, as when a machine dies: nothing there reports an end."""
         jobs = self._processes(f"SLURMD_NODENAME={node}") if with_all else []
         daemons = {parent_of(pid) for pid in jobs}
         self._daemons[node].kill()
@@ -116,7 +116,7 @@ class Slurmds:
         return self._processes()
 
     def _processes(self, *more: str) -> list[int]:
-        """Of this cluster, with these words in their environment."""
+        """Return the processes of this cluster, with these words in their environment."""
         wanted = {word.encode() for word in (f"SLURM_CONF={self.config}", *more)}
         found: list[int] = []
         for path in Path("/proc").iterdir():
@@ -127,7 +127,7 @@ class Slurmds:
         return found
 
     def environment(self) -> dict[str, str]:
-        """For Slurm's programs."""
+        """Environment for Slurm's programs."""
         return {**os.environ, "SLURM_CONF": str(self.config)}
 
     def _start_all(self) -> None:
@@ -159,7 +159,7 @@ class Slurmds:
 
 
 def parent_of(pid: int) -> int:
-    """0 if it is gone."""
+    """Return the parent; 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -167,7 +167,7 @@ def parent_of(pid: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    """Of its program; empty if it is gone."""
+    """Return the name of its program; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -176,7 +176,7 @@ def name_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def own_cluster(folder: Path) -> Iterator[Slurmds]:
-    """A cluster that is gone afterwards; this process's Slurm programs speak to it."""
+    """Yield a cluster that is gone afterwards; this process's Slurm programs use it."""
     made = Slurmds(folder)
     was = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(made.config)

@@ -23,7 +23,7 @@ from snapline.deploy.ssh_launcher import SshLauncher
 MACHINES = ("m1", "m2", "m3")
 
 PRIVILEGE_FOLDER = Path("/run/sshd")
-"""An sshd that runs as root wants it."""
+"""Folder that an sshd run as root needs."""
 
 
 def find_sshd() -> str | None:
@@ -37,7 +37,7 @@ class Sshd:
     """A running sshd.
 
     Attributes:
-        config: for `ssh -F`: MACHINES, and `stranger`, whose key is not let in, and `unknown`, whose host key nobody knows.
+        config: for `ssh -F`: MACHINES, and `stranger`, whose key is not let in, and `unknown`, whose host key is unknown.
         log: what the server wrote.
     """
 
@@ -91,7 +91,7 @@ class Sshd:
 
 @contextlib.contextmanager
 def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
-    """An sshd that is gone afterwards."""
+    """Yield an sshd that is gone afterwards."""
     made = Sshd(folder, program)
     try:
         yield made

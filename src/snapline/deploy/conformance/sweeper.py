@@ -1,7 +1,7 @@
-"""Ends what a cluster of raylets has left on this machine, when whoever made it has ended, however that was.
+"""Ends what a cluster of raylets has left on this machine, when its maker has ended, in any way.
 
 Used as `python -I -S sweeper.py FOLDER`, with a pipe as standard input: where the pipe ends, all processes that name FOLDER or hold a file
-in it are killed, and FOLDER goes. A test that is killed cannot do so itself, and Ray's processes outlive who started them.
+in it are killed, and FOLDER goes. A test that is killed cannot do so itself, and Ray's processes outlive their starter.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ class Transfer(snapline.Message):
 
 
 class AnswerDue(snapline.Message):
-    """To itself, by a timer: pass something on."""
+    """Message to itself, by a timer: pass something on."""
 
 
 class Till(msgspec.Struct):

@@ -12,12 +12,12 @@ The port was made for files; what it demands maps onto objects so:
 | `list_directory` | LIST with a delimiter; the client follows all pages |
 
 **Model.** After an answer every later request sees its effect (S3 since 2020, Google, Azure, Ceph). Of several PUTs that may
-create only, one wins. `opening.open_disk` asks the store for that once, on opening; the class believes what it is told
+create only, one wins. `opening.open_disk` checks that once, on opening; the class trusts the result
 (`Abilities`).
 
 **A PUT of unknown outcome.** The connection may die after the store has acted, and a repeated request then meets its own object.
-So FileExistsError says that the name is taken, not by whom. Whoever derives the name from the content compares what is there
-(`files.create_or_compare`); whoever draws a random name takes another one (packs: `Store.write_pack` called again). Neither needs
+So FileExistsError says that the name is taken, not by whom. A caller that derives the name from the content compares what is there
+(`files.create_or_compare`); a caller that draws a random name takes another one (packs: `Store.write_pack` called again). Neither needs
 to know whose object it was.
 
 **Departures from a file system**, all harmless to `Store`: an empty directory is not there; a missing one lists as empty;
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PUT_BYTES_MAX = 5 * 2**30
-"""What S3 takes in one PUT. A PUT in parts has no condition on some servers, so we make none."""
+"""Largest PUT that S3 accepts. A PUT in parts has no condition on some servers, so we make none."""
 
 REQUESTS_AT_ONCE = 8
 """A request waits some 20 to 100 ms for its first byte. So many packs are held in memory while they are sent, 32 MiB each."""
 
 CONFLICTS_MAX = 5
-"""So often a PUT is tried that the store turned away for a simultaneous one (S3: 409), which then left nothing."""
+"""Largest number of attempts at a PUT that the store rejected for a simultaneous one (S3: 409), which then left nothing."""
 
 _CONFLICT_PAUSE_S = 0.1
 """Doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
 
 _WORDS_LENGTH_MAX = 240
-"""Of a foreign error's first line, up to the XML that some servers add: enough for request and answer."""
+"""Largest length of a foreign error's first line, up to the XML that some servers add: enough for request and answer."""
 
 _CLASS_ERRNO = (
     ("AlreadyExistsError", errno.EEXIST),
@@ -80,17 +80,17 @@ _WORDS_ERRNO = (
     ("kind: ConnectionRefused", errno.ECONNREFUSED, "connection refused"),
     ("kind: Connect", errno.ECONNREFUSED, "it cannot be reached"),
 )
-"""What to look for in a foreign error: they have one class for all of these. The first that fits counts.
+"""Texts to look for in a foreign error: all of these have one class. The first that fits counts.
 
 The text holds the object's name, too. So each of these has a sign that no name in a store has: a blank, `<` or two slashes.
 """
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """What an object store can do, as a probe found.
+    """Abilities of an object store, as a probe found.
 
     Attributes:
-        creates_only: a second PUT of one name is refused if asked for. Without, two racing writers may both succeed.
+        creates_only: a second PUT of one name is refused on request. Without, two racing writers may both succeed.
         reads_ranges: a part of an object can be read. Without, each read fetches the whole object.
         may_write: the key is allowed to. Without, `link` refuses.
         appends: a file that has its name may still grow. No object may.
@@ -247,7 +247,7 @@ class ObjectDisk:
         return file
 
     def _look_and_put(self, path: str, pieces: list[bytes]) -> None:
-        """The best that is left without a condition: a race between two writers is lost unseen."""
+        """Put without a condition, the best that is left: a race between two writers is lost unseen."""
         import obstore
 
         if self._is_object(path):

@@ -1,6 +1,6 @@
 """Moving old snapshots to a second store, where room is cheaper: copy, verify the copy, and only then delete here.
 
-The problem. Disks near the fleet are small; somebody wants last month's snapshots all the same.
+The problem. Disks near the fleet are small, yet last month's snapshots are still needed.
 
 The model. Snapshots are copied one after the other, the oldest first (`transfer.copy_epoch`): so each finds its unchanged chunks in the
 copy of the one before. Then every byte of the copy is read back from the second store and compared; a pack that several
@@ -9,7 +9,7 @@ copies share is read once in a run. A snapshot is removed only after that, and n
 1. if somebody holds it: the removal goes through the guarded deletion of `pins.py`;
 2. if it is the newest one: a fleet that is started again goes back to it;
 3. if both stores are one: then there is no copy. Stores with different ids are two. If the ids are equal (a store that was copied
-   file by file, or one under two names), a probe written here and looked for there tells.
+   file by file, or one under two names), a probe written here and looked for there decides.
 
 All of it may be interrupted and run again. The caller's duties are those of `transfer.py`; and removing, as any deletion, is for a
 store whose fleet does not run, unless the fleet's coordinator does it.
@@ -32,12 +32,12 @@ HELD = "pinned or tagged"
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What became of one snapshot.
+    """Result for one snapshot.
 
     Attributes:
         copied: see there.
         is_removed: it is in the second store only.
-        kept_because: why it was not removed, though that was asked for; otherwise empty.
+        kept_because: why it was not removed, though that was requested; otherwise empty.
     """
 
     copied: Copied
@@ -92,7 +92,7 @@ def check_two(source: Store, target: Store) -> None:
 
 
 def _are_one(source: Store, target: Store) -> bool:
-    """Is what is written here seen there?"""
+    """Return whether what is written here is seen there."""
     if source.store_id != target.store_id:
         return False
     path, token = source.write_probe()

@@ -13,9 +13,9 @@ Invariants:
 2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
 3. They are at most twice the recent peak of taken ones: one set is written while the next is
    filled, and nothing else is kept. The peak fades: it falls by a thirty-second of what is taken. So a buffer is only given
-   up when some sixteen times its size was copied without it, and faulting it in again costs little beside those copies.
+   up when some sixteen times its size was copied without it, and faulting it in again costs little next to those copies.
 
-The caller's duties: write nothing to a buffer after its image has left the event loop; release it when nobody reads it.
+The caller's duties: write nothing to a buffer after its image has left the event loop; release it when nothing reads it.
 `take`, `release` and `reserve` may be called from any thread.
 """
 
@@ -33,7 +33,7 @@ ARENA_IMAGES_MAX = 3
 More would only mean that the store is slower than the checkpoints, and the memory would fill up with them."""
 
 MEMORY_SHARE_MAX = 0.5
-"""Of the machine's memory, unless the pool is told otherwise: the states need the other half."""
+"""Share of the machine's memory, unless the pool is given another limit: the states need the other half."""
 
 CLASSES_PER_DOUBLING = 8
 FIT_FACTOR_MAX = 2
@@ -79,7 +79,7 @@ class _Block:
 
 
 class ArenaBuffer:
-    """Some of the arena, for one taker. `view` is writable, page-aligned, and as long as was asked for."""
+    """Part of the arena, for one taker. `view` is writable, page-aligned, and as long as requested."""
 
     __slots__ = ("_block", "_pool", "view")
 
@@ -89,7 +89,7 @@ class ArenaBuffer:
         self.view = memoryview(block.memory)[:size_bytes]
 
     def release(self) -> None:
-        """Give it back: nobody reads it any more. May be called twice, and from any thread."""
+        """Give the buffer back: nothing reads it any more. May be called twice, and from any thread."""
         self._pool._give_back(self)
 
 
@@ -111,12 +111,12 @@ class ArenaPool:
 
     @property
     def taken_bytes(self) -> int:
-        """Of buffers that are out."""
+        """Size of the buffers in use."""
         return self._taken_bytes
 
     @property
     def idle_bytes(self) -> int:
-        """Of buffers that are kept warm."""
+        """Size of the buffers that are kept warm."""
         return self._idle_bytes
 
     def take(self, size_bytes: int) -> ArenaBuffer:
@@ -204,9 +204,9 @@ class ArenaPool:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Forget a block of the size that nobody has given back for the longest time.
+        """Forget a block of the size that was not given back for the longest time.
 
-        Its memory goes when the last view of it does: somebody may still hold one by mistake, and must not crash.
+        Its memory goes when the last view of it does: a caller may still hold one by mistake, and must not crash.
         """
         stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
         self._idle_bytes -= stalest

@@ -1,4 +1,4 @@
-"""Where in memory an array, a row or a run of chunks lies. Pure arithmetic; needs NumPy only when called.
+"""Memory ranges of an array, a row or a run of chunks. Pure arithmetic; needs NumPy only when called.
 
 Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that its memory belongs to: views have it in common.
 """

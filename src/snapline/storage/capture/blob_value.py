@@ -1,7 +1,7 @@
 """`Blob`: opaque bytes in a state, such as a large document or a serialized model.
 
-A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new
-`Blob` with almost the same bytes shares most chunks with the old one, since its chunks are cut where the content says so.
+A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the
+same bytes shares most chunks with the old one, since the content decides where chunks are cut.
 
 Cutting takes 2 to 3 ns for a byte: too long for the pause. So the first capture hands over the whole blob under one token,
 the first of a block that belongs to it, and the worker (`chunking.py`) cuts it and numbers the pieces `token`, `token + 1`,

@@ -1,4 +1,4 @@
-"""From an image to the parts of a checkpoint: which chunks are new, and which the base has already. For a worker thread.
+"""Turns an image into the parts of a checkpoint: finds which chunks are new, and which the base has. Runs in a worker thread.
 
 For each chunk, what is cheap comes first:
 
@@ -44,7 +44,7 @@ PARALLEL_THREADS = 2
 """Hashing is bound by memory (xxh3) or doubles with the second core (BLAKE3); agents need the other cores."""
 
 _RANGE_BYTES = 16 * 1024 * 1024
-"""What a thread takes at a time: a few ms of work, so that both end at about the same time."""
+"""Work that a thread takes at a time: a few ms, so that both end at about the same time."""
 
 _PROBE_PIECES = 4
 _PROBE_PIECE_BYTES = 16 * 1024
@@ -56,7 +56,7 @@ _SAVED_MIN = 0.03
 Digest = Callable[[Buffer], bytes]
 
 _Found = tuple[bytes, ChunkReference, Buffer | None]
-"""Of one chunk: its hash (empty: not hashed), its name, and its bytes if the base has not got it."""
+"""One chunk: its hash (empty: not hashed), its name, and its bytes if the base has not got it."""
 
 
 class NewChunk(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +66,7 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
         digest: its name.
         data: its bytes; they belong to the image and are gone when that is released.
         kind: of its part, `PART_…`.
-        compresses: a sample says that lz4 would make it at least 3 % smaller.
+        compresses: a sample shows that lz4 would make it at least 3 % smaller.
     """
 
     digest: bytes
@@ -224,7 +224,7 @@ def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedSt
 
 
 def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
-    """Must come before `_enter`: the table's digests are those seen so far."""
+    """Name new chunks. Must come before `_enter`: the table's digests are those seen so far."""
     fresh: dict[bytes, Buffer] = {}
     for _, reference, data in chunks:
         if data is not None and reference.digest not in state.table.digests:

@@ -5,7 +5,7 @@ Here a cut lies where a hash of the 32 bytes before it is small. Such places mov
 insertion the old cuts, and the old chunks, come back.
 
 The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. What a byte added
-is shifted out after 32 steps: so `h` at a place is a function of the last 32 bytes, wherever the chunk began. That allows
+is shifted out after 32 steps: so `h` at a place is a function of the last 32 bytes, independent of where the chunk began. That allows
 to compute it for all places at once: with `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`,
 five steps in all. Without NumPy the plain loop gives the same numbers, some fifty times slower.
 
@@ -37,7 +37,7 @@ CHUNK_BYTES_NORMAL = 64 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
 
 _WINDOW_BYTES = 32
-"""As many as the hash has bits."""
+"""Length of the window: as many bytes as the hash has bits."""
 
 _LOOSE = 1 << (32 - 14)
 _STRICT = 1 << (32 - 18)
@@ -47,7 +47,7 @@ _BLOCK_BYTES = 64 * 1024
 """Hashed at a time: its hashes and the temporary take 512 KiB, which stays in a core's cache."""
 
 _TABLE_NAME = b"snapline content-defined chunks 1"
-"""With this name no run of one byte (such as zeros) is a candidate, so that it is cut into pieces of the largest size."""
+"""Name of the table. Under it no run of one byte (such as zeros) is a candidate, so that it is cut into pieces of the largest size."""
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield the same as `plain_candidates`, by NumPy. It gives up the interpreter lock while it computes."""
+    """Yield the same as `plain_candidates`, by NumPy. Releases the interpreter lock while it computes."""
     import numpy
 
     table = numpy.array(gear_table(), dtype=numpy.uint32)

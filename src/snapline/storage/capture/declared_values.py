@@ -1,9 +1,9 @@
 """Compares a value with its declared type before it is saved: refuses what would come back as another value (G3).
 
 MessagePack keeps no classes. A subclass comes back as the declared base without its own fields, a `defaultdict` as a `dict`, a
-datetime of any zone in UTC. The encoder does not notice. So each value is walked beside its annotation first:
+datetime of any zone in UTC. The encoder does not notice. So each value is walked together with its annotation first:
 
-- A *node* stands for one declared type. It maps the exact class of a value to a *rule*, or to None where the class says enough.
+- A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None where the class says enough.
 - A rule looks into a value: at the items of a list, the fields of a struct, the zone of a datetime.
 - Classes with a `__post_init__` may change what they are given. Their values are encoded, decoded and encoded again.
 
@@ -11,7 +11,7 @@ Allowed, since the values are equal and behave alike: an `int` where `float` is 
 plain ones are declared; they come back as the declared type. `cached_property` values are not saved; they are computed again.
 
 Nodes are compiled once for each declared type. The walk asks for the classes of all items or fields at once, at C speed, and
-looks closer only where a rule says so. It runs before the bytes are used, on the thread that encodes. A `History` is asked only for
+looks closer only where a rule requires it. It runs before the bytes are used, on the thread that encodes. A `History` is asked only for
 records that no capture holds yet.
 """
 
@@ -73,7 +73,7 @@ class _Rule:
         return ()
 
     def holds_itself(self, value: Any) -> bool:
-        """As `holds`, without the members."""
+        """Check like `holds`, without the members."""
         return self.holds(value)
 
 
@@ -113,7 +113,7 @@ def _all_hold(node: _Node, values: Collection[Any]) -> bool:
 
 
 class _Items(_Rule):
-    """Of a list, set, frozenset or tuple of any length. `is_hashed`: a tuple among them stays one, also where nothing is declared."""
+    """Rule of a list, set, frozenset or tuple of any length. `is_hashed`: a tuple among them stays one, also where nothing is declared."""
 
     def __init__(self, item: Any, *, is_hashed: bool = False) -> None:
         self._item = item
@@ -139,7 +139,7 @@ class _Items(_Rule):
 
 
 class _Entries(_Rule):
-    """Of a dict."""
+    """Rule of a dict."""
 
     def __init__(self, key: Any, value: Any) -> None:
         self._declared = key, value
@@ -169,7 +169,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Of a TypedDict: keys that it does not declare would be dropped."""
+    """Rule of a TypedDict: keys that it does not declare would be dropped."""
 
     advice = "keep only the keys that it declares"
 
@@ -192,7 +192,7 @@ class _TypedEntries(_Rule):
 
 
 class _Row(_Rule):
-    """Of a tuple of declared members, or a named tuple."""
+    """Rule of a tuple of declared members, or a named tuple."""
 
     def __init__(self, declared: tuple[Any, ...]) -> None:
         self._declared = declared
@@ -219,7 +219,7 @@ def _rules(parts: Iterable[_Part]) -> Iterator[tuple[_Step, Any, _Rule]]:
 
 
 class _Fields(_Rule):
-    """Of a struct, dataclass or attrs class: by the classes of all its fields, which few rows repeat."""
+    """Rule of a struct, dataclass or attrs class: by the classes of all its fields, which few rows repeat."""
 
     advice = "keep what belongs to it in declared fields, and let `__post_init__` leave a saved value as it is"
     problem = "has attributes that are no fields, or private ones of attrs, or is changed by its `__post_init__` when it is read"
@@ -338,7 +338,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Of a History: those that no capture holds yet."""
+    """Rule of a History: checks the records that no capture holds yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -397,7 +397,7 @@ def _is_literal(values: tuple[Any, ...], value: Any) -> bool:
 
 
 def _is_member(kind: Any, value: Any) -> bool:
-    """Of a flag, or of an enum with other values than text or integers."""
+    """Return whether a member of a flag, or of an enum with other values than text or integers, comes back from its value."""
     try:
         return bool(msgspec.convert(value.value, kind) is value)
     except (msgspec.ValidationError, TypeError):
@@ -537,7 +537,7 @@ _CONSTRAINABLE = frozenset(
 
 
 def _admit_any(node: _Node) -> None:
-    """What is read back without a type: plain values, and those that say themselves what they are."""
+    """Admit what is read back without a type: plain values, and those that carry their own type."""
     for kind in (types.NoneType, bool, int, float, str, bytes):
         node[kind] = None
     node[list] = _Items(Any)
@@ -615,7 +615,7 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
 
 
 def _rule_of_custom(declared: type, found: type) -> _Rule | None:
-    """Of a class that MessagePack does not know, such as an array, or an abstract one: it is read as if nothing were declared."""
+    """Rule of a class that MessagePack does not know, such as an array, or an abstract one: it is read as if nothing were declared."""
     try:
         is_one = issubclass(found, declared)
     except TypeError:  # a Protocol that cannot be asked
@@ -665,7 +665,7 @@ def _may_be_unset(kind: Any) -> frozenset[str]:
 
 
 def _hints_of(declared: Any) -> dict[str, Any]:
-    """The annotations of a class's fields, with what its type variables stand for. Empty: they cannot be evaluated here."""
+    """Return the annotations of a class's fields, with its type variables resolved. Empty: they cannot be evaluated here."""
     kind = typing.get_origin(declared) or declared
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -755,7 +755,7 @@ def check_declared(value: object, declared: Any, name: str) -> None:
     """Refuse a value that would come back as another one.
 
     Raises:
-        EncodingError: says where, what is declared, and what is there.
+        EncodingError: names the place, the declared type, and what is there.
     """
     if not comes_back(value, declared):
         why = difference(value, declared, name)

@@ -1,9 +1,9 @@
 """Makes a state out of a checkpoint: skeleton, parts, and the bytes of the parts.
 
 Arrays and tensors are laid over the buffers that the store has read and checked: a gibibyte is not copied once more. So
-each buffer belongs to one object afterwards, and nobody else may write to it.
+each buffer belongs to one object afterwards, and nothing else may write to it.
 
-The declared types of a state tell what is in it, but one kind of part needs them to be read: the records of a history. msgspec
+The parts of a state describe themselves, but one kind needs the declared type to be read: the records of a history. msgspec
 shows the extension first and the declared type later, and for a field declared as `Any` never. So an extension becomes a
 place-holder, which the declared type turns into the object. If one is left over, it stood in a field declared as `Any`: then
 the skeleton is decoded again, and those histories get plain records (dicts and lists). A pickle that is left over is
@@ -81,7 +81,7 @@ class StateDecoder:
             return _Session(self._declared, [], [], allow_pickle=self._allow_pickle).decode(skeleton)
 
     def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> RestoredState:
-        """As `decode_state`, for the declared type."""
+        """Decode like `decode_state`, for the declared type."""
         try:
             _check_contents(parts, contents)
             if not parts:
@@ -114,7 +114,7 @@ def decode_state(
         allow_pickle: whether the class of the agent allows pickles.
 
     Raises:
-        EncodingError: they do not decode as `declared`, or a part is not what its head says.
+        EncodingError: they do not decode as `declared`, or a part contradicts its head.
         DamagedDataError: the records of a history cannot be replayed.
     """
     return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
@@ -297,7 +297,7 @@ def _check_contents(parts: Sequence[StatePart], contents: Sequence[Buffer]) -> N
 
 
 def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
-    """What the parts consist of. Chunks of copied arrays have no token and no hash yet: their digests are compared."""
+    """Return the table of the parts' chunks. Chunks of copied arrays have no token and no hash yet: their digests are compared."""
     table = ChunkTable(by_token=session.tokens, by_place={}, digests={})
     for index, part in enumerate(parts):
         chunks = part.chunks()

@@ -3,10 +3,10 @@
 A description is made of dicts, lists and scalars:
 
     array, tensor   {"dtype", "shape", "values"}: the first values, in C order
-    history         {"records", "bytes", "first", "last"}; one that stands in the record itself is a list
+    history         {"records", "bytes", "first", "last"}; one in the record itself is a list
     blob            its bytes; a large one {"bytes"}
 
-What lies in a part of its own, beside the record, is read only if the caller says so: `bytes` tells its size otherwise.
+A value in a part of its own, outside the record, is read only on request: otherwise `bytes` is its size.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedH
 from snapline.storage.packs.checkpoint import StatePart
 
 VALUES_SHOWN = 8
-"""Of an array, and records of a history at each end."""
+"""Number of values shown of an array, and of records of a history at each end."""
 
 HISTORY_BYTES_MAX = 4 * 2**20
-"""A history has to be read as a whole, and what is told of it fits an answer of the coordinator. Of one beyond this only the number
-of records is told, unless it is asked for by its path."""
+"""Largest history that is shown. A history must be read as a whole, and its description must fit an answer of the coordinator. Beyond this only the
+number of records is shown, unless it is requested by its path."""
 
 REST = "…"
 """Stands after the values that are shown, where there are more."""

@@ -20,7 +20,7 @@ Invariants:
 2. Whatever `encode` raises, all buffers that it took have gone back.
 3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
 
-The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` once nobody reads the parts.
+The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` once nothing reads the parts.
 """
 
 import sys
@@ -62,7 +62,8 @@ from snapline.storage.capture.values import (
 )
 
 ARRAY_PART_BYTES_MIN = 16 * 1024
-"""Below, an array stands in the skeleton: a part costs 100 bytes in the checkpoint, and a chunk at least as much in a pack."""
+"""Smallest array in a part of its own; others are in the skeleton. A part costs 100 bytes in the checkpoint, and a chunk at least as much in a
+pack."""
 
 PICKLE_PART_BYTES_MIN = 64 * 1024
 """One chunk: below, a pickle could only be reused whole."""
@@ -70,20 +71,20 @@ PICKLE_PART_BYTES_MIN = 64 * 1024
 CHUNK_BYTES = 64 * 1024
 LARGE_CHUNK_BYTES = 256 * 1024
 LARGE_ARRAY_BYTES = 1 << 30
-"""From here on larger chunks: a gibibyte is 4,096 of them then. What 64 KiB rows would save costs more in digests."""
+"""Size from which arrays have larger chunks: a gibibyte is 4,096 of them then. What 64 KiB rows would save costs more in digests."""
 
 SLAB_BYTES_MIN = 64 * 1024
 SLAB_BYTES_MAX = 4 * 1024 * 1024
 """Slabs double from the one to the other: an agent with one small array holds little, one with many takes few of them."""
 
 OWN_BUFFER_BYTES_MIN = 1024 * 1024
-"""From here on an array has a buffer of its own."""
+"""Size from which an array has a buffer of its own."""
 
 PARALLEL_COPY_BYTES_MIN = 16 * 1024 * 1024
 """Above a millisecond of copying: a thread's start takes a twentieth of that."""
 
 _ALIGNMENT_BYTES = 64
-"""Of arrays in a slab: a cache line, and enough for every dtype."""
+"""Alignment of arrays in a slab: a cache line, and enough for every dtype."""
 
 _TRACKED_MODULE = "snapline.storage.capture.tracked"
 
@@ -142,7 +143,7 @@ class StateEncoder:
             raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
 
     def _check(self, state: object) -> None:
-        """Refuse what would come back as something else; what cannot be encoded at all is told first."""
+        """Refuse what would come back as something else; values that cannot be encoded at all are reported first."""
         if self._declared is not None and not comes_back(state, self._declared):
             self._encoded_inline(state)
             check_declared(state, self._declared, "state")
@@ -191,7 +192,7 @@ class StateEncoder:
 
 
 class _Plan:
-    """Where in which slab a copy goes. Deterministic, so a state takes the same buffers each time."""
+    """Place of each copy in the slabs. Deterministic, so a state takes the same buffers each time."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # of the buffers, in the order in which they are taken
@@ -253,7 +254,7 @@ class _Capture:
         return buffer
 
     def encode_value(self, value: object) -> object:
-        """Return what stands in the skeleton for a value that msgspec does not know."""
+        """Return the skeleton's entry for a value that msgspec does not know."""
         numpy = loaded_numpy()
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
@@ -268,7 +269,7 @@ class _Capture:
         return encode_value(value)
 
     def _add(self, value: object, part: CapturedPart) -> object:
-        """The same object twice would come back as two. And in a loop an array would be copied once for each level."""
+        """Add a part. The same object twice would come back as two, and in a loop an array would be copied once for each level."""
         if id(value) in self._seen and not is_a(value, BLOB_MODULE, "Blob"):
             raise NotImplementedError(f"the same {type(value).__qualname__} twice")
         self._seen[id(value)] = value
@@ -333,7 +334,7 @@ def chunk_bytes_for(size_bytes: int) -> int:
 
 
 def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
-    """The chunks of a fresh copy: nobody knows which of them have changed."""
+    """Return the chunks of a fresh copy, where it is unknown which of them have changed."""
     size = len(view)
     whole = size - size % chunk_bytes
     chunks = [SourceChunk(0, view[start : start + chunk_bytes], chunk_bytes) for start in range(0, whole, chunk_bytes)]

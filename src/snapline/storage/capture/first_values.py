@@ -47,18 +47,18 @@ TORCH_TYPES = {
 """torch's name → NumPy's. Those that are missing have none: bfloat16, the 8-bit floats."""
 
 CHARACTER_BYTES = 4
-"""Of NumPy's text: UTF-32."""
+"""Size of a character in NumPy's text: UTF-32."""
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """How one value of a type is read."""
+    """Reader of one value of a type."""
 
     size_bytes: int
     decode: Callable[[bytes], object]
 
 
 def first_values(array: SavedArray, count: int) -> list[object] | None:
-    """Return its first `count` values in C order; None if values of its type cannot be told.
+    """Return its first `count` values in C order; None if values of its type cannot be decoded.
 
     Raises:
         DamagedDataError: the chunks that hold them are not what was written.
@@ -76,7 +76,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
 
 
 def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
-    """Of the value that is `number` in C order, the place among values that lie in Fortran order."""
+    """Return the place, in Fortran order, of the value that is `number` in C order."""
     index = []
     for length in reversed(shape):
         number, at = divmod(number, length)

@@ -1,6 +1,6 @@
 """Capture by fork: a child process encodes the state as it was, while the agent goes on.
 
-Problem: a state of many small objects takes long to encode, and no bookkeeping tells what changed in it.
+Problem: a state of many small objects takes long to encode, and no bookkeeping shows what changed in it.
 
 Model: `fork()` between two turns gives a child with a copy of the state, made page by page when either side writes. Only the
 thread that called `fork` lives in the child; locks that others held stay locked for ever. So the child runs `encode()` and
@@ -19,7 +19,7 @@ Rules, from wire.md section 12, and where they are kept:
    that is dropped without `result` kills its child.
 6. At most `FORKS_MAX` children at once: each may cost as much memory as the parent writes meanwhile.
 
-Opt-in, for agents that say so, and never in a coordinator. Linux only. The garbage collector is off in the child: it would
+Opt-in, per agent, and never in a coordinator. Linux only. The garbage collector is off in the child: it would
 write to the head of every object, and so copy every page.
 
 Carries G11 for the way from child to parent: a byte that is not what the child encoded fails the digest.
@@ -48,14 +48,14 @@ FORKS_MAX = 2
 """Children at once: one that writes and one that starts. More would multiply the memory, and two cores are busy by then."""
 
 REAP_TIMEOUT_S = 10.0
-"""How long a killed child may take to be gone: freeing many gibibytes takes a second or so. Beyond, it is left to be reaped
+"""Longest time for a killed child to end: freeing many gibibytes takes a second or so. Beyond, it is left to be reaped
 by the next capture."""
 
 TIMEOUT_S_MAX = 24 * 3600
 """Nobody waits a day for a capture; and `poll` counts milliseconds in 32 bits."""
 
 MESSAGE_BYTES_MAX = 64 * 1024
-"""Of an error that the child sends: enough for its words, whatever a value's repr holds."""
+"""Largest error that the child sends: enough for its text, whatever a value's repr holds."""
 
 _WRITE_BYTES_MAX = 1 << 30
 """Per system call: Linux takes no more than 2 GiB - 4 KiB at once."""
@@ -95,7 +95,7 @@ class _Child(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """Of this process.
+    """State of this process.
 
     Attributes:
         is_prepared: `prepare` ran before gRPC was imported.
@@ -136,7 +136,7 @@ def reason_against() -> str:
 
 
 def _was_set_at_start() -> bool:
-    """Whether the variable was there when the process began: a later change of `os.environ` may have come too late."""
+    """Return whether the variable was set when the process began: a later change of `os.environ` may have come too late."""
     try:
         with open("/proc/self/environ", "rb") as file:
             return f"{_FORK_VARIABLE}=0".encode() in file.read().split(b"\0")

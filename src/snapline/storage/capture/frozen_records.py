@@ -1,7 +1,7 @@
-"""Which records a history takes: those that cannot change after they were appended.
+"""Checks that records of a history cannot change after they were appended.
 
 A history encodes a record once. Had the record a list inside that grew later, checkpoints would go on holding the old one,
-and nobody would notice. So what can change is refused when it is appended.
+unnoticed. So what can change is refused when it is appended.
 
 Looking into each record would cost more than appending it. So the declared types of a frozen struct's or dataclass's fields
 are asked, once: if they leave no room for anything that can change, further records of that type are taken unseen.
@@ -33,7 +33,7 @@ _ATOM_TYPES = frozenset(_ATOMS)
 
 
 def check_record(record: Any, trusted: set[type]) -> None:
-    """Refuse a record that could change. Adds its type to `trusted` if that says enough about all of its records.
+    """Refuse a record that could change. Adds its type to `trusted` if no record of that type can change.
 
     Raises:
         EncodingError: names the type, and where in the record it is.
@@ -91,7 +91,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
 def is_settled(kind: type[Any]) -> bool:
-    """Say whether no value of exactly this type can change, as far as the declared types of its fields tell."""
+    """Return whether no value of exactly this type can change, judged by the declared types of its fields."""
     if _is_atom(kind):
         return True
     if not is_frozen(kind):
@@ -108,7 +108,7 @@ def _has_settled_fields(kind: type, outer: tuple[type, ...]) -> bool:
 
 
 def _is_settled_hint(hint: Any, outer: tuple[type, ...]) -> bool:
-    """`outer`: the types that this one stands in; a type that contains itself adds nothing by that."""
+    """Return whether no value of this type can change. `outer`: the types that contain it; a type that contains itself adds nothing by that."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return True

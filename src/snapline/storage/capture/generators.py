@@ -19,7 +19,7 @@ import msgspec
 from snapline.errors import EncodingError
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-"""Those of NumPy. The name in a record is looked up here only, never anywhere else."""
+"""Names of NumPy's bit generators. The name in a record is looked up here only, never anywhere else."""
 
 _WORDS = struct.Struct("<625I")
 
@@ -46,14 +46,14 @@ def decode_random(data: memoryview) -> random.Random:
 
 
 def is_generator(value: object) -> bool:
-    """Is it a `numpy.random.Generator`?"""
+    """Return whether it is a `numpy.random.Generator`."""
     numpy_random = sys.modules.get("numpy.random")
     kind = getattr(numpy_random, "Generator", None)  # None while NumPy is being imported
     return kind is not None and type(value) is kind
 
 
 def is_bit_generator(value: object) -> bool:
-    """Is it what a NumPy generator draws its bits from?"""
+    """Return whether it is what a NumPy generator draws its bits from."""
     kind = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
     return kind is not None and isinstance(value, kind)
 
@@ -96,7 +96,7 @@ def decode_generator(data: memoryview) -> Any:
 
 
 def _seeds_of(bits: Any) -> dict[str, Any] | None:
-    """What its `spawn` goes on from. None for bits that were seeded in the old way, which cannot spawn."""
+    """Return the seeds that `spawn` continues from. None for bits that were seeded in the old way, which cannot spawn."""
     seeds: Any = getattr(bits, "seed_seq", None)
     if type(seeds) is not sys.modules["numpy.random"].SeedSequence:
         return None

@@ -8,10 +8,10 @@ the log, and only that, as a new *segment*. All segments in order are the list (
 merged (`history_segments.py`). So editing or dropping old records does not rewrite the rest.
 
 What is overwritten or deleted stays in old segments as dead bytes. Their number is kept, and when they are over half of
-all, the next capture writes the list anew. That costs at most twice the bytes that died: spread over the edits, each costs a
+all, the next capture rewrites the list. That costs at most twice the bytes that died: spread over the edits, each costs a
 constant factor more. The pause of such a capture is that of the whole list.
 
-The list is written anew as well if there is no log: in the first capture; after `clear`, `reverse` or so many edits that
+The list is rewritten as well if there is no log: in the first capture; after `clear`, `reverse` or so many edits that
 encoding them costs more than the list; and if the base lacks a segment whose bytes are gone (another base than before).
 
 Invariants. (1) All segments, then the log, give the list. (2) A segment without bytes was in some base. (3) A capture that
@@ -49,15 +49,15 @@ from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 T = TypeVar("T")
 
 LOG_RECORDS_MIN = 1024
-"""The log may hold as many records and operations as the list, and at least so many. Beyond, writing the list anew costs less,
-and the log of an agent that is never captured again would grow for ever."""
+"""Smallest limit of the log: it may hold as many records and operations as the list, and at least so many. Beyond, a rewrite costs less,
+and the log of an agent that is never captured again would grow without limit."""
 
 WEIGHED_RECORDS = 64
 """Records that are encoded to learn how many bytes die with a deletion: exact up to here, beyond an estimate from so many."""
 
 
 class HistoryMark(msgspec.Struct, frozen=True):
-    """What a history was: for `rollback`."""
+    """Earlier contents of a history, for `rollback`."""
 
     records: list[Any]
     log: list[HistoryOperation] | None
@@ -131,7 +131,7 @@ class History(MutableSequence[T], Generic[T]):
         return f"History({self._records!r})"
 
     def __reduce__(self) -> tuple[type["History[T]"], tuple[list[T]]]:
-        """Copies and pickles begin without segments: a token must not come to stand for two contents."""
+        """Copy or pickle without segments: a token must not come to name two contents."""
         return History, (self._records,)
 
     def index(self, record: T, start: int = 0, stop: int | None = None) -> int:
@@ -157,7 +157,7 @@ class History(MutableSequence[T], Generic[T]):
         return [operation.records for operation in self._log]
 
     def note_checked(self, checked_by: object) -> None:
-        """Those records are as declared: they need not be looked at again."""
+        """Record that those records are as declared and need not be checked again."""
         self._checked_by = checked_by
 
     # Changing: each method checks the records, changes the list, and notes what it did.
@@ -219,7 +219,7 @@ class History(MutableSequence[T], Generic[T]):
         self._write_anew()
 
     def reverse(self) -> None:
-        """Turn the order around; the next capture writes all anew."""
+        """Reverse the order; the next capture rewrites the list."""
         self._records.reverse()
         self._write_anew()
 
@@ -243,7 +243,7 @@ class History(MutableSequence[T], Generic[T]):
         self._log, self._logged = None, 0
 
     def _note_appended(self, records: list[T]) -> None:
-        """Those that follow each other share one operation. It begins where the list ended then."""
+        """Log appended records. Successive ones share one operation, which begins where the list ended then."""
         assert self._log is not None
         self._logged += len(records)
         last = self._log[-1] if self._log else None
@@ -270,7 +270,7 @@ class History(MutableSequence[T], Generic[T]):
         self._note_changed(start, len(old), records)
 
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
-        """As many as possible are replaced; the rest is deleted or inserted."""
+        """Log a change: as many records as possible are replaced; the rest is deleted or inserted."""
         assert self._log is not None
         both = min(deleted, len(records))
         if both:
@@ -340,7 +340,7 @@ class History(MutableSequence[T], Generic[T]):
             buffer: is not needed afterwards.
 
         Raises:
-            DamagedDataError: the segments are not operations on a list, or do not give as many records as the head says.
+            DamagedDataError: the segments are not operations on a list, or do not give the number of records in the head.
             EncodingError: a record is not of the declared type.
         """
         view = memoryview(buffer).cast("B")

@@ -1,4 +1,4 @@
-"""What has been done to a list, as bytes: the content of a history's segments.
+"""Operations on a list, as bytes: the content of a history's segments.
 
     operation   code (u8) | length of the body (u32) | body
     1 append    records
@@ -10,7 +10,7 @@ Integers are little-endian; *records* is one MessagePack array. Doing all operat
 the list. So contents may be joined: that is how segments are merged.
 
 Several records share one array because that is faster than one operation each: 10 000 messages of 1.1 KB encode in the time
-of their bytes. Nothing is believed while reading: lengths and indexes are compared with what is there before they are used.
+of their bytes. Nothing is trusted while reading: lengths and indexes are compared with what is there before they are used.
 """
 
 import functools
@@ -35,10 +35,10 @@ _INDEX = struct.Struct("<Q")
 _SPAN = struct.Struct("<QQ")
 
 EDIT_BYTES = _HEAD.size + _SPAN.size
-"""Of a deletion; others take no more beside their records."""
+"""Size of a deletion; other operations take no more in addition to their records."""
 
 BODY_BYTES_MAX = 2**32 - 1 - _INDEX.size
-"""What the length can say. A record of 4 GiB does not belong into a history: use an array or a Blob."""
+"""Largest length that fits the head. A record of 4 GiB does not belong into a history: use an array or a Blob."""
 
 _BATCH_RECORDS = 64
 """Encoded at first, to learn how large they are. Later batches are as large as a segment should be."""
@@ -84,7 +84,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_scalar, order="deterministic
 """Deterministic: the elements of a frozenset are sorted, so the same records give the same bytes in every process."""
 
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
-"""What msgspec raises for what it cannot encode."""
+"""Errors of msgspec for values that it cannot encode."""
 
 
 def encode_records(records: list[Any]) -> bytes:
@@ -134,7 +134,7 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
 
 
 def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
-    """An operation with many records becomes several, which do the same."""
+    """Split an operation with many records into several, which do the same."""
     if operation.code == DELETE:
         yield _HEAD.pack(DELETE, _SPAN.size) + _SPAN.pack(operation.index, operation.count)
         return

@@ -31,7 +31,7 @@ SEGMENTS_MAX = 1024
 """Beyond, M grows with the history: the list of segments is walked in each capture, some 0.1 µs for each."""
 
 MERGED_SEGMENTS = 8
-"""Of a tier. Fewer: bytes are written more often. More: checkpoints name more segments, at 37 bytes each."""
+"""Number of segments of a tier that are merged. Fewer: bytes are written more often. More: checkpoints name more segments, at 37 bytes each."""
 
 _TIERS = 3
 """Open tiers: below M/128, below M/16, below M/2."""
@@ -43,7 +43,7 @@ class Segment(msgspec.Struct):
     """One content.
 
     Attributes:
-        token: stands for it.
+        token: names it.
         size_bytes: its length.
         data: None: a base had it, and it will not be merged any more.
     """
@@ -122,7 +122,7 @@ def _merge_tiers(segments: list[Segment], first: int, target_bytes: int) -> None
 
 
 def _tier(size_bytes: int, target_bytes: int) -> int:
-    """0 for the smallest; each tier is eight times the one below."""
+    """Return the tier of a segment: 0 for the smallest; each tier is eight times the one below."""
     return (16 * size_bytes >= target_bytes) + (128 * size_bytes >= target_bytes)
 
 

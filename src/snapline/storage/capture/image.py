@@ -1,11 +1,11 @@
-"""What a capture hands to the writer: a skeleton, and parts beside it.
+"""Result of a capture, for the writer: a skeleton and parts.
 
-A state is one MessagePack record, the *skeleton*. What is large or seldom changes does not stand in it but in a *part*:
+A state is one MessagePack record, the *skeleton*. Large or rarely changed values are not in it but in a *part*:
 the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's place in the list of parts.
 
 A part is cut into *chunks*, the unit in which the store keeps bytes and finds them again. Chunks of a base epoch are not
-stored twice. Who knows that a chunk has not changed says so with a *token*: a number that stands for one content, and is
-never used for another. Where nobody knows (an array that was copied whole), the token is 0 and the writer compares hashes.
+stored twice. A known unchanged chunk has a *token*: a number that names one content, and never another. Where that is unknown (an array that was
+copied whole), the token is 0 and the writer compares hashes.
 
     event loop, between turns   encoder: state, base -> `StateImage`      (the pause: one copy at memory speed at most)
     worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
@@ -25,11 +25,11 @@ PART_ARRAY = 1
 PART_HISTORY = 2
 """Head: MessagePack of `[count]`, the records alive. Chunks are segments: see `history.py`."""
 PART_BLOB = 3
-"""Head: empty. Opaque bytes; chunks end where the content says so."""
+"""Kind of a part. Head: empty. Opaque bytes; the content decides where chunks end."""
 PART_TENSOR = 4
-"""As an array; head: MessagePack of `[torch dtype, shape]`."""
+"""Kind of a part: like an array; head: MessagePack of `[torch dtype, shape]`."""
 PART_JOURNAL = 5
-"""Of a durable turn and not of the state. Head: MessagePack of `[count]`, its entries. Chunks are runs: see `sealed_journal.py`."""
+"""Part of a durable turn, not of the state. Head: MessagePack of `[count]`, its entries. Chunks are runs: see `sealed_journal.py`."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -38,7 +38,7 @@ class SourceChunk(msgspec.Struct, gc=False):
     """One chunk of a part as captured.
 
     Attributes:
-        token: stands for this content; 0: nobody knows whether it has changed.
+        token: names this content; 0: it may have changed.
         data: its bytes; None: unchanged since the base, whose table knows `token`.
         size_bytes: of the content.
     """
@@ -59,7 +59,7 @@ class CapturedPart(msgspec.Struct):
 
 
 class Authors(msgspec.Struct):
-    """Who may have changed a state since its image before.
+    """Handlers that may have changed a state since its previous image.
 
     Attributes:
         handlers: their names, in the order of their first turn.
@@ -74,11 +74,11 @@ class StateImage(msgspec.Struct):
     """One agent's state between two turns.
 
     Attributes:
-        skeleton: MessagePack; extension `PART_EXTENSION` stands for a part.
+        skeleton: MessagePack; extension `PART_EXTENSION` refers to a part.
         parts: in the order of the skeleton.
         on_release: gives the buffers back; called once, when the parts have been written or dropped.
         pending: returns the skeleton, where another process still encodes it; see `resolve`.
-        authors: for the sentence that says why it cannot be used.
+        authors: for the error text if it cannot be used.
     """
 
     skeleton: bytes
@@ -89,7 +89,7 @@ class StateImage(msgspec.Struct):
 
     @property
     def size_bytes(self) -> int:
-        """Of the state: skeleton and parts."""
+        """Size of the state: skeleton and parts."""
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
 
     def resolve(self) -> None:
@@ -103,14 +103,14 @@ class StateImage(msgspec.Struct):
             self.skeleton, self.pending = self.pending(), None
 
     def release(self) -> None:
-        """The bytes of the parts are not needed any more."""
+        """Release the bytes of the parts, which are not needed any more."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
 
 class ChunkTable(msgspec.Struct):
-    """Which chunks one agent's checkpoint of one epoch consists of: what the next one may refer to.
+    """Chunks of one agent's checkpoint of one epoch, which the next checkpoint may refer to.
 
     Attributes:
         by_token: token -> chunk.

@@ -1,8 +1,8 @@
 """A saved state as JSON, without the classes that wrote it, and without NumPy.
 
 Records are objects, histories and arrays lists (of arrays one level for each dimension), bytes base64 text, keys that are no text their
-text. NaN and infinities, which JSON has no word for, are null. A pickle, a random generator and an array of a type that only NumPy knows are told by what
-they are and how large. `plain_values.py` makes the same values for Python.
+text. NaN and infinities, which JSON has no word for, are null. A pickle, a random generator and an array of a type that only NumPy knows are shown
+by kind and size. `plain_values.py` makes the same values for Python.
 """
 
 import math
@@ -14,7 +14,7 @@ from snapline.storage.capture.first_values import first_values
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 
 CONTENT_FACTOR = 4
-"""How much larger a state may be than its JSON: numbers of eight bytes are two characters at least."""
+"""Largest ratio of a state to its JSON: numbers of eight bytes are two characters at least."""
 
 
 def json_of(tree: object, bytes_max: int) -> bytes:
@@ -31,7 +31,7 @@ def json_of(tree: object, bytes_max: int) -> bytes:
 
 
 def too_large(size_bytes: int, bytes_max: int) -> UsageError:
-    """What to say of a state that is."""
+    """Return the error for a state that is too large."""
     return UsageError(
         f"this takes {size_bytes:,} bytes and more, {bytes_max:,} of JSON are told: ask for a field of it, "
         "or read the store with snapline.open_store"

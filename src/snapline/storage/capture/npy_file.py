@@ -12,7 +12,7 @@ SUFFIX = ".npy"
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGNMENT = 64
-"""Of the values in the file, so that it can be mapped."""
+"""Alignment of the values in the file, so that it can be mapped."""
 
 
 def write_npy(array: SavedArray, path: Path) -> int:

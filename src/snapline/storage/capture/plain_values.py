@@ -22,7 +22,7 @@ from snapline.storage.capture.values import (
 )
 
 NAMES_SHOWN = 20
-"""Of fields, in an error."""
+"""Largest number of fields named in an error."""
 
 _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[([^\]]+)\]")
 
@@ -75,10 +75,10 @@ def _bytes(value: SavedBytes) -> object:
 
 
 def find_field(tree: object, path: str) -> object:
-    """Return what stands at a path such as `mind.notes[3].text` or `table["a b"]`. Nothing but what lies on it is read.
+    """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Nothing but what lies on it is read.
 
     Raises:
-        NotFoundError: there is nothing; says what is there instead.
+        NotFoundError: there is nothing; names what is there instead.
         UsageError: it is no path.
     """
     found, done = tree, ""

@@ -1,7 +1,7 @@
 """Decodes MessagePack whose maps have records as keys, such as a state with a `dict[Point, int]`, without the class of the records.
 
 msgspec makes a dict of a record then, and refuses it as a key. Here such a key becomes a tuple of its (name, value) pairs. Only
-maps and arrays are taken apart; every other value is cut out and given to msgspec. It is slow, and used where msgspec has given up.
+maps and arrays are taken apart; every other value is cut out and given to msgspec. It is slow, and used only after msgspec has failed.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _SIZES |= {head: 1 for head in (0xC0, 0xC2, 0xC3)} | {0xD4 + i: 2 + 2**i for i i
 """Nil, false, true; extensions of 1 to 16 bytes."""
 
 _LENGTHS = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
-"""Head → bytes of the length behind it, and of what else stands before the contents: bytes, extensions."""
+"""Table: head → bytes of the length behind it, and of what else precedes the contents: bytes, extensions."""
 
 _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 """Text."""
@@ -57,7 +57,7 @@ class _Reader:
         return self._decoder.decode(whole)
 
     def _count(self, head: int, long: int) -> int:
-        """Of a map or array; goes on behind its head."""
+        """Return the count of a map or array; go on behind its head."""
         size = 0 if head < 0xA0 else 2 << (head - long)
         count = int.from_bytes(self._span(self.at + 1, size), "big") if size else head & 0x0F
         self.at += 1 + size
@@ -78,7 +78,7 @@ class _Reader:
 
 
 def as_key(value: object) -> object:
-    """What can be a key: a record becomes a tuple of its pairs, a list a tuple."""
+    """Return a hashable key: a record becomes a tuple of its pairs, a list a tuple."""
     if isinstance(value, dict):
         return tuple([(name, as_key(item)) for name, item in value.items()])
     return tuple([as_key(item) for item in value]) if isinstance(value, list) else value

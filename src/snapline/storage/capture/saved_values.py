@@ -1,4 +1,4 @@
-"""A saved state as a tree of plain values, without the classes that wrote it, and without reading what nobody looks at.
+"""A saved state as a tree of plain values, without the classes that wrote it, and without reading what is not used.
 
 Dicts, lists and scalars come as they are. What MessagePack has no word for comes as one of the classes here: they know how large
 it is and what it consists of, and read its bytes when asked. So two states with gigabytes of arrays are compared by the digests
@@ -37,17 +37,17 @@ ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
 """`PartReader.read`: agent, parts -> the bytes of each, checked (G11)."""
 
 FAILURES = (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError)
-"""What decoding a record that is none, or one that needs its classes, may raise."""
+"""Errors that decoding may raise for a record that is none, or one that needs its classes."""
 
 _NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random generator", PICKLE_EXTENSION: "pickle"}
 
 
 class Content:
-    """Bytes that stand in the state's record, or in a part of it.
+    """Bytes in the state's record, or in a part of it.
 
     Attributes:
         size_bytes: how many.
-        part: None: they stand in the record.
+        part: None: they are in the record.
     """
 
     def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:
@@ -103,11 +103,11 @@ class SavedArray:
 
     @property
     def size(self) -> int:
-        """How many values it has."""
+        """Number of values."""
         return math.prod(self.shape)
 
     def in_memory(self) -> "SavedArray":
-        """Read all of it: for who wants many single values."""
+        """Read all of it, for callers that read many single values."""
         content = Content(self.content.whole(), None, _refuse_to_read)
         return SavedArray(ArrayHead(self.dtype, self.shape, order=self.order), content, is_tensor=self.is_tensor)
 
@@ -141,9 +141,9 @@ class SavedHistory:
 
 
 class SavedBytes:
-    """A blob, or what nobody looks into: a pickle, a generator of random numbers, what a later release wrote.
+    """A blob, or opaque bytes: a pickle, a generator of random numbers, what a later release wrote.
 
-    `code` is its extension, where it stands in the record.
+    `code` is its extension, if it is in the record.
     """
 
     def __init__(self, name: str, content: Content, code: int = 0) -> None:

@@ -2,8 +2,7 @@
 
 The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are
 *sealed* in runs, from the beginning on. A run becomes a chunk: written once, and named by later checkpoints, like a chunk of a state that has
-not changed; whatever keeps, copies, checks or deletes chunks needs to know nothing about it. What is left over, less than a run, stands in
-the turn itself.
+not changed; code that keeps, copies, checks or deletes chunks needs no change. The rest, less than a run, is in the turn itself.
 
 Invariant: where a run ends is a function of the entries alone. So a journal that came back from a checkpoint is cut in the same places
 again, and its chunks are those that the store has. Another release may cut elsewhere: then they are written once more, and nothing worse.
@@ -18,10 +17,10 @@ from snapline.storage.capture.image import PART_JOURNAL, Buffer, CapturedPart, S
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn, StatePart
 
 RUN_ENTRIES = 1000
-"""In a run at most: as many are encoded anew at each checkpoint, which takes about a tenth of a millisecond."""
+"""Largest number of entries in a run: as many are encoded again at each checkpoint, which takes about a tenth of a millisecond."""
 
 RUN_BYTES = 64 * 1024
-"""Of results: then a run is full, whatever the number of its entries. As much is written again at each checkpoint."""
+"""Size of the results at which a run is full, whatever the number of its entries. As much is written again at each checkpoint."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[JournalEntry])
@@ -35,7 +34,7 @@ class SealedRuns(msgspec.Struct, frozen=True):
 
 
 class SealedJournal:
-    """What is sealed of one turn's journal.
+    """Sealed runs of one turn's journal.
 
     Attributes:
         count: of the sealed entries.
@@ -61,7 +60,7 @@ class SealedJournal:
 
 
 def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
-    """The same image with the runs as its last part; the part comes out of the chunking in the same place."""
+    """Return the same image with the runs as its last part; the part comes out of the chunking in the same place."""
     if sealed is None:
         return image
     chunks = [SourceChunk(0, run, len(run)) for run in sealed.runs]

@@ -17,12 +17,12 @@ from snapline.storage.capture.image import Buffer
 
 
 def is_tensor(value: object) -> bool:
-    """Is it a torch tensor, or of a subclass?"""
+    """Return whether it is a torch tensor, or of a subclass."""
     return is_tensor_class(type(value))
 
 
 def is_tensor_class(kind: type) -> bool:
-    """Is it the class of torch's tensors, or a subclass?"""
+    """Return whether it is the class of torch's tensors, or a subclass."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # None while torch is being imported
     return tensor is not None and issubclass(kind, tensor)
@@ -32,7 +32,7 @@ def check_tensor(tensor: Any) -> None:
     """Refuse what would come back as something else.
 
     Raises:
-        NotImplementedError: says what is wrong with `tensor`.
+        NotImplementedError: names what is wrong with `tensor`.
     """
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor:
@@ -56,7 +56,7 @@ def size_of(tensor: Any) -> int:
 
 
 def head_of(tensor: Any) -> bytes:
-    """Return dtype and shape, as they stand before its bytes."""
+    """Return dtype and shape, as they precede its bytes."""
     return msgspec.msgpack.encode((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 

@@ -1,4 +1,4 @@
-"""Numbers that stand for one content, and are never used for another.
+"""Tokens: numbers that name one content, and are never used for another.
 
 All parts of an agent's image share one table `token -> chunk`. So every kind of part must draw its tokens here: two counters
 would give two contents one token, and a checkpoint would silently hold the wrong bytes.
@@ -16,5 +16,5 @@ _blocks = itertools.count(1)
 
 
 def fresh_token() -> int:
-    """Return the first number of a block that nobody else has. Never 0. Any thread may call it."""
+    """Return the first number of a block that no other caller has. Never 0. Any thread may call it."""
     return next(_blocks) * BLOCK_TOKENS

@@ -2,9 +2,9 @@
 
 Problem: what must be saved of a training is spread over live objects (parameters and buffers of the model, moments and
 hyper-parameters of the optimizer, schedulers, random numbers), and `state_dict()` shows it as of now: the optimizer's is a
-new dictionary each time. Kept in a state, such dictionaries would be out of date after one step, and nobody would notice.
+new dictionary each time. Kept in a state, such dictionaries would be out of date after one step, unnoticed.
 
-Model: a `TorchState` refers to the live objects and copies nothing. Whoever encodes it asks for `record()`, which reads their
+Model: a `TorchState` refers to the live objects and copies nothing. The encoder calls `record()`, which reads their
 state dictionaries at that moment; tensors in it become parts of the image like any others. What is decoded is not live: it
 holds what was saved, until the agent has built model and optimizer again, and calls `load_into`.
 
@@ -39,11 +39,11 @@ from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold,
 RECORD_VERSION = 1
 
 _NAMES_SHOWN_MAX = 3
-"""Of entries in an error: a wrong model differs in hundreds."""
+"""Largest number of entries named in an error: a wrong model differs in hundreds."""
 
 
 class _Saved(msgspec.Struct):
-    """What a checkpoint holds. `objects`: names in `extra` that are state dictionaries of live objects."""
+    """Contents of a checkpoint. `objects`: names in `extra` that are state dictionaries of live objects."""
 
     model: dict[str, Any]
     metadata: Any
@@ -111,7 +111,7 @@ class TorchState:
 
     @property
     def is_live(self) -> bool:
-        """Is there a model? After a restore not until `load_into`."""
+        """Return whether there is a model. After a restore not until `load_into`."""
         return self._model is not None
 
     @property
@@ -134,11 +134,11 @@ class TorchState:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What `of` was given as `extra`, or what was saved of it."""
+        """Return the `extra` that `of` was given, or what was saved of it."""
         return self._extra
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's, live or as saved: to look at a checkpoint without building the model. Change nothing in it."""
+        """Return the model's, live or as saved: to look at a checkpoint without building the model. Change nothing in it."""
         return dict(self._saved.model if self._saved is not None else self.model.state_dict())
 
     # ---- random numbers ------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class TorchState:
 
 
 def _torch() -> Any:
-    """Imported by whoever has built a model."""
+    """Return torch, imported once a model has been built."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # optional
 
     return torch

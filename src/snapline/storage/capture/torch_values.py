@@ -1,15 +1,15 @@
-"""What `state_dict()` of a model, an optimizer or a scheduler holds, as plain data, and back.
+"""Converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and back.
 
 Problem: such dictionaries are nested at will, and declared nowhere. MessagePack alone would bring a tuple back as a list, and
-one tensor under two names as two. So what it has no word for gets a mark: a dict with the one key `""`.
+one tensor under two names as two. So what it cannot represent gets a mark: a dict with the one key `""`.
 
     {"": ["tuple", [item, …]]}              {"": ["set", [item, …]]}, sorted
     {"": ["dict", [[key, value], …]]}       where a key is not text, or empty
     {"": ["counter", [[key, count], …]]}    collections.Counter
     {"": ["number", array]}                 a NumPy scalar, as an array without dimensions
-    {"": ["same", [key, …]]}                the very tensor that stands at this path
+    {"": ["same", [key, …]]}                the same tensor as at this path
 
-Tensors, arrays and generators stand as they are, in the order of the dictionaries: their order, and so their places in the
+Tensors, arrays and generators stay as they are, in the order of the dictionaries: their order, and so their places in the
 list of parts, is the same at each capture as long as the dictionaries keep theirs.
 
 Invariants:
@@ -38,7 +38,7 @@ _Memory = tuple[Any, ...]
 
 
 class TensorPlaces:
-    """Where each tensor of a record stands, told by its memory: `state_dict()` makes new objects each time."""
+    """Path of each tensor of a record, found by its memory: `state_dict()` makes new objects each time."""
 
     def __init__(self) -> None:
         self.distinct: list[Any] = []
@@ -48,7 +48,7 @@ class TensorPlaces:
         """Return the path under which the tensor is known, or remember this one and return None.
 
         Raises:
-            NotImplementedError: it stands in another section, or cannot be saved.
+            NotImplementedError: it is in another section, or cannot be saved.
         """
         tensors.check_tensor(tensor)
         memory = memory_of(tensor)
@@ -77,7 +77,7 @@ def memory_of(tensor: Any) -> _Memory:
 
 
 def path_text(path: _Path) -> str:
-    """Such as `model['0.weight']`."""
+    """Return a path as text, such as `model['0.weight']`."""
     return f"{path[0]}" + "".join([f"[{key!r}]" for key in path[1:]])
 
 
@@ -148,7 +148,7 @@ class Unfolding:
         self._tensors: dict[_Path, Any] = {}
 
     def unfold(self, plain: Any, path: _Path) -> Any:
-        """Return the value that `plain` stands for."""
+        """Return the value that `plain` represents."""
         if tensors.is_tensor(plain):
             self._tensors[path] = plain
             return plain

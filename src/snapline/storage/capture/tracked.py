@@ -1,13 +1,13 @@
 """Arrays whose captures cost what changed: kept in write-tracked memory, or marked by hand. `trackers.py` has the theory.
 
-- `tracked_array`, `adopt`: the kernel tells (`write_tracking.py`), for memory that we mapped. Registered at the first
+- `tracked_array`, `adopt`: the kernel reports writes (`write_tracking.py`), for memory that we mapped. Registered at the first
   capture. Where the kernel cannot, and for small arrays, the array is an ordinary one and captures copy it whole.
-- `mark_dirty(array, rows)`: the user tells, and promises with the first mark that from then on all writes are marked. For
+- `mark_dirty(array, rows)`: the user reports writes, and promises with the first mark that from then on all writes are marked. For
   any array. `checking(True)` compares fully and finds a forgotten mark.
 
 After a restore: an array that was tracked (`is_tracked` when it was captured) is read into `allocate`d memory and tracked
 again by `retrack`; with `assume_stored` its first capture already copies only what changed. Marks end with the process: the
-first mark after a restore begins anew, and the capture after it is whole.
+first mark after a restore begins again, and the capture after it is whole.
 """
 
 import math
@@ -132,7 +132,7 @@ def assume_stored(
 
 
 def tracker_of(array: "Array") -> Tracker | None:
-    """Return who knows what changed in `array`; None: nobody, so copy it whole."""
+    """Return the tracker of `array`; None: it is not tracked, so copy it whole."""
     if not trackers:
         return None
     tracker = trackers.get(id(root_of(array)))
@@ -140,7 +140,7 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Whether `array` came from `tracked_array`, `adopt` or `retrack` and was not given up: restore it by `retrack`.
+    """Return whether `array` came from `tracked_array`, `adopt` or `retrack` and is still tracked: restore it by `retrack`.
 
     Also where this machine cannot track writes: the one that restores it perhaps can.
     """
@@ -149,11 +149,11 @@ def is_tracked(array: "Array") -> bool:
 
 
 def mark_dirty(array: "Array", rows: "Rows") -> None:
-    """Say that rows of an array changed, so that the next captures copy only these.
+    """Mark rows of an array as changed, so that the next captures copy only these.
 
     The first mark is a promise: from the capture after it, writes without a mark are not captured, and lost in a recovery.
     So mark every write, before the turn ends; `checking(True)` in tests finds forgotten ones. Marks may be more than what
-    changed. A new array object in the state starts anew, without a promise. Gains only for an array that is whole and in C
+    changed. A new array object in the state starts again, without a promise. Gains only for an array that is whole and in C
     order; marks through views of it count. Arrays of `tracked_array` need no marks and ignore them.
 
     Args:

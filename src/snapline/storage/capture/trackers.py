@@ -1,7 +1,7 @@
-"""Who knows what changed in an array: the kernel, or the user's marks. `tracked.py` is the door.
+"""Trackers of changes in an array: by the kernel, or by the user's marks. `tracked.py` is the API.
 
 Model: an array's bytes are cut into chunks of a fixed size. A tracker gives each chunk a *token*, and a new one to each chunk
-that changed since the capture before. A token stands for one content and is never used again. So one rule decides, for any
+that changed since the capture before. A token names one content and is never used again. So one rule decides, for any
 base: a chunk whose token is in the base's table has the base's content, and is handed out without data; all others are
 copied. Nothing is ever "taken back": if an epoch aborts, the tokens it captured are simply not in the next base, and their
 chunks are copied once more. That is how changes accumulate over every capture since the base (store.md, section 6).
@@ -14,7 +14,7 @@ Invariants:
 3. A tracker belongs to memory, not to an array object: marks through any view reach it, and every array that covers exactly
    that memory in C order has it. Any other array has none and is copied whole.
 4. In a forked child there are no trackers.
-5. A tracker that does not know says that everything changed.
+5. A tracker that does not know reports that everything changed.
 
 Called on the thread that runs the agent's turns, between turns; not by two threads at once for one array.
 """
@@ -50,7 +50,7 @@ _SHOWN_ROWS_MAX = 8
 
 
 class Room(Protocol):
-    """What a pool hands out: `view` has at least the size asked for."""
+    """Buffer of a pool: `view` has at least the requested size."""
 
     @property
     def view(self) -> memoryview: ...
@@ -59,23 +59,23 @@ class Room(Protocol):
 
 
 class Pool(Protocol):
-    """Where copies go: `arena.ArenaPool`."""
+    """Source of buffers for copies: `arena.ArenaPool`."""
 
     def take(self, size_bytes: int) -> Room: ...
 
 
 class Settings:
-    """Of this process. `is_checking`: compare marked arrays fully."""
+    """Settings of this process. `is_checking`: compare marked arrays fully."""
 
     is_checking = False
 
 
 trackers: dict[int, "Tracker"] = {}
-"""By id of the root. An entry goes when its root does, so an id is never taken for another array's."""
+"""Trackers by id of the root. An entry goes when its root does, so an id is never taken for another array's."""
 
 
 class Tracker(ABC):
-    """Tells which chunks of one piece of memory changed.
+    """Finds which chunks of one piece of memory changed.
 
     Attributes:
         root: the array that owns the memory, weakly; all its views keep it alive.
@@ -83,8 +83,8 @@ class Tracker(ABC):
         process: that may use this tracker.
         name: the array as the user sees it, in words, for errors and notes.
         chunk_bytes: of the last capture; 0: none yet.
-        clean: for each chunk the token of its content at the last capture, as it is handed out if the base has it. Images
-            share these: nobody changes them. Empty: no capture yet.
+        clean: for each chunk the token of its content at the last capture, as it is handed out if the base has it. Images share these: never change
+        them. Empty: no capture yet.
         numbers: the fresh tokens of this array.
     """
 
@@ -106,11 +106,11 @@ class Tracker(ABC):
 
     @property
     def is_on(self) -> bool:
-        """Whether captures may rely on it."""
+        """Return whether captures may rely on it."""
         return self.process == os.getpid()
 
     def covers(self, array: "Array") -> bool:
-        """Whether `array` is this memory, whole, in C order, and the memory is still where it was."""
+        """Return whether `array` is this memory, whole, in C order, and the memory is still where it was."""
         root = self.root()
         same = root is not None and address_of(root) == self.address and root.nbytes == self.size_bytes
         return (
@@ -152,7 +152,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """The chunks have tokens, and from now on changes count. Runs again when the size of the chunks changes."""
+        """Start counting changes: the chunks have tokens now. Runs again when the size of the chunks changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
@@ -162,7 +162,7 @@ class Tracker(ABC):
         """The bytes from `start` to `end` (any integers; offsets from `address`) changed."""
 
     def mark_many(self, starts: "Array", ends: "Array") -> None:  # noqa: B027  # the same
-        """As `mark`, for many ranges."""
+        """Mark many ranges; see `mark`."""
 
     def begin(self, content: "Array", chunk_bytes: int) -> None:
         """Give a fresh token to every chunk."""
@@ -241,7 +241,7 @@ class KernelTracker(Tracker):
         return covering(starts, ends, count=len(self.clean), chunk_bytes=self.chunk_bytes)
 
     def _scan(self) -> "array.array[int] | None":
-        """Return what was written, as `scan_words`; None: nobody knows."""
+        """Return what was written, as `scan_words`; None: unknown."""
         try:
             return None if self.writes is None else self.writes.scan_words()
         except ExternalFailureError as error:
@@ -262,7 +262,7 @@ class KernelTracker(Tracker):
 
 
 class MarkTracker(Tracker):
-    """Believes what `mark_dirty` says.
+    """Trusts the marks of `mark_dirty`.
 
     Attributes:
         row_bytes: of a row, for errors.

@@ -1,10 +1,10 @@
-"""What may not stand in a state, found by walking it: why, and under which path.
+"""Finds what a state may not hold by walking it: why, and under which path.
 
 Two walks over the objects of a state, neither of them in the usual pause:
 
 - `check`, once for each agent at its first capture, looks for what would be saved without an error and come back as something
   else (G3): a mutable object that two paths lead to (it would come back as two), and arrays that share memory.
-- `explain`, after a capture has failed, looks for the value that was refused, and says what to do.
+- `explain`, after a capture has failed, looks for the value that was refused, and advises what to do.
 
 `check` goes depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's
 stack. Immutable objects may be shared, since nobody can tell one from two; what they hold is looked at on each way to them.
@@ -50,13 +50,13 @@ OVERLAP_CHECKS_MAX = 10_000
 """Pairs of arrays with interleaved memory that are compared exactly: 10 ms. Only views of one array are such pairs."""
 
 OVERLAP_WORK_MAX = 100_000
-"""Of one exact comparison: the problem is NP-hard in the number of dimensions. Beyond, the pair counts as overlapping."""
+"""Largest work of one exact comparison: the problem is NP-hard in the number of dimensions. Beyond, the pair counts as overlapping."""
 
 DEPTH_MAX = 1_000
-"""Steps of a path that `explain` follows, and in which an object is searched for itself. msgspec gives up at such a depth."""
+"""Largest number of steps of a path that `explain` follows, and in which an object is searched for itself. msgspec fails at such a depth."""
 
 _SHOWN_CHARACTERS_MAX = 40
-"""Of a dict's key in a path."""
+"""Largest length of a dict's key in a path."""
 
 _IMMUTABLE: frozenset[type] = frozenset(
     {
@@ -99,7 +99,7 @@ class _Node(msgspec.Struct, gc=False):
     step: _Step
 
     def path(self) -> str:
-        """Such as `state.workers['a'].lock`."""
+        """Return the path, such as `state.workers['a'].lock`."""
         steps: list[str] = []
         node = self
         while node.parent is not None:
@@ -108,11 +108,11 @@ class _Node(msgspec.Struct, gc=False):
         return "state" + "".join(reversed(steps))
 
     def subject(self) -> object:
-        """What to encode to see whether it can be: a key only as one."""
+        """Return what to encode to see whether it can be: a key only as one."""
         return {self.value: None} if self.step[0] == _KEY else self.value
 
     def is_inside(self, value: object) -> bool:
-        """Is `value` one of the objects on the way?"""
+        """Return whether `value` is one of the objects on the way."""
         node = self.parent
         for _ in range(DEPTH_MAX):
             if node is None:
@@ -205,7 +205,7 @@ _CONTAINER, _MUTABLE, _ARRAY = 1, 2, 4
 
 
 def _traits_of(value: Any) -> int:
-    """What objects of its type are; 0: leaves that may be shared, and what is refused when it is encoded."""
+    """Return the traits of its type's objects; 0: leaves that may be shared, and what is refused when it is encoded."""
     traits = _CONTAINER if _open(value) is not None else 0
     if _extent(value) is not None:
         traits |= _ARRAY
@@ -213,7 +213,7 @@ def _traits_of(value: Any) -> int:
 
 
 def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
-    """What a container holds: kind of the steps, their keys, the members. None: it is no container.
+    """Return a container's contents: kind of the steps, their keys, the members. None: it is no container.
 
     The keys of a dict are not looked at: they are hashable, so immutable.
     """
@@ -306,7 +306,7 @@ def _bounds(address: int, shape: Iterable[int], strides: Iterable[int], item_byt
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """For two arrays whose spans overlap. Of tensors only the spans are compared."""
+    """Return whether two arrays whose spans overlap share memory. Of tensors only the spans are compared."""
     import numpy
 
     if not isinstance(one, numpy.ndarray) or not isinstance(other, numpy.ndarray):
@@ -336,7 +336,7 @@ def _may_be_shared(value: object) -> bool:
 
 
 def _is_mutable(value: object) -> bool:
-    """One of the mutable kinds that a state may hold. Objects that it may not are found when it is encoded."""
+    """Return whether it is one of the mutable kinds that a state may hold. Forbidden objects are found when the state is encoded."""
     numpy = loaded_numpy()
     return (
         isinstance(value, list | dict | set | bytearray | random.Random | Pickled)
@@ -366,7 +366,7 @@ def explain(state: object, error: BaseException, *, allow_pickle: bool = False) 
 
 
 def _descend(node: _Node, attempt: "_Attempt") -> str:
-    """From an object that cannot be encoded to the innermost one."""
+    """Follow an object that cannot be encoded to the innermost one, and explain why."""
     for _ in range(DEPTH_MAX):
         if node.is_inside(node.value):
             return f"{node.path()} contains itself: refer to things by a key"
@@ -417,7 +417,7 @@ class _Attempt:
 
 
 def _unsavable_words(value: object) -> str:
-    """What a user would call it, if it is something of which only the process that made it can have one."""
+    """Return the user's term for an object that only the process that made it can have; otherwise an empty text."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "a coroutine, task or future"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):

@@ -1,4 +1,4 @@
-"""Single values that MessagePack has no word for: what they are in a record, and back.
+"""Single values that MessagePack cannot represent: their form in a record, and back.
 
 msgspec hands every value that it does not know to `encode_value` and gets an extension for it: a code and a body.
 
@@ -12,11 +12,11 @@ msgspec hands every value that it does not know to `encode_value` and gets an ex
     8  Blob            its bytes
 
 Codes 2 and 6 mean something only together with a checkpoint's parts or with a permission: `encoder.py` and `decoder.py` see
-to them. The others stand for themselves, in a state as in a message.
+to them. The others are complete in themselves, in a state as in a message.
 
 The rule of this module: a value comes back as what it was, or is refused when it is saved (G3). So subclasses that would
-lose their class are refused. Nothing is imported for a type of which nobody can have made an object yet: a module that
-is not loaded has no instances. Nothing here runs code out of the data, except a pickle that was asked for.
+lose their class are refused. Nothing is imported for a type of which no object can exist yet: a module that
+is not loaded has no instances. Nothing here runs code out of the data, except a pickle that was allowed.
 """
 
 import pickle
@@ -50,13 +50,13 @@ BLOB_MODULE = "snapline.storage.capture.blob_value"
 TORCH_STATE_MODULE = "snapline.storage.capture.torch_state"
 
 FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
-"""What msgspec and our hooks raise about a value that cannot be saved."""
+"""Errors of msgspec and our hooks about a value that cannot be saved."""
 
 _Value = TypeVar("_Value")
 
 
 class Pickled(Generic[_Value]):
-    """A value of any class, saved with pickle. Loading a pickle runs code: whoever can write the store can then run code here.
+    """A value of any class, saved with pickle. Loading a pickle runs code: anyone who can write the store can then run code here.
 
     So it takes two marks: a field declared as `Pickled[…]`, and `allow_pickle = True` on the agent class. Without the
     second it is refused when it is saved and when it is loaded.
@@ -80,7 +80,7 @@ class Pickled(Generic[_Value]):
 
 
 def encode_value(value: object) -> object:
-    """Return what stands for `value` in MessagePack; for msgspec's `enc_hook`.
+    """Return the form of `value` in MessagePack; for msgspec's `enc_hook`.
 
     Raises:
         NotImplementedError: it cannot be saved.
@@ -118,7 +118,7 @@ def _encode_rare(value: Any) -> object:
 
 
 def encode_pickling(value: object) -> object:
-    """As `encode_value`, with pickles: for states of agents that allow them."""
+    """Encode like `encode_value`, with pickles: for states of agents that allow them."""
     if type(value) is Pickled:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + pickled_bytes(value))
     return encode_value(value)
@@ -139,16 +139,16 @@ def pickled_bytes(wrapped: "Pickled[Any]") -> bytes:
 
 
 def is_a(value: object, module: str, name: str) -> bool:
-    """Is `value` of exactly this class? Asks without loading the class's module."""
+    """Return whether `value` is of exactly this class, without loading the class's module."""
     loaded = sys.modules.get(module)
     return loaded is not None and type(value) is getattr(loaded, name)
 
 
 def check_array(array: Any) -> None:
-    """Refuse what would come back as something else: the bytes and the dtype's short name say no more than that.
+    """Refuse what would come back as something else: only the bytes and the dtype's short name are saved.
 
     Raises:
-        NotImplementedError: says what is wrong with `array`, an ndarray.
+        NotImplementedError: names what is wrong with `array`, an ndarray.
     """
     import numpy
 
@@ -165,7 +165,7 @@ def check_array(array: Any) -> None:
 
 
 def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> bytes:
-    """Return dtype and shape of an ndarray, as they stand before its bytes; the rest only where it is not the usual."""
+    """Return dtype and shape of an ndarray, as they precede its bytes; the rest only where it is not the usual."""
     head: tuple[object, ...] = (array.dtype.str, array.shape)
     if order != "C":
         head = (*head, is_tracked, order)
@@ -191,10 +191,10 @@ _records_encoder = msgspec.msgpack.Encoder(enc_hook=encode_value)
 
 
 class ArrayHead(NamedTuple):
-    """Of an array or tensor.
+    """Head of an array or tensor.
 
     Attributes:
-        is_tracked: it lay in write-tracked memory, and shall again.
+        is_tracked: it was in write-tracked memory, and shall be again.
         order: of its bytes, "C" or "F" (Fortran: the first index changes fastest).
     """
 
@@ -222,7 +222,7 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
 
 
 def decode_value(code: int, data: memoryview) -> object:
-    """Return the value of an extension that stands for itself; arrays are read-only views of `data`.
+    """Return the value of an extension that is complete in itself; arrays are read-only views of `data`.
 
     Raises:
         EncodingError, TypeError, ValueError, msgspec.DecodeError: it is none.
@@ -266,7 +266,7 @@ _DECODERS: dict[int, Callable[[memoryview], object]] = {
 
 
 def decode_own_value(code: int, data: memoryview) -> object:
-    """As `decode_value`, but an array owns its memory and may be written: states are changed in place."""
+    """Decode like `decode_value`, but an array owns its memory and may be written: states are changed in place."""
     if code == ARRAY_EXTENSION:
         return make_array(*split_head(data)).copy()
     return decode_value(code, data)
@@ -296,7 +296,7 @@ def record_type_of(declared: Any) -> Any:
 
 
 def _with_records_as(declared: Any, history: Any) -> object:
-    """The extension did not know what its records are declared as: they are dicts and tuples still."""
+    """Convert records that the extension decoded without their declared type: they are dicts and tuples still."""
     record_type = record_type_of(declared)
     if record_type is Any:
         return history

@@ -1,6 +1,6 @@
-"""Which pages of our own memory were written: userfaultfd in asynchronous write-protect mode, and `PAGEMAP_SCAN`.
+"""Finds written pages of our own memory: userfaultfd in asynchronous write-protect mode, and `PAGEMAP_SCAN`.
 
-Problem: a capture of a large array should cost what changed, not what is there, and nobody told us what changed.
+Problem: a capture of a large array should cost what changed, not what is there, and we do not know what changed.
 
 Model: the kernel knows. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write to it, from
 user code or from a system call such as `read`. In mode `WP_ASYNC` the kernel does that itself: no handler, no thread, no
@@ -38,7 +38,7 @@ import threading
 from snapline.errors import ExternalFailureError, UsageError
 
 _SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
-"""By machine, for 64-bit processes. Others are not supported: their numbers differ, and nobody has run it there."""
+"""Number of the system call by machine, for 64-bit processes. Others are not supported: their numbers differ, and nobody has run it there."""
 
 _UFFD_USER_MODE_ONLY = 1
 """Needs no privilege. Faults in the kernel are resolved asynchronously as well, so nothing is lost by it."""
@@ -64,10 +64,10 @@ _MADV_HUGEPAGE = 14
 SCAN_REGIONS = 4096
 """Regions that one system call returns: 96 KiB of buffer, which fits a core's cache. A scan calls again until it is through."""
 REGION_WORDS = 3
-"""Of a `page_region`: start, end, categories."""
+"""Number of words of a `page_region`: start, end, categories."""
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
-"""From here on a mapping asks for huge pages: below, none fits in."""
+"""Smallest mapping that asks for huge pages: below, none fits in."""
 
 
 class _Handles:
@@ -90,9 +90,9 @@ class _Handles:
 
 
 _handles_by_process: dict[int, _Handles] = {}
-"""At most one entry for this process and, after a fork, those of its parents, which are never used again."""
+"""Handles by process: at most one entry for this process and, after a fork, those of its parents, which are never used again."""
 _verdicts: dict[int, str] = {}
-"""By process: what `is_supported` found."""
+"""Results of `is_supported`, by process."""
 
 
 def is_supported() -> str:
@@ -145,7 +145,7 @@ class WriteTracker:
 
     @property
     def is_armed(self) -> bool:
-        """Whether writes are being tracked, in the process that asks."""
+        """Return whether writes are being tracked, in the calling process."""
         return self._handles is not None and self._handles.process == os.getpid()
 
     def arm(self) -> None:
@@ -183,7 +183,7 @@ class WriteTracker:
         return [(start - self.address, end - self.address) for start, end in zip(starts, ends, strict=True)]
 
     def scan_words(self) -> "array.array[int]":
-        """As `scan`, flat: for each range three words, start address, end address and a word without use.
+        """Scan like `scan`, with a flat result: for each range three words, start address, end address and a word without use.
 
         Raises:
             ExternalFailureError: the scan failed. What was written is not known any more: take everything as written, and `close`.
@@ -300,7 +300,7 @@ def _reason_of(error: OSError) -> str:
 
 
 def _is_seeing_writes(handles: _Handles) -> bool:
-    """Whether a scan reports a first write, and no more than that."""
+    """Return whether a scan reports a first write, and no more than that."""
     page = mmap.PAGESIZE
     memory = map_memory(3 * page)
     memory[0] = 1  # One page that is there, two that were never touched.

@@ -1,8 +1,8 @@
-"""What every disk of a checkpoint store must do: ours, and other people's.
+"""Conformance checks for every disk of a checkpoint store: ours, and other people's.
 
 `Store` trusts its disk in a few points, and nothing works without them: a name is given once; it leads to all bytes or to none;
-what was acknowledged is seen by all; listings are complete. The checks here ask for these through the port
-(`storage/store/disk.py`), with many threads, and then run whole stores, host logs and outputs on it. They cannot see whether bytes outlive a power cut.
+what was acknowledged is seen by all; listings are complete. The checks here test these through the port (`storage/store/disk.py`), with many
+threads, and then run whole stores, host logs and outputs on it. They cannot see whether bytes outlive a power cut.
 
 In a test suite:
 
@@ -11,8 +11,7 @@ In a test suite:
         check(lambda place: MyDisk(tmp_path / place))
 
 `open_disk(place)` returns a new disk object each time; the same place means the same bytes, and a place used for the first time is empty.
-So several objects on one place stand for several processes. What the checks wrote remains: give places that may be
-thrown away.
+So several objects on one place represent several processes. What the checks wrote remains: give places that may be thrown away.
 
 Directories may be real or only common starts of names. So nothing is demanded of listing a missing directory, of making one twice, of
 unlinking one name from two threads.

@@ -39,7 +39,7 @@ _DIRECTORY = "packs/w"
 
 @check
 def check_what_was_written_is_read(open_disk: OpenDisk, racers: int) -> None:
-    """Another disk object sees a new file at once, in one piece, however it was written."""
+    """Check that a second disk object sees a new file at once, in one piece, however it was written."""
     writer, reader = prepare(open_disk("a"), "packs", _DIRECTORY), open_disk("a")
     contents = {
         "empty": [],
@@ -57,7 +57,7 @@ def check_what_was_written_is_read(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers: int) -> None:
-    """A caller may use its buffer again once `write` has returned."""
+    """Check that a caller may use its buffer again once `write` has returned."""
     disk = prepare(open_disk("a"), "packs")
     buffer = bytearray(b"a" * 1000)
     handle = disk.open_temporary("packs", temporary_name())
@@ -73,7 +73,7 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
 
 @check
 def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
-    """A second file cannot take the name, whatever it holds; once the name is free it can."""
+    """Check that a second file cannot take the name, whatever it holds; once the name is free it can."""
     disk, other = prepare(open_disk("a"), "refs"), open_disk("a")
     create(disk, "refs/1", b"first")
     for data in (b"second, and longer", b"first", b""):
@@ -90,7 +90,7 @@ def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_of_racing_writers_wins(open_disk: OpenDisk, racers: int) -> None:
-    """Of threads that link one name at once exactly one succeeds, and the name leads to its bytes."""
+    """Check that of threads that link one name at once exactly one succeeds, and the name leads to its bytes."""
     prepare(open_disk("a"), "refs")
     disks = [open_disk("a") for _ in range(racers)]
     for name in range(RACED_NAMES):
@@ -110,7 +110,7 @@ def _demand_one_winner(disks: list[Disk], path: str, contents: list[bytes]) -> N
 
 @check
 def check_ranges(open_disk: OpenDisk, racers: int) -> None:
-    """Any part can be read; fewer bytes come only where the file ends before."""
+    """Check that any part can be read; fewer bytes come only where the file ends before."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(100_003)
     create(disk, "packs/1", data)
@@ -128,7 +128,7 @@ def check_ranges(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_large_file(open_disk: OpenDisk, racers: int) -> None:
-    """A file of 20 MiB comes back, whole and in parts."""
+    """Check that a file of 20 MiB comes back, whole and in parts."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(_LARGE_BYTES)
     cuts = (0, 7, 9 * 2**20 + 1, _LARGE_BYTES)
@@ -140,7 +140,7 @@ def check_large_file(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
-    """While files are written, a reader finds each whole or not at all."""
+    """Check that a reader finds each file whole or not at all while files are written."""
     writer, reader = prepare(open_disk("a"), "packs"), open_disk("a")
     contents = [pattern(_SEEN_BYTES, seed=number) for number in range(_SEEN_FILES)]
     has_ended = threading.Event()
@@ -183,7 +183,7 @@ def check_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Nothing is left out of a listing with more entries than one answer of an object store holds."""
+    """Check that a listing with more entries than one answer of an object store holds leaves nothing out."""
     disk = prepare(open_disk("a"), "packs", "packs/00500.d")
     create(disk, "packs/00500.d/x", b"1")
     paths = [f"packs/{number:05}" for number in range(ENTRIES)]
@@ -204,7 +204,7 @@ def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unlink(open_disk: OpenDisk, racers: int) -> None:
-    """A name that was removed is gone for all at once; its neighbours stay."""
+    """Check that a name that was removed is gone for all at once; its neighbours stay."""
     disk, other = prepare(open_disk("a"), "packs"), open_disk("a")
     names = ["1", "1.a", "11"]
     for count, name in enumerate(names, 1):
@@ -232,7 +232,7 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_names(open_disk: OpenDisk, racers: int) -> None:
-    """Every name that `layout` makes is a file of its own: case counts, length too."""
+    """Check that every name that `layout` makes is a file of its own: case counts, length too."""
     disk = prepare(open_disk("a"), "packs")
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [letters, letters.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
@@ -248,7 +248,7 @@ def check_names(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> None:
-    """A file that was written and closed without a name leaves nothing, not even in `temporary`."""
+    """Check that a file that was written and closed without a name leaves nothing, not even in `temporary`."""
     disk = prepare(open_disk("a"), "packs")
     handle = disk.open_temporary("packs", temporary_name())
     disk.write(handle, [b"x" * 1000])
@@ -262,7 +262,7 @@ def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> No
 
 @check
 def check_directories(open_disk: OpenDisk, racers: int) -> None:
-    """A directory may be made again, is not removed with what it holds, and comes back after it was removed."""
+    """Check that a directory may be made again, is not removed with what it holds, and comes back after it was removed."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY, _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1", b"x")
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the checks of a disk share: how one is declared, races of threads, and the writing of files."""
+"""Shared parts of the disk checks: how one is declared, races of threads, and the writing of files."""
 
 import array
 import functools
@@ -30,7 +30,7 @@ class ConformanceError(AssertionError):
 
 
 def check(function: Callable[[OpenDisk, int], None]) -> Check:
-    """Declare a check: whatever it raises comes out as ConformanceError with its name."""
+    """Declare a check: every error that it raises becomes a ConformanceError with its name."""
 
     @functools.wraps(function)
     def run(open_disk: OpenDisk, racers: int = RACERS) -> None:

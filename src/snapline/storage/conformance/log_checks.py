@@ -43,7 +43,7 @@ def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
-    """Of processes that append different batches under one number exactly one succeeds, also when all repeat."""
+    """Check that of processes that append different batches under one number exactly one succeeds, also when all repeat."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
@@ -70,7 +70,7 @@ def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
-    """A host appends while others seal its log: each of them then reads all that was acknowledged, and nothing more is."""
+    """Check appends of a host while others seal its log: each of them then reads all that was acknowledged, and nothing more is."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers + 1)]
     for start in range(1, RACED_LOGS + 1):

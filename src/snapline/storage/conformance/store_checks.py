@@ -35,7 +35,7 @@ def check_life_of_a_store(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
-    """What no ref needs is seen, swept, and nothing else is."""
+    """Check that what no ref needs is found and swept, and nothing else is."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     store.publish(1, _write_epoch(store, 1))
     _write_epoch(store, 2)
@@ -49,7 +49,7 @@ def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_probes(open_disk: OpenDisk, racers: int) -> None:
-    """What one process writes as a probe another reads."""
+    """Check that one process reads a probe that another writes."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     path, token = store.write_probe()
     demand(other.read_probe(path) == token, "another process reads another probe")
@@ -108,7 +108,7 @@ def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_two_fleets_stop(open_disk: OpenDisk, racers: int) -> None:
-    """Of leaders that publish one epoch with different roots one succeeds; the others are told."""
+    """Check that of leaders that publish one epoch with different roots one succeeds; the others get an error."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 NONCE_BYTES = 12
 OVERHEAD_BYTES = 16
-"""What sealing adds: the tag."""
+"""Bytes that sealing adds: the tag."""
 
 WRAPPED_BYTES = NONCE_BYTES + KEY_BYTES + OVERHEAD_BYTES
 
 SEAL_BYTES_MAX = 2**31 - 1 - OVERHEAD_BYTES
-"""What the package takes in one call."""
+"""Largest input that the package takes in one call."""
 
 CHECK_BYTES = 16
 
@@ -61,7 +61,7 @@ def require_package() -> None:
 
 
 def check_of(key: bytes) -> bytes:
-    """Return 16 bytes that tell which key this is, and nothing about it."""
+    """Return 16 bytes that identify this key, and reveal nothing about it."""
     return blake3(key, derive_key_context=_CHECK_CONTEXT).digest(CHECK_BYTES)
 
 
@@ -152,7 +152,7 @@ def _nonce(index: int) -> bytes:
 
 
 def _flat(data: Buffer) -> Buffer:
-    """The package takes views of plain bytes only."""
+    """Return a view of plain bytes, which is all that the package takes."""
     if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
         return data.cast("B")
     return data

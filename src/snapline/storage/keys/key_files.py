@@ -1,4 +1,4 @@
-"""Key files: what an operator holds, and nobody else. They never lie in the store.
+"""Key files, which only an operator holds. They are never in the store.
 
 A file has one line, `<word> <id> <base64 of 32 bytes>`:
 
@@ -6,7 +6,7 @@ A file has one line, `<word> <id> <base64 of 32 bytes>`:
 | --- | --- | --- |
 | `snapline-key-v1` | key-encryption key: wraps the keys in the store (`key_records.py`) | secret |
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
-| `snapline-verify-key-v1` | Ed25519 public key: tells who signed | public |
+| `snapline-verify-key-v1` | Ed25519 public key: verifies signatures | public |
 
 The word keeps a key from being used for another purpose: all three are 32 bytes long. The id is a digest: of the
 secret under a purpose of its own for the first, of the public key for the other two. So a mistyped or damaged file is
@@ -41,20 +41,20 @@ SIGNING_KEY_VARIABLE = "SNAPLINE_SIGNING_KEY"
 VERIFY_KEY_VARIABLE = "SNAPLINE_VERIFY_KEY"
 
 KEY_FILES_MAX = 16
-"""Of one kind: the one in use and those before it. More are surely a wrong list, and each is tried."""
+"""Largest number of keys of one kind: the one in use and those before it. More are surely a wrong list, and each is tried."""
 
 _FILE_BYTES_MAX = 256
 """A key file has about 90 bytes, a token file some 50; checked before it is parsed."""
 
 TOKEN_CHARACTERS_MAX = 200
-"""As many as a token of people may have."""
+"""Largest length of a token, as for the tokens of people."""
 
 _WRAPPING_WORD = "snapline-key-v1"
 _SIGNING_WORD = "snapline-signing-key-v1"
 _VERIFY_WORD = "snapline-verify-key-v1"
 _ID_CONTEXT = "snapline 1 id of a key file"
 _ID_BYTES = 8
-"""Enough to tell the keys of one operator apart: it is a name and a check against mistakes, not a proof."""
+"""Length of a key's id: enough to distinguish the keys of one operator. The id is a name and a check against mistakes, not a proof."""
 
 _LINE = re.compile(rb"([a-z0-9-]{1,40}) ([0-9a-f]{16}) ([A-Za-z0-9+/=]{44})\n?")
 
@@ -90,12 +90,12 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Keys:
-    """What one process may do with a store.
+    """Keys of one process for a store.
 
     Attributes:
         wrapping: the first wraps what is new, all unwrap; empty: nothing is encrypted.
         signing: signs refs; None: this process cannot.
-        verifying: a ref must be signed by one of them, or by `signing`; with neither, signatures are not asked for.
+        verifying: a ref must be signed by one of them, or by `signing`; with neither, signatures are not required.
     """
 
     wrapping: tuple[WrappingKey, ...] = ()
@@ -206,7 +206,7 @@ def make_signing_key(secret: bytes) -> SigningKey:
 
 
 def read_token_file(path: Path) -> str:
-    """The token in a file, without what is around it. A file that others may read is refused as a key file is.
+    """Return the token in a file, without what is around it. A file that others may read is refused as a key file is.
 
     Raises:
         UsageError: it cannot be read, others may use it, or it holds no token.
@@ -224,7 +224,7 @@ def read_token_file(path: Path) -> str:
 
 
 def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
-    """An empty variable is refused: who meant a key must not get a store without."""
+    """Return the paths. An empty variable is refused: a user who meant a key must not get a store without."""
     if variable not in environment:
         return []
     names = environment[variable].split(":")

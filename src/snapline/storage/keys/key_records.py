@@ -3,13 +3,12 @@
     keys/digest.<generation>     the one key of all digests of plain bytes
     keys/<key id>.<generation>   a writer's data key; its id: 32 hexadecimal digits, random
 
-A record (kind `KEYS`) is written once. It is rotated by writing the same key, wrapped anew, as the next generation,
+A record (kind `KEYS`) is written once. It is rotated by writing the same key, wrapped again, as the next generation,
 and removing the old one (`key_rotation.py`). So there may be several generations of one key for a while, and two
 rules of reading:
 
 1. The newest generation that opens counts. An older one counts only if the newest whole one bears the same check,
-   that is, holds the same key: whoever made `digest.0` while a rotation had already replaced another `digest.0` made
-   a stray.
+   that is, holds the same key: a process that made `digest.0` while a rotation had already replaced another `digest.0` made a stray.
 2. A directory is not listed in one instant. While a rotation runs a listing may miss the new name and the old. So
    what is missing or fails is looked for again until the listing stays the same.
 
@@ -56,7 +55,7 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a record.
 
     Attributes:
-        check: tells which key is inside; the same in all generations.
+        check: identifies the key inside; the same in all generations.
         generation: as in the name.
         key: as in the name: `digest`, or the id of a data key.
         store: the store's id.
@@ -75,7 +74,7 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Path of the record."""
         return key_path(self.key, self.generation)
 
     def context(self) -> bytes:

@@ -115,7 +115,7 @@ class _Round:
                 self.written += 1
 
     def remove_old(self) -> list[str]:
-        """A generation that was written by a rotation that died may not be durable yet: sync before relying on it."""
+        """Remove replaced generations. One written by a rotation that died may not be durable yet: sync before relying on it."""
         old = [
             key_path(key_id, generation)
             for key_id, newest in self._newest.items()

@@ -1,4 +1,4 @@
-"""Which keys of an encrypted store something in it still needs."""
+"""Finds the keys of an encrypted store that something in it still needs."""
 
 from snapline.storage.log.reader import keys_of_batches
 from snapline.storage.outputs.reader import keys_of_outputs

@@ -1,13 +1,12 @@
-"""Encryption and signatures of one store: what its owner can read nobody else can, what he did not write he does not
-take.
+"""Encryption and signatures of one store: only its owner can read it, and he accepts only what he wrote.
 
 Model: others may read the store, and may change it as they like; they have no key file. Then
 
 - they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal; no content.
   Digests of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
 - whatever they put in place of a blob, key or ref is refused: blobs are authenticated together with their place, size
-  and digest, refs are signed over store, epoch and root, and plain blobs and unsigned refs are refused outright by
-  whoever has a key for them (a downgrade would otherwise be the simplest attack);
+  and digest, refs are signed over store, epoch and root, and plain blobs and unsigned refs are refused outright by a process that has a key for
+  them (a downgrade would otherwise be the simplest attack);
 - they can delete, and no key helps against that.
 
 Keys, from the outside in (`key_files.py`, `key_records.py`, `encryption.py`):
@@ -73,7 +72,7 @@ _Value = TypeVar("_Value")
 
 
 class Protection:
-    """What guards one store. Threads may share it."""
+    """Encryption and signatures of one store. Threads may share it."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class Protection:
         return blake3(data, key=self._digest_key or self._load_digest_key()).digest()
 
     def begin_pack(self, writer: str, pack_id: str) -> PackCipher:
-        """Return what seals the blobs of a new pack. The key it needs is durable when this returns.
+        """Return the cipher for the blobs of a new pack. The key it needs is durable when this returns.
 
         Args:
             writer: gets a data key of its own at its first pack.
@@ -201,7 +200,7 @@ class Protection:
         return is_signed
 
     def log_key(self) -> bytes:
-        """Return the public half of the key with which this process signs batches of host logs. It has one, and nobody else knows it."""
+        """Return the public half of the key with which this process signs batches of host logs. No other process knows the private half."""
         return self._own_log_key()[1]
 
     def sign_batch(self, message: bytes) -> bytes:
@@ -242,7 +241,7 @@ class Protection:
         return blake3(message, key=key).digest()
 
     def _load_digest_key(self) -> bytes:
-        """Of racing processes one makes the key; all get that one."""
+        """Return the digest key. Of racing processes one makes the key; all get that one."""
         with self._lock:
             if self._digest_key is None:
                 is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
@@ -329,7 +328,8 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
 
 
 def _holds_packs(disk: Disk) -> bool:
-    """Is there a file in a writer's folder, a batch, an output, or a segment? A folder without any may be left by a writer that died early."""
+    """Return whether there is a file in a writer's folder, a batch, an output, or a segment. A folder without any may be left by a writer that died
+    early."""
     for folder in (layout.PACKS, layout.CHECKPOINTS):
         for entry in _list(disk, folder):
             if entry.is_directory and any(not found.is_directory for found in _list(disk, f"{folder}/{entry.name}")):

@@ -8,7 +8,7 @@ as racing leaders must (`Store.publish`).
 Hosts do not have the private key. Each of them makes a key of its own, and the coordinator signs its public half for each log that the host
 opens (`log_message`): the log's certificate, which every batch carries.
 
-What it cannot show: that the newest epoch was not deleted. The coordinator's log knows which there must be.
+Limit: a signature cannot show that the newest epoch was not deleted. The coordinator's log knows which there must be.
 """
 
 from typing import TYPE_CHECKING

@@ -1,15 +1,15 @@
-"""Which batches of host logs were deleted, in the words of who deleted them.
+"""Records of deleted batches of host logs, made by the deleter.
 
-The problem. Whoever can write to the store can remove a batch, and what it held would be missing without a trace: logs have gaps where
-garbage was deleted, and nobody else knows their ends. The model is that of `keys/protection.py`: he has no key.
+The problem. Anyone who can write to the store can remove a batch, and what it held would be missing without a trace: logs have gaps where garbage
+was deleted, and nothing else records their ends. The model is that of `keys/protection.py`: the attacker has no key.
 
-So where a store is signed or encrypted, a record says what is deleted, before it is (`log/deleted.<random>`, kind `LDEL`): ranges of
+So where a store is signed or encrypted, a record lists what is deleted, before it is (`log/deleted.<random>`, kind `LDEL`): ranges of
 numbers for each log, vouched for with a key. Every number of a log up to its highest batch, and up to the newest one that the coordinator
 knows of, is a batch or in such a range; anything else is missing.
 
-Several processes may delete at once: what counts is the union of all records. Whoever writes one puts all others' ranges in it, and
-removes those that he has read. So a record that comes back says nothing that was not true, and ranges are never lost. A batch in a range may be
-there still, after a crash, or again, because somebody has brought it back: it is garbage, and nobody believes it.
+Several processes may delete at once: what counts is the union of all records. A writer of one puts all others' ranges in it, and removes those that
+it has read. So a record that comes back is still true, and ranges are never lost. A batch in a range may be there still, after a crash, or again,
+because somebody has brought it back: it is garbage, and is ignored.
 
 Carries R1 of inputs, also against changes on purpose.
 """
@@ -70,11 +70,11 @@ def find_deletions(disk: Disk) -> list[str]:
 
 
 def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> DeletionsBody:
-    """Return what one record says.
+    """Return the body of one record.
 
     Raises:
         DamagedDataError: it is missing, damaged, or of another store.
-        StoreError: nobody with a key has written it.
+        StoreError: it was written without a key.
     """
     body = unseal(
         DELETIONS_KIND,
@@ -93,10 +93,10 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
 
 
 def read_all(disk: Disk, *, store_id: str | None, guard: Guard) -> tuple[dict[str, Spans], list[str]]:
-    """Return what was deleted, directory → ranges, and the paths of the records that say so.
+    """Return what was deleted, directory → ranges, and the paths of the records of it.
 
     Raises:
-        StoreError: a record is damaged, or nobody with a key has written it; or the store cannot be read.
+        StoreError: a record is damaged, or was written without a key; or the store cannot be read.
     """
     for _ in range(TRIES_MAX):
         paths = find_deletions(disk)
@@ -146,7 +146,7 @@ def join(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def holds(spans: Spans, number: int) -> bool:
-    """Whether a number is in one of the ranges."""
+    """Return whether a number is in one of the ranges."""
     place = bisect_right(spans, number, key=lambda span: span[0])
     return place > 0 and number <= spans[place - 1][1]
 

@@ -1,15 +1,14 @@
-"""Which batches of host logs may go.
+"""Finds which batches of host logs may be deleted.
 
 The problem. After a failure an agent goes back to an epoch, and gets the inputs beyond its number there once more, out of the logs. Which
-epoch it will be is not known: the newest may yet be condemned. So an input must stay as long as one of the kept epochs could ask
-for it.
+epoch it will be is not known: the newest may yet be condemned. So an input must stay as long as one of the kept epochs could need it.
 
-The model. A cut says for each agent in it the number of the last input that it had consumed. An epoch *covers* an input if that number
-is not below the input's, or if the agent had left before it: then nobody is there to consume it. An epoch before the
-agent's birth covers none of its inputs: the agent is made again on the way, and wants them all. A batch may go when each kept epoch
+The model. A cut holds for each agent in it the number of the last input that it had consumed. An epoch *covers* an input if that number
+is not below the input's, or if the agent had left before it: then no agent is there to consume it. An epoch before the
+agent's birth covers none of its inputs: the agent is made again on the way, and needs them all. A batch may go when each kept epoch
 covers each of its inputs, and each of its entries. A batch is one file, so one input keeps the others.
 
-Entries of durable turns likewise: a cut says how many of an agent's have ended, and covers their entries. But a turn that a recovery has undone
+Entries of durable turns likewise: a cut holds how many of an agent's have ended, and covers their entries. But a turn that a recovery has undone
 need not come again: then nothing would ever cover it. It comes soon or never. So the entries of plans before the present one keep
 nothing any more when all kept epochs are *settled*: far behind that plan's beginning. Should a turn come later still, its steps are
 run again; inputs have no such end.
@@ -36,7 +35,7 @@ _ALL = float("inf")
 
 
 class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
-    """What garbage asks of a batch.
+    """Numbers of a batch that garbage collection needs.
 
     Attributes:
         log, number: which one.
@@ -51,7 +50,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """From this epoch on nobody repeats what was done under plans before this one."""
+    """Epoch from which on nothing is repeated that was done under plans before this one."""
 
     plan: int
     epoch: int
@@ -108,7 +107,7 @@ class _Floors:
         self._known: dict[str, float] = {}
 
     def cover(self, highest: Mapping[str, int]) -> bool:
-        """Whether they cover all of these."""
+        """Return whether the kept epochs cover all of these."""
         return all(number <= self._of(agent) for agent, number in highest.items())
 
     def _of(self, agent: str) -> float:
@@ -120,7 +119,7 @@ class _Floors:
 def _floor(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:
     """Return the highest number that every epoch covers.
 
-    An epoch that knows an agent which is said to have left before it: it was made again (duty 2), and has not left.
+    If an epoch knows an agent that is listed as having left before it, the agent was made again (duty 2), and has not left.
     """
     if left is not None and any(agent in inputs for epoch, inputs in epochs.items() if epoch >= left):
         left = None

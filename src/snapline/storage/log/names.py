@@ -1,7 +1,7 @@
-"""How host logs and their entries are called.
+"""Names of host logs and their entries.
 
     log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
-    log/<plan>/<host>-<start>/sealing    mark: somebody has begun to seal the log
+    log/<plan>/<host>-<start>/sealing    mark: a process has begun to seal the log
     log/<plan>/<host>-<start>/sealed     mark: nothing will be taken any more
     log/deleted.<random>                 which batches were deleted, of all logs (`deletions.py`)
 
@@ -17,7 +17,7 @@ from snapline.ids import check_id
 from snapline.storage.store.layout import EPOCH_MAX, LOG
 
 NUMBER_MAX = EPOCH_MAX
-"""Of plans, starts and entries: what fits a signed integer of 64 bits."""
+"""Largest number of plans, starts and entries: fits a signed integer of 64 bits."""
 
 SEALING = "sealing"
 SEALED = "sealed"
@@ -38,7 +38,7 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def directory(self) -> str:
-        """Where its entries lie."""
+        """Directory of its entries."""
         return f"{LOG}/{self.plan}/{self.host}-{self.start}"
 
     @property
@@ -76,7 +76,7 @@ def deletions_path(random: str) -> str:
 
 
 def is_deletions_path(path: str) -> bool:
-    """Can a record of deletions lie there?"""
+    """Return whether it can be the path of a record of deletions."""
     return _DELETIONS.fullmatch(path) is not None
 
 

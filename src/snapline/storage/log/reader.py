@@ -1,11 +1,11 @@
-"""Reading host logs. What is found counts as durable only after its directory was synced by whoever found it.
+"""Reading host logs. An entry counts as durable only after its reader has synced its directory.
 
-An entry may be seen before it is durable: who gave it its name may die before it syncs the directory. If the reader acted on it
+An entry may be seen before it is durable: its writer may die before it syncs the directory. If the reader acted on it
 then, a power cut could take away what others have built on. So a listing is followed by a sync of every directory in which it
 has found something new; but not where it has found the mark `sealed`, which is made after a sync, and after which nothing comes.
 
 Entries have gaps, where garbage was deleted; nothing may be concluded from a number that is missing. Where the store is signed or
-encrypted, a record says what was deleted (`deletions.py`), and `missing_batches` what is missing besides.
+encrypted, a record lists what was deleted (`deletions.py`), and `missing_batches` what is missing otherwise.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -38,7 +38,7 @@ from snapline.storage.store.layout import LOG
 from snapline.storage.store.record import HEAD_BYTES
 
 READINGS = 3
-"""Of the records of deletions before something counts as missing: one listing may miss a record and the one that replaces it."""
+"""Number of readings of the deletion records before something counts as missing: one listing may miss a record and the one that replaces it."""
 
 
 def why_none(disk: Disk) -> str:
@@ -125,7 +125,7 @@ def list_numbers(disk: Disk, log: LogName) -> list[int]:
 
 
 def list_batches(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the batches, as far as their first bytes tell, ascending."""
+    """Return the numbers of the batches, judged by their first bytes, ascending."""
     return [number for number in list_numbers(disk, log) if holds_batch(disk, entry_path(log, number))]
 
 
@@ -166,12 +166,12 @@ def find_entries(disk: Disk) -> Iterator[str]:
 
 
 def holds_batches(disk: Disk) -> bool:
-    """Is there a batch in any log? Seals do not count."""
+    """Return whether there is a batch in any log. Seals do not count."""
     return any(holds_batch(disk, path) for path in find_entries(disk))
 
 
 def holds_batch(disk: Disk, path: str) -> bool:
-    """Is there a batch at `path`, as far as its first bytes tell?"""
+    """Return whether there is a batch at `path`, judged by its first bytes."""
     try:
         return is_batch(disk.read(path, 0, HEAD_BYTES))
     except OSError:
@@ -192,7 +192,7 @@ def check_entry(disk: Disk, path: str, *, store_id: str | None, guard: Guard | N
 
 
 def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | SealBody:
-    """Return what the file at `path` says, after every check that needs no key.
+    """Return the body of the file at `path`, after every check that needs no key.
 
     Raises:
         NotFoundError: it is not there (any more).

@@ -1,12 +1,13 @@
 """The files of host logs: batches of what a host has taken from outside, seals, and marks.
 
-All are records (`storage/store/record.py`): kind `LBAT`, and `LSEA` for seals and marks. Each says to which store and place it
-belongs, so a file in the wrong place is damage.
+All are records (`storage/store/record.py`): kind `LBAT`, and `LSEA` for seals and marks. Each names its store and place, so a file in the wrong
+place is damage.
 
-A batch bears a random nonce: so two batches are never the same bytes, and whoever finds his own bytes knows that they are his. Where
-the store is encrypted, what the batch says is sealed under a key of its own, derived from the nonce as a pack's from its id, and
+A batch bears a random nonce: so two batches are never the same bytes, and a writer that finds its own bytes knows that they are its own. Where
+the store is encrypted, the batch's contents are sealed under a key of their own, derived from the nonce as a pack's from its id, and
 bound to its place; host, plan, start, number and length remain to be seen. Where refs are signed, batches are (version 2): by a key
-that their host has made for itself, whose public half the coordinator has signed for this log (the certificate). The bytes of seals and marks follow from their places: any
+that their host has made for itself, whose public half the coordinator has signed for this log (the certificate). The bytes of seals and marks
+follow from their places: any
 number of processes may write them.
 """
 
@@ -34,16 +35,16 @@ _PURPOSE = "snapline batch 1"
 _SIGNED_PURPOSE = "snapline signed batch 1"
 _SIGNED_VERSION = 2
 _KIND = slice(8, 12)
-"""Where a record's kind stands."""
+"""Position of a record's kind."""
 
 
 class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A message from outside to an agent.
 
     Attributes:
-        agent: whom it is for.
+        agent: its receiver.
         number: counts the inputs of this agent, from 1, over all its owners and lives.
-        client: who sent it.
+        client: its sender.
         key: the client's idempotency key.
         payload: the message, as `encode_message` gives it.
         admitted_ns: wall-clock time since 1970, for people.
@@ -61,7 +62,7 @@ EFFECT = "effect"
 """Kind of a journal's entry that is an effect."""
 
 BEGUN = "begun"
-"""How an entry of the host log ends that says of an effect that it is about to be called. No journal has such entries."""
+"""Suffix of a host log entry for an effect that is about to be called. No journal has such entries."""
 
 
 class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -85,19 +86,19 @@ class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one entry of a log says. `saved_entries`: `entries`, as they stand in the file under that name: absent if there are none."""
+    """One entry of a log. `saved_entries`: `entries`, under their name in the file: absent if there are none."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
 
     @property
     def entries(self) -> list[LoggedEntry]:
-        """Of journals of durable turns."""
+        """Entries of journals of durable turns."""
         return self.saved_entries or []
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
-    """A batch as it will stand in the store: `data` at `path`, however often it is tried."""
+    """A batch in its final form for the store: `data` at `path`, however often it is tried."""
 
     log: LogName
     number: int
@@ -126,7 +127,7 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def log(self) -> LogName:
-        """Where it belongs."""
+        """Log of the batch."""
         return LogName(self.plan, self.host, self.start)
 
     def context(self) -> bytes:
@@ -135,7 +136,7 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def path(self) -> str:
-        """Where it belongs."""
+        """Path of the batch."""
         return entry_path(self.log, self.number)
 
 
@@ -145,7 +146,7 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
     Attributes:
         signer: public half of the host's key.
         certificate: signature of the coordinator over log and `signer`.
-        signature: of the host, over all that the body says but this.
+        signature: of the host, over all of the body but this.
     """
 
     signer: bytes
@@ -168,7 +169,7 @@ class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
     @property
     def path(self) -> str:
-        """Where it belongs."""
+        """Path of the seal."""
         return entry_path(LogName(self.plan, self.host, self.start), self.entry)
 
 
@@ -218,12 +219,12 @@ def encode_seal(log: LogName, entry: int | str, *, store_id: str) -> bytes:
 
 
 def is_batch(data: bytes) -> bool:
-    """Is this the beginning of a batch's file, as far as that tells?"""
+    """Return whether this is the beginning of a batch's file, as far as it shows."""
     return data[_KIND] == BATCH_KIND
 
 
 def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | SealBody:
-    """Return what the file at `path` says, after every check that needs no key; `store_id` None skips that comparison.
+    """Return the body of the file at `path`, after every check that needs no key; `store_id` None skips that comparison.
 
     Raises:
         DamagedDataError: damaged, or of another place or store.
@@ -267,7 +268,7 @@ class UnsignedBatchError(StoreError):
 
 
 def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:
-    """Has the owner of the key signed that this host may sign the batches of this log?"""
+    """Return whether the owner of the key has signed that this host may sign the batches of this log."""
     return guard.verify(log_message(store_id, log.plan, log.host, log.start, public), certificate)
 
 

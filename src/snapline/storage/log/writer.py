@@ -11,13 +11,13 @@ there from its beginning to its end, and may miss or have what came or went mean
 **Appending** creates the next number. A name that is taken by the same bytes is success: an earlier try of ours came that far, and
 only its last sync is missing. Taken by anything else, the batch was not taken, and never will be: the log is being sealed.
 
-**Sealing.** 1. The mark `sealing` is made. 2. The log is listed. 3. A seal is created above the highest number (unless one stands there): the
+**Sealing.** 1. The mark `sealing` is made. 2. The log is listed. 3. A seal is created above the highest number (unless one is there): the
 next one first, and while batches are faster, 2, 4, 8 … above the one that failed, so that no appender outruns it. 4. From there
 downwards each number is sealed, until one is a batch. Now all numbers between are seals, and all below that batch have been
 used; so the appender's next number is a seal: it will acknowledge nothing more. 5. The mark `sealed` spares others the work. Numbers
 are never probed upwards: deleted batches leave gaps.
 
-A seal met on the way down is no reason to stop: who made it may have died before it had sealed what is below. Neither is a file that
+A seal met on the way down is no reason to stop: its maker may have died before it had sealed what is below. Neither is a file that
 is damaged: more seals do no harm.
 
 **Deleting** leaves seals and the highest number; and in a log that is marked `sealing` it waits for the mark `sealed`. Without
@@ -26,7 +26,7 @@ take a number in the middle, and the appender go on above it. With it: what is d
 was looked for, hence before the mark was there, hence before the sealer listed. So the highest number at the moment when the
 sealer began to list is there until it ended, and stops it on its way down.
 
-What is deleted is written down before, where the store is signed or encrypted (`deletions.py`).
+Deletions are recorded before, where the store is signed or encrypted (`deletions.py`).
 
 Once a log is sealed, a sealer that is late may still make seals in the place of deleted batches. They do no harm. So a reader reads *all*
 numbers and passes over seals.
@@ -67,7 +67,7 @@ class LogWriter:
         self._guard = guard
         self._random_bytes = random_bytes
         self._known_directories: set[LogName] = set()
-        """Whose directories this object has synced in their parents."""
+        """Logs whose directories this object has synced in their parents."""
         self._certified: tuple[LogName, bytes, bytes] | None = None
         """The log that was written last, what was given for it, and its certificate, which was checked."""
 
@@ -151,7 +151,8 @@ class LogWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _certificate(self, log: LogName, given: bytes) -> bytes:
-        """A batch that nobody will believe must not be acknowledged. Who has the private key needs nobody's word."""
+        """Return the log's certificate. A batch that no reader would accept must not be acknowledged. A process with the private key certifies
+        itself."""
         guard = self._guard
         if guard is None or not guard.verifies:
             return b""
@@ -167,7 +168,7 @@ class LogWriter:
         return certificate
 
     def _mark(self, log: LogName, mark: str) -> None:
-        """That it is there is all it says: what another process has put there is not read."""
+        """Create a mark. Only its presence counts: what another process has written there is not read."""
         path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
         try:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
@@ -199,7 +200,7 @@ class LogWriter:
             raise StoreError(f"{log} has {FILLED_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
-        """Does a seal stand there, durably, now or since earlier?"""
+        """Create a seal; return whether one is there durably, now or since earlier."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:
@@ -215,14 +216,14 @@ class LogWriter:
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
 
     def _check_other(self, path: str) -> None:
-        """Is what stands in a batch's place a whole file? Damaged, it might be that batch, and its outcome is unknown."""
+        """Check that the file in a batch's place is whole. A damaged one might be that batch, and its outcome is unknown."""
         try:
             read_entry(self._disk, path, store_id=self._store_id)
         except NotFoundError as error:
             raise StoreError(f"{path} was deleted just now: try again") from error
 
     def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
-        """The order counts: the listing, then the look for the mark; see the module's text."""
+        """Find deletable batches. The order counts: the listing, then the look for the mark; see the module's text."""
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
         wanted = [number for number in listed if number in numbers and number < highest]

@@ -1,7 +1,7 @@
 """Named consumers of outputs: how far each has come, so that what it has not had is kept for it.
 
 A place is a record of kind `OCUR`, written once; the next one bears the next number, and those below go. So of several processes that
-acknowledge at a time each either is the next, or looks again; also who finds that a later number is there already. A consumer's place never goes back.
+acknowledge at a time each either is the next, or looks again; also one that finds a later number. A consumer's place never goes back.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from snapline.storage.store.record import canonical, seal, unseal
 CURSOR_KIND = b"OCUR"
 
 TRIES_MAX = 20
-"""Of finding a place while others change it: each failure is another's success."""
+"""Largest number of attempts to find a place while others change it: each failure is another's success."""
 
 _ID_BYTES = 16
 
 
 class ConsumerPlace(msgspec.Struct, frozen=True, gc=False):
-    """How far a consumer has come: its cursor as text, and when it said so (wall clock, since 1970)."""
+    """Position of a consumer: its cursor as text, and the time of its acknowledgement (wall clock, since 1970)."""
 
     cursor: str
     acknowledged_ns: int
@@ -96,7 +96,7 @@ def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
 
 
 class _ChangedError(Exception):
-    """What was listed has changed."""
+    """The listed files have changed."""
 
 
 def _advance(

@@ -1,6 +1,6 @@
-"""How output files and readers' places in them are called.
+"""Names of output files and of readers' places in them.
 
-    outputs/<epoch>.0                   the first part of what was released with an epoch; it says how many parts there are
+    outputs/<epoch>.0                   the first part of what was released with an epoch; it holds the number of parts
     outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 names
     outputs/consumers/<name>.<number>   the place of a named consumer; the highest number counts
 
@@ -25,7 +25,7 @@ _CURSOR = re.compile(rf"({_NUMBER})\.({_COUNT})")
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
-    """How far a reader is: all files below `epoch`, and the first `taken` outputs of that epoch's file."""
+    """Position of a reader: all files below `epoch`, and the first `taken` outputs of that epoch's file."""
 
     epoch: int = 0
     taken: int = 0
@@ -39,7 +39,7 @@ START = Cursor()
 
 
 class PartName(msgspec.Struct, frozen=True, gc=False):
-    """What the path of a part says; `release` is empty for part 0."""
+    """Name of a part, from its path; `release` is empty for part 0."""
 
     epoch: int
     part: int
@@ -47,7 +47,7 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Path of the part."""
         return f"{OUTPUTS}/{self.epoch}.{self.part}" + (f".{self.release}" if self.part else "")
 
 
@@ -59,7 +59,7 @@ def first_path(epoch: int) -> str:
 
 
 def parse_part_path(path: str) -> PartName | None:
-    """Return what the path says; None if no part can have it."""
+    """Return the part's name from its path; None if no part can have it."""
     match = _PART.fullmatch(path)
     if match is None or int(match[1]) > EPOCH_MAX:
         return None
@@ -67,7 +67,7 @@ def parse_part_path(path: str) -> PartName | None:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Return what a cursor says; UsageError if it is none."""
+    """Return the parsed cursor; UsageError if it is none."""
     if not text:
         return START
     match = _CURSOR.fullmatch(text)

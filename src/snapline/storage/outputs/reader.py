@@ -1,19 +1,19 @@
-"""Reading output files: from any place on, each output once, and told what was taken back.
+"""Reading output files: from any place on, each output once, with notices of what was reverted.
 
-The model. Files are released in ascending order of their epochs, and never change. Each says which epoch is before it *in its
-history* (`after`), and which file was the newest when it was written (`previous`). A reader goes through the files in ascending order. When
-it meets a file whose `after` is below the file that it read last, the fleet has gone back: everything that the reader has from epochs above
-`after` is taken back, and it is told so (`UndoneEpochs`) before it gets what is in the file.
+The model. Files are released in ascending order of their epochs, and never change. Each names the epoch before it *in its history* (`after`), and
+which file was the newest when it was written (`previous`). A reader goes through the files in ascending order. When it meets a file whose `after`
+is below the file that it read last, the fleet has gone back: everything that the reader has from epochs above `after` is reverted, and it gets a
+notice (`UndoneEpochs`) before what is in the file.
 
-What a reader has then is always what stands in the files of one history: the newest file's, its `after`'s, and so on. For the newest file ≤
+The reader then always has the contents of the files of one history: the newest file's, its `after`'s, and so on. For the newest file ≤
 `after` is in the history of `after`: a history that passes over a file has a file of its own at the place where it does
 (`OutputWriter`).
 
-A reader that comes back with a cursor knows the file that it read last by it; so it is told the same as one that stayed. Files that retention
-has deleted leave a gap, which `previous` shows: if the file before is above the cursor, or has more outputs than it says were
-taken, something was missed, and the reader is told so rather than go on.
+A reader that comes back with a cursor knows the file that it read last by it; so it gets the same as one that stayed. Files that retention
+has deleted leave a gap, which `previous` shows: if the file before is above the cursor, or has more outputs than the cursor counts, something was
+missed, and the reader gets an error.
 
-What is found counts as durable only after a sync of the directory by whoever found it, as with host logs.
+A file counts as durable only after its reader has synced the directory, as with host logs.
 """
 
 from bisect import bisect_left
@@ -52,7 +52,7 @@ class UndoneEpochs(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputBatch(msgspec.Struct, frozen=True):
-    """What a reader gets at once: all of one part of a release, or what it had not taken of it.
+    """Outputs that a reader gets at once: all of one part of a release, or what it had not taken of it.
 
     Attributes:
         epoch: of the release.
@@ -70,11 +70,11 @@ class OutputBatch(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> Cursor:
-        """Where a reader is who has taken the batch."""
+        """Cursor of a reader that has taken the batch."""
         return Cursor(self.epoch, self.first + len(self.outputs))
 
     def cursor(self, index: int) -> Cursor:
-        """Where a reader is who has taken the first `index` outputs of the batch; 0: only what was undone."""
+        """Return the cursor of a reader that has taken the first `index` outputs of the batch; 0: only what was undone."""
         return Cursor(self.epoch, self.first + index)
 
 
@@ -161,7 +161,7 @@ class OutputReader:
         )
 
     def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> UndoneEpochs | None:
-        """What the fleet has passed over, of what a reader at `position` has."""
+        """Return the epochs that the fleet has passed over, of those that a reader at `position` has."""
         if position.epoch <= head.after:
             return None
         undone, epoch = [position.epoch], position.epoch
@@ -191,7 +191,7 @@ class OutputReader:
 
 
 def check_belongs(body: OutputBody, head: OutputBody) -> None:
-    """Is a part of the release that part 0 says it is of? Raises DamagedDataError."""
+    """Check that a part is of the release that part 0 claims. Raises DamagedDataError."""
     if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
         raise damaged(body.path, f"it differs from {head.path} about the release that both belong to")
 
@@ -209,7 +209,7 @@ def released_epochs(parts: list[PartName]) -> list[int]:
 
 
 def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
-    """Return what a part says, after every check that needs no key.
+    """Return the body of a part, after every check that needs no key.
 
     Raises:
         DamagedDataError, StoreError: see `decode_part`; or it is missing, or cannot be read.
@@ -219,7 +219,7 @@ def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
 
 
 def holds_outputs(disk: Disk) -> bool:
-    """Is there any part?"""
+    """Return whether there is any part."""
     return bool(list_parts(disk))
 
 

@@ -1,14 +1,14 @@
-"""The output files: what agents have given to the outside, as it was released with an epoch.
+"""The output files: outputs of agents, as released with an epoch.
 
 All are records (`storage/store/record.py`) of kind `OUTP`. A release is one file, or several parts where there is much: part 0 says how many
-outputs are in which part, the others bear the random id of their release, which part 0 names. So tries that died leave parts that
-nobody reads, and no try can complete another's. Every part says where it belongs; in the wrong place it is damage.
+outputs are in which part, the others bear the random id of their release, which part 0 names. So tries that died leave parts that are never read,
+and no try can complete another's. Every part names its place; elsewhere it is damage.
 
 What follows from the epoch is the same in every try: the outputs, in their order, and hence every reader's cursor. How they
 are divided into parts may differ.
 
 Where the store is encrypted, the outputs are sealed under a key of their own, derived from the id of the release as a pack's from its id,
-and bound to everything else that the part says; epoch, root, lengths and counts remain to be seen.
+and bound to everything else in the part; epoch, root, lengths and counts remain to be seen.
 """
 
 from collections.abc import Sequence
@@ -37,23 +37,23 @@ WRITER = "outputs"
 
 _PURPOSE = "snapline outputs 1"
 _OVERHEAD_BYTES = 64
-"""Of one output beside its texts and payload: enough to estimate by."""
+"""Estimated size of one output without its texts and payload."""
 
 
 RESERVED = "@"
-"""How topics of the runtime's own begin: no agent can emit under them by `ctx.emit`."""
+"""Prefix of the runtime's own topics: no agent can emit under them by `ctx.emit`."""
 
 
 def is_wanted(topic: str, wanted: str) -> bool:
-    """Does somebody get this topic who wants `wanted`? "" is all that agents have chosen themselves."""
+    """Return whether a consumer of `wanted` gets this topic. "" is all that agents have chosen themselves."""
     return topic == wanted if wanted else not topic.startswith(RESERVED)
 
 
 class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What an agent gave to the outside.
+    """An output of an agent.
 
     Attributes:
-        agent: who gave it.
+        agent: its sender.
         number: counts the outputs of this agent along its history, from 1.
         topic: chosen by the agent.
         payload: the message, as `encode_message` gives it.
@@ -71,7 +71,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     """Body of a part's record.
 
     Attributes:
-        after: the epoch before this one in its history; what was released between them is taken back.
+        after: the epoch before this one in its history; what was released between them is reverted.
         counts: how many outputs each part has, part 0 first.
         created_ns: wall-clock time since 1970 when it was written.
         data: MessagePack of the list of `EmittedOutput`; encrypted if there is a key.
@@ -102,12 +102,12 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
     @property
     def path(self) -> str:
-        """Where it belongs."""
+        """Path of the part."""
         return PartName(self.epoch, self.part, self.release if self.part else "").path
 
     @property
     def end(self) -> Cursor:
-        """Where a reader is who has taken all of this release."""
+        """Cursor of a reader that has taken all of this release."""
         return Cursor(self.epoch, sum(self.counts))
 
     def part_path(self, part: int) -> str:
@@ -173,7 +173,7 @@ def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], gua
 
 
 def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
-    """Return what the file at `path` says, after every check that needs no key; `store_id` None skips that comparison.
+    """Return the body of the file at `path`, after every check that needs no key; `store_id` None skips that comparison.
 
     Raises:
         DamagedDataError: damaged, or of another place or store.

@@ -1,11 +1,11 @@
-"""Releasing outputs with an epoch, and deleting what everybody has had.
+"""Releasing outputs with an epoch, and deleting what all readers have had.
 
-The problem. What was released is never taken back, and stands in the store once, whoever releases, however often, and wherever he dies:
-a leader that is slow, or was replaced and does not know it, does the same as the next one.
+The problem. A release is never undone, and is in the store once, whichever process releases, however often, and wherever it dies: a leader that is
+slow, or was replaced and does not know it, does the same as the next one.
 
 The model. Of all that would create one name, one succeeds, as for host logs. The *part 0* of an epoch's release is created last: it makes the
 release. Its other parts bear the random id of the try, so what others left behind is not touched, and part 0 names only its own. The
-outputs follow from the epoch; so it does not matter whose try is first.
+outputs follow from the epoch; so any try may be first.
 
 The caller's duties:
 
@@ -16,14 +16,14 @@ The caller's duties:
 **Releasing** a second time is success: part 0 is there with the same root and `after`; or a higher epoch's is, and by duty 1 this
 one's was released once, and may be deleted since. Damage to a part 0 is for its readers to find: it was whole when it was released.
 
-**Nothing is written** for an epoch without outputs; except where files between `after` and it are passed over: readers that have
-those must be told; and where the caller must be sure that nobody writes it later (an epoch whose bytes are damaged, and that a leader may
-be about to release). So the newest file ≤ `after` of any file is in that file's history, as `OutputReader` supposes.
+**Nothing is written** for an epoch without outputs; except where files between `after` and it are passed over: readers that have those must get a
+notice; and where the caller must be sure that nobody writes it later (an epoch whose bytes are damaged, and that a leader may be about to
+release). So the newest file ≤ `after` of any file is in that file's history, as `OutputReader` supposes.
 
-**Deleting** goes in ascending order and spares the newest file, which tells a later leader what was released (above), and readers what
-was deleted (`previous`). Parts that no part 0 names go when a higher epoch was released: nobody will complete them.
-A process that is slow beyond all measure may create a part 0 below the files that are left. Its outputs are right, and those who read on
-from there see the gap. Nobody else sees it.
+**Deleting** goes in ascending order and spares the newest file, which shows a later leader what was released (above), and readers what
+was deleted (`previous`). Parts that no part 0 names go when a higher epoch was released: they will never be completed. A process that is
+slow beyond all measure may create a part 0 below the files that are left. Its outputs are right, and those who read on from there see
+the gap. Nobody else sees it.
 """
 
 import contextlib
@@ -52,10 +52,11 @@ KEPT_NS_MIN = 3600 * 10**9
 """An hour: readers without a name, which nothing waits for, come to no harm because those that have one are quick."""
 
 STEPS = 24
-"""From one release to the next no more than such a part of these times counts (`storage/ages.py`): after a jump of the clock the last ones stay."""
+"""Divisor: from one release to the next no more than such a part of these times counts (`storage/ages.py`): after a jump of the clock the last ones
+stay."""
 
 LOOKED_AT = 256
-"""At about so many releases a deletion looks: of more, at some only, and what lies between goes with the next of them."""
+"""Approximate number of releases that a deletion looks at: of more, at some only, and what lies between goes with the next of them."""
 
 _ID_BYTES = 16
 
@@ -72,7 +73,7 @@ class OutputWriter:
         random_bytes: Callable[[int], bytes],
         watchers: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """`watchers` are called from whatever thread, with the epoch of each release, and 0 when some were deleted."""
+        """Create the writer. `watchers` are called from any thread, with the epoch of each release, and 0 when some were deleted."""
         self._watchers = watchers
         self._disk = disk
         self._store_id = store_id
@@ -81,9 +82,9 @@ class OutputWriter:
         self._newest: OutputBody | None = None
         """The newest release, as far as this object knows; without its data."""
         self._heads: dict[int, OutputBody] = {}
-        """Of releases that deletions have looked at."""
+        """Heads of releases that deletions have looked at."""
         self._handled = 0
-        """The epoch that was last released here. Only the next one needs no look at the store: between others a leader elsewhere may have released."""
+        """Epoch last released here. Only the next one needs no look at the store: between others a leader elsewhere may have released."""
         self._lock = threading.Lock()
         """Held while temporary files are written, and while those of others are removed."""
 
@@ -145,7 +146,7 @@ class OutputWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _check_reached(self, cursor: Cursor) -> None:
-        """A place beyond all releases would let everything go that is released until there."""
+        """Refuse a place beyond all releases, which would let everything go that is released until there."""
         if self._newest is not None and self._newest.epoch >= cursor.epoch:
             return
         if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
@@ -217,7 +218,7 @@ class OutputWriter:
         self._newest = head
 
     def _due(self, epochs: list[int], now_ns: int, age_ns_max: int, kept_ns_min: int) -> set[int]:
-        """The lowest of `epochs`, up to the last that may go; never the newest. Of a damaged one only its epoch is known."""
+        """Return the lowest of `epochs`, up to the last that may go; never the newest. Of a damaged one only its epoch is known."""
         passed = lowest_cursor(read_consumers(self._disk, self._store_id))
         heads = self._some_heads(epochs)
         times = [head.created_ns for head in heads] + [now_ns]
@@ -231,7 +232,7 @@ class OutputWriter:
         return {epoch for epoch in epochs[:-1] if epoch <= last}
 
     def _some_heads(self, epochs: list[int]) -> list[OutputBody]:
-        """Of the newest release and of others, evenly; the same ones again at the next look. Not those that are damaged."""
+        """Return heads of the newest release and of others, evenly; the same ones again at the next look. Damaged ones are left out."""
         apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
         looked_at = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
         heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in looked_at]
@@ -239,7 +240,7 @@ class OutputWriter:
         return list(self._heads.values())
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
-        """A release goes before its other parts do, also if the power fails."""
+        """Unlink releases, each before its other parts, also if the power fails."""
         removed = files.unlink(self._disk, heads)
         if removed and others:
             self._disk.sync_directory(OUTPUTS)
@@ -283,7 +284,8 @@ def order_of_parts(count: int) -> list[int]:
 
 
 def _previous(newest: OutputBody | None) -> Cursor:
-    """What a reader must have had before the next release. Who has missed one that holds nothing and takes nothing back has missed nothing."""
+    """Return the place that a reader must have reached before the next release. A missed release that holds nothing and reverts nothing does not
+    count."""
     if newest is None:
         return START
     before = Cursor(*newest.previous)

@@ -1,10 +1,10 @@
-"""One blob in a pack: a header that stands for itself, and the stored bytes.
+"""One blob in a pack: a self-contained header, and the stored bytes.
 
     magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plain size (u64)
     | digest of the plain bytes (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
 
 Integers are little-endian; the check is the front of BLAKE3 over the header before it. So a scan for the magic finds every
-blob of a pack that lost its footer, and can tell a whole blob from a damaged one. Two digests, because a flipped bit in
+blob of a pack that lost its footer, and can distinguish a whole blob from a damaged one. Two digests, because a flipped bit in
 compressed bytes may decompress to the right plain bytes; stored plain, they are the same digest, computed once.
 
 The digest of the plain bytes is BLAKE3, keyed where the blob is encrypted. Encryption binds a blob to its place
@@ -81,7 +81,7 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
     @property
     def label(self) -> str:
-        """What tells it from the other blobs of its pack, for messages."""
+        """Label that distinguishes it from the other blobs of its pack, for messages."""
         return self.name or f"chunk {self.digest.hex()[:12]}"
 
 
@@ -110,7 +110,7 @@ def in_groups(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackB
 
 
 class Keyring(msgspec.Struct, frozen=True):
-    """What opens or seals the blobs of one pack; `cipher` None: they are not encrypted."""
+    """Keys that open or seal the blobs of one pack; `cipher` None: they are not encrypted."""
 
     store_id: str
     pack_id: str
@@ -118,7 +118,7 @@ class Keyring(msgspec.Struct, frozen=True):
     cipher: Cipher | None = None
 
     def context(self, kind: int, codec: int, *, offset: int, size_bytes: int, digest: bytes) -> bytes:
-        """Return what encryption binds a blob to: store, pack, place in it, and all that its header says."""
+        """Return the context that encryption binds a blob to: store, pack, place in it, and its whole header."""
         return canonical.encode(
             ("snapline blob 2", self.store_id, self.pack_id, offset, kind, codec, size_bytes, digest)
         )
@@ -130,7 +130,7 @@ class Keyring(msgspec.Struct, frozen=True):
 
 
 OPEN = Keyring("", "")
-"""For packs that are not encrypted, where nobody has a key."""
+"""Keyring for packs that are not encrypted, where there is no key."""
 
 
 def header_bytes(name: str) -> int:
@@ -144,7 +144,7 @@ def end_of(entry: BlobEntry) -> int:
 
 
 def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = OPEN) -> tuple[BlobEntry, bytes, Buffer]:
-    """Return entry, header and stored bytes of a blob that will stand at `offset`."""
+    """Return entry, header and stored bytes of a blob for the place `offset`."""
     size_bytes = len(blob.data)
     if size_bytes > BLOB_BYTES_MAX:
         raise UsageError(f"the blob {blob.name!r} has {size_bytes} bytes, at most {BLOB_BYTES_MAX} fit a pack")
@@ -276,7 +276,7 @@ def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
 
 
 def compresses(plain: Buffer) -> bool:
-    """Does lz4 save anything on a sample of `plain`?"""
+    """Return whether lz4 saves anything on a sample of `plain`."""
     if len(plain) <= _PROBE_BYTES:
         return True  # The sample would be all of it.
     sample = _sample(plain)

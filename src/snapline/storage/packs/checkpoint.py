@@ -1,4 +1,4 @@
-"""What one agent's checkpoint holds, and its bytes.
+"""Contents of one agent's checkpoint, and its bytes.
 
 A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields
 for a reader without this code. `storage/` treats the state itself as opaque bytes: `agent_runtime` encodes it.
@@ -45,13 +45,14 @@ class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class BootClock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A machine's clock that counts on while it sleeps or nothing of us runs, and that nobody can set; of one start of the machine, `boot`."""
+    """Reading of a machine's clock that counts on during sleep or while our processes are down, and cannot be set; of one start of the machine,
+    `boot`."""
 
     boot: str
     now_ns: int
 
     def since(self, earlier: "BootClock") -> int:
-        """Return the nanoseconds since another reading; 0 where nobody knows: of another machine, or before this one was started."""
+        """Return the nanoseconds since another reading; 0 if unknown: of another machine, or before this one was started."""
         return max(0, self.now_ns - earlier.now_ns) if self.boot == earlier.boot else 0
 
 
@@ -67,20 +68,20 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class LetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """How the dead letters of an agent are numbered: those that are kept, in their order, and the newest there ever was."""
+    """Numbers of an agent's dead letters: those that are kept, in their order, and the newest there ever was."""
 
     last: int
     numbers: list[int]
 
 
 def counted_letters(count: int, kept: int) -> LetterNumbers:
-    """As long as none was taken out. `count`: how many there ever were; `kept`: the newest ones."""
+    """Return the numbers as long as none was taken out. `count`: how many there ever were; `kept`: the newest ones."""
     last = max(count, kept)
     return LetterNumbers(last, list(range(last - kept + 1, last + 1)))
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A spawn that a finished turn asked for and that the coordinator had not reserved yet."""
+    """A spawn that a finished turn requested and that the coordinator had not reserved yet."""
 
     agent: str
     kind: str
@@ -115,12 +116,12 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it never had a turn: the fleet went back, and inputs were dropped."""
+        """Return whether it never had a turn: the fleet went back, and inputs were dropped."""
         return self.reply == DROPPED
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What an agent knows of inputs from outside: the number of the last one it consumed, and the latest keys, oldest first."""
+    """Inputs from outside that an agent knows: the number of the last one it consumed, and the latest keys, oldest first."""
 
     number: int = 0
     keys: list[KnownKey] = []
@@ -135,7 +136,7 @@ NO_INPUTS = SavedInputs()
 
 
 class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What an agent said to the outside, and that its host does not know to be released.
+    """An output of an agent that its host does not know to be released.
 
     Attributes:
         number: of the agent's outputs, from 1, over all its owners and lives, along its history.
@@ -164,7 +165,7 @@ TURN_TIMER = "\0waited"
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One entry of a durable turn: what its handler asked for, and what came of it.
+    """One entry of a durable turn: a request of its handler, and the outcome.
 
     Attributes:
         kind: "step", "effect", "call", "sleep", "receive" or "now".
@@ -185,13 +186,13 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A durable turn that has begun and not ended. The state beside it is the one that it began with.
+    """A durable turn that has begun and not ended. The state saved with it is the one that it began with.
 
     Attributes:
-        what, sender, payload, key: of what it was begun for; `key` of an input.
-        seed: of what it draws, 16 bytes.
+        what, sender, payload, key: of its cause; `key` of an input.
+        seed: of its random numbers, 16 bytes.
         journal: finished entries; in a file those that are in no chunk yet (`AgentCheckpoint.journal_part`).
-        waits: the entry at which it stands; None: the last one is finished, and the turn has not gone on yet.
+        waits: the entry that it waits for; None: the last one is finished, and the turn has not gone on yet.
     """
 
     what: str
@@ -223,13 +224,13 @@ class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, for
 
 
 class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A part of a state that does not stand in the state's own bytes: an array, a history, a blob.
+    """A part of a state outside the state's own bytes: an array, a history, a blob.
 
     Attributes:
         kind: `PART_…` of `storage/capture/image.py`.
         head: what the kind needs to make it an object again.
         size_bytes: of all chunks together.
-        chunk_bytes: size of every chunk but the last; 0: `sizes` tells.
+        chunk_bytes: size of every chunk but the last; 0: see `sizes`.
         sizes: of each chunk, where `chunk_bytes` is 0.
         digests: of the chunks in order, 32 bytes each, one after the other.
     """
@@ -297,13 +298,13 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         sender_log: receiver → all that was sent since the checkpoint before, in order of numbers.
         outbox: sent by finished turns, waiting for channel credit, in order.
         dead_letters: the latest ones; `dead_letter_count` counts all there ever were, less those that were handled after all.
-        saved_numbers: `letter_numbers`, as it stands in the file under that name.
+        saved_numbers: `letter_numbers`, under that name in the file.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
         inputs: consumed from outside; those beyond its number come again from the host log.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as
-            they stand in the file under those names.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, under those
+            names in the file.
         saved_clock: when it was recorded, by the machine's own clock: what has passed since counts for its timers.
-        saved_journal: `journal_part`, as it stands in the file under the name `journal`.
+        saved_journal: `journal_part`, under the name `journal` in the file.
     """
 
     agent: str
@@ -345,12 +346,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def letter_numbers(self) -> LetterNumbers:
-        """Of its dead letters. Until one is taken out they are counted."""
+        """Numbers of its dead letters. Until one is taken out they are counted."""
         return self.saved_numbers or counted_letters(self.dead_letter_count, len(self.dead_letters))
 
     @property
     def outputs(self) -> SavedOutputs:
-        """What it has emitted; its pending outputs are in no output file of an epoch before this one's."""
+        """Outputs that it has emitted; its pending outputs are in no output file of an epoch before this one's."""
         return self.saved_outputs or NO_OUTPUTS
 
     @property
@@ -365,7 +366,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def journal_entries(self) -> int:
-        """Of the turn: how many are finished."""
+        """Number of finished entries of the turn."""
         open_entries = 0 if self.turn is None else len(self.turn.journal)
         part = self.journal_part
         return open_entries if part is None else open_entries + _head_decoder.decode(part.head)[0]
@@ -377,17 +378,17 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def durable_turns(self) -> int:
-        """How many durable turns have begun in the agent's history; the last one may not have ended."""
+        """Number of durable turns begun in the agent's history; the last one may not have ended."""
         return max(self.saved_turns or 0, 1 if self.saved_turn else 0)
 
     @property
     def ended_turns(self) -> int:
-        """How many of them have ended."""
+        """Number of them that have ended."""
         return self.durable_turns - (1 if self.saved_turn else 0)
 
     @property
     def own_timers(self) -> list[SavedTimer]:
-        """Those that the agent has set; of `timers` all but the one of its durable turn."""
+        """Timers that the agent has set; all of `timers` but the one of its durable turn."""
         return [timer for timer in self.timers if timer.name != TURN_TIMER]
 
     @property
@@ -397,12 +398,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def effects(self) -> SavedEffects | None:
-        """What it knows of what it has done outside."""
+        """External effects that it knows of."""
         return self.saved_effects or None
 
     @property
     def state_bytes(self) -> int:
-        """Of the state: its own bytes and its parts."""
+        """Size of the state: its own bytes and its parts."""
         return len(self.state) + sum([part.size_bytes for part in self.parts])
 
     def digests(self) -> dict[bytes, None]:

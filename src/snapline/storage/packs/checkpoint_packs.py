@@ -118,7 +118,7 @@ def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackRe
 
 
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
-    """A store in which none was ever written has no folder for them; a folder may vanish only with the store."""
+    """Return the checkpoint packs. A store in which none was ever written has no folder for them; a folder may vanish only with the store."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for writer in disk.list_directory(layout.CHECKPOINTS):

@@ -1,41 +1,41 @@
 """Compaction: live blobs move out of packs that are mostly dead, and of many small packs into few.
 
-The problem. A pack goes when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead ones, and an
-epoch whose chunks were written over many epochs lies in as many files.
+The problem. A pack goes when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead ones, and an epoch whose chunks
+were written over many epochs is in as many files.
 
-The model. Files are written once. A manifest `<root>.<g>` says what belongs to an epoch (the root) and where it lies; a later
-generation says the same of the former. A blob is *live* if the newest generation of a published epoch names it.
+The model. Files are written once. A manifest `<root>.<g>` lists the contents of an epoch (the root) and their places; a later generation lists the
+same contents. A blob is *live* if the newest generation of a published epoch names it.
 
 One call of `compact` does three things, each bounded:
 
 1. **retire**: it removes generations that were replaced at least `GRACE_S` ago, if the newest one is whole;
 2. **plan**: it picks packs under `LIVE_SHARE_MIN` live, and the small packs of an epoch that lies in too many;
-3. **move**: it copies their live blobs into new packs (each under its digests; encrypted ones are sealed anew, since they are
+3. **move**: it copies their live blobs into new packs (each under its digests; encrypted ones are sealed again, since they are
    bound to their place), and writes the next generation of each manifest that names one of them, the newest epoch's first.
 
-Packs that nobody names any more are left to `Store.delete_unreferenced`.
+Packs that are no longer named are left to `Store.delete_unreferenced`.
 
 Invariants:
 
-- **I1** Each published root has, at every moment, a generation that is whole: all its packs are there and say what it says.
+- **I1** Each published root has, at every moment, a generation that is whole: all its packs are there and agree with it.
   Only `retire` removes generations of epochs that stay, and it reads the indexes of all packs of the newest back first.
 - **I2** A pack that any generation names stays (`retention.py`). So a replaced generation *is* the grace of its packs: a
   reader that began with it, and a commit that found reused chunks through it, have an hour before anything vanishes.
 - **I3** A manifest names packs of its epoch or before. A new pack has the number of the oldest epoch that needs one of its
   blobs; checkpoints of different epochs go into different packs, for an agent comes once in a pack.
-- **I4** The root does not cover locations. It is computed anew before a generation is written, and must be the same.
+- **I4** The root does not cover locations. It is computed again before a generation is written, and must be the same.
 
 Crash. New packs are durable before a generation names them, a generation before an older one goes: after a crash at any
-step each ref restores. What is left is a pack that nobody names, or a generation more.
+step each ref restores. What is left is an unnamed pack, or a generation more.
 
 Two processes. Only the leader compacts, but a deposed one may not know it yet, and come late with any step:
 
 - its packs have random names: nobody else's are hit;
-- a generation is created, never replaced: of two processes that write the same number one gives up. A late one with an
-  old number, whose epoch goes on, is older than the newest, and retired like any other. If the epoch was deleted meanwhile, whoever
-  wrote the generation finds no ref, and removes it;
-- it removes a generation only if a newer one was whole, after the grace, which it counted itself. Of a root's whole
-  generations the newest is removed by nobody;
+- a generation is created, never replaced: of two processes that write the same number one stops. A late one with an
+  old number, whose epoch goes on, is older than the newest, and retired like any other. If the epoch was deleted meanwhile, the generation's writer
+  finds no ref, and removes it;
+- it removes a generation only if a newer one was whole, after the grace, which it counted itself. Of a root's whole generations the newest is never
+  removed;
 - another's sweep may take a new pack before a generation names it, if it looked before and deletes after. Therefore sweeps
   leave packs of the writer `WRITER` alone (`open_writers`); here they are removed after `GRACE_S` without a name. Should a pack
   be missing all the same, the generation that names it is not whole: the next call removes it, and the older one counts
@@ -71,10 +71,10 @@ DEAD_BYTES_MIN = 2**20
 """Packs under the share stay while all of them together hold less than 1 MiB dead: it would not pay for the new files."""
 
 PACKS_PER_EPOCH_MAX = 32
-"""For each host: more small packs than this are merged. A restore opens each pack; 32 are read in a few milliseconds."""
+"""Largest number of small packs for each host: more are merged. A restore opens each pack; 32 are read in a few milliseconds."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Of new packs (one larger blob gets a pack of its own). They are held in memory while they are written."""
+"""Largest size of new packs (one larger blob gets a pack of its own). They are held in memory while they are written."""
 
 SMALL_BYTES_MAX = PACK_BYTES_MAX // 2
 """A pack with less live is small. Two small ones fit a new pack, so merging makes fewer of them."""
@@ -86,7 +86,8 @@ COMPACT_BYTES_MAX = 256 * 2**20
 """Copied by one call: about a second, so that the idle sweep that calls gets to its other work."""
 
 GENERATIONS_MAX = 8
-"""Of one manifest: with more waiting for their grace nothing is moved, or manifests would fill the disk instead of packs."""
+"""Largest number of generations of one manifest: with more waiting for their grace nothing is moved, or manifests would fill the disk instead of
+packs."""
 
 __all__ = ["GRACE_S", "WRITER", "Compacted", "Notes", "compact", "plan_compaction", "relocated"]
 
@@ -106,7 +107,7 @@ class LiveBlob(msgspec.Struct, gc=False):
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """What one call did.
+    """Result of one call.
 
     Attributes:
         copied_bytes: of the blobs moved, as they were stored.
@@ -164,7 +165,7 @@ def compact(
 
 
 class _Survey:
-    """What the published epochs name.
+    """Packs and blobs that the published epochs name.
 
     Attributes:
         listing: names of all refs and manifests.
@@ -189,7 +190,7 @@ class _Survey:
         """An epoch whose manifest cannot be read may need anything that is not newer."""
 
     def generations_max(self) -> int:
-        """How many generations there are of the manifest that has most."""
+        """Number of generations of the manifest that has most."""
         return max(map(len, self._generations.values()), default=0)
 
     def newest(self, root: str) -> tuple[int, Manifest]:
@@ -248,7 +249,7 @@ class _Survey:
         self._leave_open_ones()
 
     def _leave_open_ones(self) -> None:
-        """What belongs to no published epoch may be about to: its packs would stay anyway."""
+        """Spare packs that belong to no published epoch: theirs may be about to be published, so they would stay anyway."""
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
                 with contextlib.suppress(DamagedDataError):
@@ -276,7 +277,7 @@ class _Survey:
     def _blob_bytes(self, path: str) -> int:
         """Return the bytes of all blobs, dead ones too; 0 where the pack must be left alone, or is surely not sparse.
 
-        The file's length tells most packs apart. The others' indexes are read: in a pack of tiny blobs headers and index
+        The file's length decides for most packs. The others' indexes are read: in a pack of tiny blobs headers and index
         are the larger part, and nothing is gained by moving them.
         """
         pack = self._packs[path]
@@ -302,7 +303,7 @@ class _Survey:
 
 
 def _stored(entry: BlobEntry) -> int:
-    """With its header."""
+    """Return the stored size with the header."""
     return end_of(entry) - entry.offset
 
 
@@ -447,7 +448,7 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 
 
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
-    """A ref that cannot be read just now counts: the sweep knows what to do with what is left."""
+    """Return whether the ref has this root. A ref that cannot be read just now counts: the sweep handles what is left."""
     try:
         return files.read_ref(disk, epoch, store_id) == root
     except DamagedDataError:

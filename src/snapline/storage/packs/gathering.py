@@ -1,6 +1,6 @@
-"""From the packs that hosts report to what the manifest must say: which packs an epoch needs, and where each chunk lies.
+"""Gathers the contents of a manifest from the packs that hosts report: the packs that an epoch needs, and the place of each chunk.
 
-A reported pack's index names what else its checkpoints need: packs written beside it, and chunks of a base epoch. Both are
+A reported pack's index names what else its checkpoints need: packs written with it, and chunks of a base epoch. Both are
 resolved here, once, into a list of every pack and every chunk: the manifest refers to no other manifest.
 
 A host reuses chunks of its base only, and the base must still be kept. So deletion cannot race with reuse, if the caller lets
@@ -21,7 +21,7 @@ from snapline.storage.store.manifest import ChunkPlace, Manifest, chunk_place
 
 
 class Gathered(msgspec.Struct, frozen=True):
-    """What the packs of one epoch add up to.
+    """Contents of the packs of one epoch.
 
     Attributes:
         packs: those reported, in their order, then all others that are needed.

@@ -1,6 +1,6 @@
 """Generations of a manifest: which of them count, and when a replaced one goes.
 
-A generation `<root>.<g>` is replaced by a higher one of the same root, which says that the blobs lie elsewhere
+A generation `<root>.<g>` is replaced by a higher one of the same root, with other places for the blobs
 (`compaction.py`, which has the theory). It keeps its packs for as long as it is there, because deletion spares what any manifest
 names: so it is removed only after a grace, and only when the newest is whole.
 
@@ -25,15 +25,15 @@ WRITER = "compaction"
 """The writer of the packs that compaction makes; no run of a host is called so: their names end in its number."""
 
 GRACE_S = 3600.0
-"""What was replaced stays for so long. A commit or a restore takes minutes at most, a deposed leader notices in seconds."""
+"""Time that a replaced generation stays. A commit or a restore takes minutes at most, a deposed leader notices in seconds."""
 
 
 class Notes(msgspec.Struct):
-    """What one process remembers from call to call. Nothing is lost with it but time.
+    """Notes of one process from call to call. Losing them costs only time.
 
     Attributes:
         replaced: path of a generation that was replaced -> when that was first seen.
-        unnamed: path of a pack of ours that nobody names -> when that was first seen.
+        unnamed: path of a pack of ours that is not named -> when that was first seen.
         whole: newest generations that were found whole since they appeared.
         aside: packs that could not be read: they stay as they are.
         packs_of: path of a manifest -> the packs that it names.
@@ -49,7 +49,7 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation: whoever writes a new manifest names packs that stay; errors as `files.read_manifest`."""
+    """Return the newest generation, for a writer of a new manifest, which must name packs that stay; errors as `files.read_manifest`."""
     generation = max(files.generations(disk).get(root, [0]))
     return files.read_manifest(disk, root, epoch=epoch, generation=generation)
 
@@ -130,7 +130,7 @@ class Retirement:
         return self._now_s - since.get(path, self._now_s) >= self._grace_s
 
     def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
-        """Is every pack there, and does its index say what the manifest says?"""
+        """Return whether every pack is there, and its index agrees with the manifest."""
         try:
             manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
         except DamagedDataError:
@@ -151,7 +151,7 @@ class Retirement:
         return {entry.name or entry.digest: entry for entry in index.entries}
 
     def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
-        """Remove packs of ours that nobody has named for the grace: a compaction was broken off."""
+        """Remove packs of ours that no manifest has named for the grace: a compaction was broken off."""
         directory = f"{layout.PACKS}/{WRITER}"
         with contextlib.suppress(FileNotFoundError):
             found = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
@@ -165,7 +165,7 @@ class Retirement:
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
-        """Return what any manifest names; None if one cannot be read, and so nobody knows."""
+        """Return what any manifest names; None if one cannot be read, so that the names are unknown."""
         known = self._notes.packs_of
         found: dict[str, frozenset[str]] = {}
         for root, numbers in generations.items():

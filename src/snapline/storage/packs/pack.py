@@ -11,9 +11,9 @@ fill the space between header and index without a gap: with the digests of heade
 file is left unchecked. The index digest (the last 32 bytes of the index record) goes to the coordinator, which reads it back
 before it commits the epoch.
 
-The index also says what the checkpoints in the pack need from elsewhere: chunks of the base epoch (`base`, `reused`), and
-other packs of the same writer and epoch (`others`), written beside it because there was much to write. Whoever makes a
-manifest finds them from there (`gathering.py`).
+The index also lists what the checkpoints in the pack need from elsewhere: chunks of the base epoch (`base`, `reused`), and
+other packs of the same writer and epoch (`others`), written with it because there was much to write. The maker of a manifest finds them from there
+(`gathering.py`).
 """
 
 import struct
@@ -56,9 +56,9 @@ _TAIL_BYTES = 2**16
 
 
 class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What a host reports of a pack it wrote: enough to tell whether the file is still that one.
+    """Report of a host on a pack it wrote: enough to see whether the file is still that one.
 
-    `key_id` names the key under which its blobs are encrypted; empty: they are not, or nobody has looked yet.
+    `key_id` names the key under which its blobs are encrypted; empty: they are not, or it was not looked up yet.
     """
 
     path: str
@@ -77,7 +77,7 @@ class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class PackNeeds(msgspec.Struct, frozen=True, gc=False):
-    """What the checkpoints of a pack need from elsewhere.
+    """Chunks and packs that the checkpoints of a pack need from elsewhere.
 
     Attributes:
         base: the epoch that holds the chunks `reused`; 0: none.

@@ -72,7 +72,7 @@ def read_checkpoint(
 ) -> AgentCheckpoint:
     """Return the checkpoint at `entry`; see `read_blob`.
 
-    It says itself whose it is, in a checkpoint pack also which; both are compared with its name.
+    It holds its agent's id, in a checkpoint pack also its number; both are compared with its name.
     """
     plain = read_blob(disk, path, entry, epoch=epoch, keyring=keyring)
     try:

@@ -48,7 +48,7 @@ THREADS = 2
 
 
 class ChunkSource(msgspec.Struct, frozen=True, gc=False):
-    """Where a chunk lies, and what opens it."""
+    """Place of a chunk, and the keyring that opens it."""
 
     path: str
     entry: BlobEntry
@@ -72,7 +72,7 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """`others` are asked for, once, where a chunk cannot be read: it may have moved (`generations.py`)."""
+        """Create the reader. `others` are called, once, where a chunk cannot be read: it may have moved (`generations.py`)."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch
@@ -151,7 +151,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """What is compressed or encrypted needs a copy anyway."""
+        """Read a run that is compressed or encrypted, and so needs a copy anyway."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))

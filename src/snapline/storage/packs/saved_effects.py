@@ -1,10 +1,10 @@
-"""What an agent's checkpoint holds of what it does outside (`agent_runtime/host/effects.py`)."""
+"""Records of external effects in an agent's checkpoint (`agent_runtime/host/effects.py`)."""
 
 import msgspec
 
 
 class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An effect of the agent that has ended: what its key is known by, for the case that it is asked for again.
+    """An effect of the agent that has ended, kept by key for repeated requests.
 
     Attributes:
         key: within the agent; one that begins with `@` was made up for its turn, and is forgotten with it.
@@ -14,7 +14,7 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
         result: of what is done, encoded.
         arguments: for people.
         ended_ns: wall-clock time since 1970 of its host.
-        is_orphan: its turn has failed for good, and no later one has taken it over: it may be undone.
+        is_orphan: its turn has failed permanently, and no later one has taken it over: it may be undone.
         name, undo, undo_arguments: as of `MadeEffect`; empty where it cannot be undone.
         letter: of an orphan: the number of the dead letter that its turn became; 0: none is known.
         late_s: of what has failed: how long its last call might be on its way when it ended.
@@ -36,14 +36,14 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The effect at which the agent's turn stands.
+    """The effect that the agent's turn waits for.
 
     Attributes:
         key, generation, digest, arguments: as of `KnownEffect`.
         number: of the agent's output that is its intent: when that is released, it may be called.
         name, undo, undo_arguments: as of `MadeEffect`.
         undoes, undoes_generation: of a compensation: what it undoes.
-        is_marked: before it is called, a mark in the host log says so: without one it was not.
+        is_marked: before it is called, a mark is written to the host log: without one it was not.
         is_begun: there is such a mark; the log may not keep it as long as the effect is open.
         is_repeated: a call under this key has failed, or was made in a history that the fleet has given up: it may have done it.
         timeout_s: how long a call of it may take.
@@ -66,7 +66,7 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An effect that the durable turn in which the agent stands has made, or tried to: should it fail, this is to be undone.
+    """An effect that the agent's current durable turn has made, or tried to: should the turn fail, this is to be undone.
 
     Attributes:
         undo: `"module:function"`, or "": it cannot be.
@@ -81,7 +81,7 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What an agent knows of its effects: the latest keys, oldest first; those of the present turn, oldest first; and the open one."""
+    """Effects of an agent: the latest keys, oldest first; those of the present turn, oldest first; and the open one."""
 
     keys: list[KnownEffect] = []
     made: list[MadeEffect] = []

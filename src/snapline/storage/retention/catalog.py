@@ -1,4 +1,4 @@
-"""What the manifests of a store say, in a few words for each snapshot; and a SQLite file that remembers it.
+"""Summaries of a store's manifests, one for each snapshot; and a SQLite file that caches them.
 
 The problem. To list the snapshots of a store every manifest must be read, and each has a line for each agent: slow where they
 are many or far away. Manifests never change, so once is enough.
@@ -6,12 +6,12 @@ are many or far away. Manifests never change, so once is enough.
 The model. `Catalog` is a cache and nothing else: one row for each published epoch, keyed by number and root. Every use
 compares it with the store's listing and its refs, which are small: a row of an epoch that is gone, or has another root, is
 dropped; an epoch without a row is read. Damaged snapshots are looked at each time, since a disk may come back. A catalog that is missing,
-broken, of another version of this page or of another store is made anew. **Nothing is decided from it**: what is deleted,
+broken, of another version of this page or of another store is made again. **Nothing is decided from it**: what is deleted,
 restored or verified is read from the store. A manifest that is damaged after it was read is found by `verify`, not here.
 
 It is bounded by the store: rows go with their epochs, and the file is rewritten when half of it is empty.
 
-Whoever uses it says where it lies: on a local disk, one for each user. Several processes may share it (WAL); one that cannot
+The caller gives its place: on a local disk, one for each user. Several processes may share it (WAL); one that cannot
 have it within `BUSY_S`, or cannot write it, does without.
 """
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 SCHEMA_VERSION = 1
-"""Of the table below. Another one's file is thrown away: there is nothing in it that the store does not know."""
+"""Version of the table below. A file of another version is thrown away: there is nothing in it that the store does not know."""
 
 BUSY_S = 2.0
-"""Others hold the file for milliseconds. Whoever waits longer reads the manifests itself."""
+"""Longest wait for the file. Others hold it for milliseconds; a process that waits longer reads the manifests itself."""
 
 VACUUM_PAGES_MIN = 32
-"""Of 4 KiB: a smaller file is not worth rewriting."""
+"""Number of 4 KiB pages: a smaller file is not worth rewriting."""
 
 _SUFFIXES = ("", "-wal", "-shm")
 
@@ -92,7 +92,7 @@ def time_of(summary: SnapshotSummary) -> SnapshotTime:
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
-    """Return what the manifest of `epoch` says (`root`: as its ref said just now); None if the epoch was deleted meanwhile.
+    """Return the summary of the manifest of `epoch` (`root`: as just read from its ref); None if the epoch was deleted meanwhile.
 
     Raises:
         StoreError: the store cannot be read, which is not damage.
@@ -233,7 +233,7 @@ class Catalog:
 
 
 def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
-    """Return the summary that is known, if the ref still says the same; otherwise read the manifest."""
+    """Return the known summary, if the ref still has the same root; otherwise read the manifest."""
     try:
         root = store.read_ref(epoch)
     except NotFoundError:
@@ -246,7 +246,7 @@ def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> Snapshot
 
 
 def _row(summary: SnapshotSummary) -> tuple[Any, ...]:
-    """The values of a row: hosts are a JSON array."""
+    """Return the values of a row: hosts are a JSON array."""
     values = msgspec.structs.asdict(summary)
     values["hosts"] = msgspec.json.encode(summary.hosts).decode()
     return tuple([values[name] for name in _FIELDS])
@@ -263,7 +263,7 @@ class _BrokenError(Exception):
 
 
 def _is_broken(error: Exception) -> bool:
-    """Is the file no catalog of ours? Not if it is only locked, full or forbidden: then it is somebody's."""
+    """Return whether the file is no catalog of ours. Not if it is only locked, full or forbidden: then it is somebody's."""
     if isinstance(error, _BrokenError | UnicodeDecodeError):
         return True
     name = getattr(error, "sqlite_errorname", "")

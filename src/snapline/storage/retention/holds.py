@@ -12,10 +12,10 @@ _TOKEN_BYTES = 16
 
 
 class Holds:
-    """Pins, tags and guarded deletion of one store, with its disk and randomness. `pins.py` says what each does."""
+    """Pins, tags and guarded deletion of one store, with its disk and randomness. `pins.py` describes each."""
 
     def __init__(self, store: Store, *, now_s: Callable[[], float]) -> None:
-        """`now_s` tells seconds since 1970."""
+        """Create the holds. `now_s` returns seconds since 1970."""
         self._store = store
         self._disk = store.disk
         self._id = store.store_id
@@ -53,7 +53,7 @@ class Holds:
         return pins.list_pins(self._disk, self._id)
 
     def pinned(self) -> list[int]:
-        """The epochs that are pinned, ascending; also by damaged pins."""
+        """Return the epochs that are pinned, ascending; also by damaged pins."""
         return pins.pinned_epochs(self._disk)
 
     def tags(self) -> list[Tag]:
@@ -67,7 +67,7 @@ class Holds:
     def delete(
         self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
     ) -> dict[int, list[str] | None]:
-        """Delete those of `epochs` that nobody holds, by `delete` or else `Store.delete_epoch`."""
+        """Delete those of `epochs` that are not held, by `delete` or else `Store.delete_epoch`."""
         delete = delete or self._store.delete_epoch
         return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
 

@@ -1,4 +1,4 @@
-"""Pins and tags: a person's word that a snapshot stays; and the one way to delete a snapshot without breaking that word.
+"""Pins and tags: a person's request to keep a snapshot; and the one way to delete a snapshot without breaking it.
 
     pins/<epoch>.<random>        this epoch is kept                          record PINS {created, epoch, root, store}
     tags/<name>                  this epoch is kept, and has a name          record TAGS {created, epoch, maker, name, root, store}
@@ -28,7 +28,7 @@ else's, who deletes removes its own intent. So several may pin and several may d
 is taken by one maker; the second is refused, even if it asks for the same.
 
 What the dead leave. An intent refuses new pins of its epoch until `clear_remains` removes it: when the ref is gone, when the
-intent is older than `INTENT_S_MAX`, or at once if the caller knows that nobody else deletes. A pin whose maker died between 2 and
+intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died between 2 and
 4 counts as any other; if its snapshot is gone altogether, `clear_remains` removes it. If the ref alone is gone the pin
 stays: then the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
 
@@ -209,7 +209,7 @@ def list_pins(disk: Disk, store_id: str) -> list[Pin]:
 
 
 def pinned_epochs(disk: Disk) -> list[int]:
-    """Return the epochs that are pinned, ascending. The names of pins tell, so a damaged pin counts."""
+    """Return the epochs that are pinned, ascending. Names of pins suffice, so a damaged pin counts."""
     return sorted({epoch for path in _paths(disk, PINS) if (epoch := parse_claim_path(path)) is not None})
 
 
@@ -255,7 +255,7 @@ def guarded_delete(
     tokens: Callable[[], str],
     now_s: float,
 ) -> dict[int, list[str] | None]:
-    """Delete epochs that nobody holds; return epoch → the paths removed, None for those that are held.
+    """Delete epochs that are not held; return epoch → the paths removed, None for those that are held.
 
     `delete` removes one epoch, its ref first (`Store.delete_epoch`). If it raises, the rest is not deleted, and no intent remains.
     """
@@ -303,7 +303,7 @@ def delete_steps(
 def clear_remains(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
     """Remove what dead pinners and deleters left behind; return the paths.
 
-    `is_alone`: the caller knows that nobody else deletes; then every intent is a dead one's.
+    `is_alone`: the caller knows that no other process deletes; then every intent is left by a dead process.
     """
     intents = [(path, epoch) for path in _paths(disk, DELETING) if (epoch := parse_claim_path(path)) is not None]
     dead = [
@@ -425,7 +425,7 @@ def _is_claim(path: str) -> bool:
 
 
 def _is_stray(disk: Disk, path: str, store_id: str, being_deleted: frozenset[int]) -> bool:
-    """Does a pin or tag name a snapshot that was deleted? If only its ref is gone, it was lost; then no."""
+    """Return whether a pin or tag names a snapshot that was deleted. If only its ref is gone, it was lost; then no."""
     record = None
     with contextlib.suppress(DamagedDataError):
         record = _read(disk, path, _TYPES[path.partition("/")[0]], store_id) if _is_claim(path) else None

@@ -1,15 +1,15 @@
-"""Deleting epochs, and what nobody refers to.
+"""Deleting epochs, and what is unreferenced.
 
 The order is ref, manifest, packs, with the directory synced after each but the last: so whatever a crash leaves, a ref
 has its manifest, and a manifest its packs. What remains otherwise is garbage, which the next sweep finds.
 
 Packs are shared: an epoch's manifest may name those of earlier ones. So a pack goes only if no manifest that stays names it,
-whether a ref leads to that manifest or not: its epoch may be complete and not published, or about to be. Where a manifest
-cannot be read nobody knows what it needs: then no pack goes that is as old as its epoch, or at all if not even that is
-known. Manifests are written once, so what one says is remembered (`Notes`).
+whether a ref leads to that manifest or not: its epoch may be complete and not published, or about to be. The needs of an unreadable manifest are
+unknown: then no pack goes that is as old as its epoch, or at all if not even that is
+known. Manifests are written once, so their contents are remembered (`Notes`).
 
 The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs; everything of an epoch whose ref or manifest
-cannot be read; and everything of epochs and writers that the caller says may still be in use. Only one process deletes, and
+cannot be read; and everything of epochs and writers that the caller lists as possibly in use. Only one process deletes, and
 none but it publishes: otherwise a ref could appear while the sweep looks.
 """
 
@@ -23,7 +23,7 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import Manifest
 
 Notes = dict[str, tuple[int, frozenset[str]]]
-"""Path of a manifest -> its epoch, and the packs that it names. A manifest never changes, so whoever owns a store keeps
+"""Path of a manifest -> its epoch, and the packs that it names. A manifest never changes, so the owner of a store keeps
 these from one deletion to the next; those of manifests that are gone are dropped."""
 
 
@@ -98,9 +98,9 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
 
 
 class _Named:
-    """Which packs the manifests that are there name.
+    """Packs that the present manifests name.
 
-    One that no ref leads to and that is damaged can become nobody's snapshot any more: it is left aside.
+    A damaged one that no ref leads to can no longer become a snapshot: it is left aside.
 
     Attributes:
         kept_up_to: packs of epochs up to this one stay, since its manifest cannot be read; -1: there is none.
@@ -129,7 +129,7 @@ class _Named:
         self.kept_up_to = max([roots[root] for root in damaged if root in roots], default=-1)
 
     def needs(self, path: str) -> bool:
-        """Must this pack stay?"""
+        """Return whether this pack must stay."""
         name = layout.parse_pack_path(path)
         return path in self._paths or (name is not None and name.number <= self.kept_up_to)
 
@@ -184,7 +184,7 @@ class _Sweep:
                 self._kept_epochs.add(epoch)
 
     def manifests_to_delete(self) -> list[str]:
-        """Unreadable ones stay: nobody knows their epoch. `verify` reports them."""
+        """Return the manifests to delete. Unreadable ones stay, as their epoch is unknown. `verify` reports them."""
         found = []
         for path in _list_files(self._disk, layout.MANIFESTS):
             root, generation = layout.parse_manifest_path(path) or ("", 0)
@@ -221,7 +221,7 @@ class _Sweep:
         return found
 
     def remove_empty_directories(self) -> None:
-        """A directory that is not empty, or not ours, stays."""
+        """Remove empty directories. One that is not empty, or not ours, stays."""
         for entry in self._disk.list_directory(layout.PACKS):
             if entry.is_directory and entry.name not in self._open_writers:
                 with contextlib.suppress(OSError):

@@ -1,20 +1,20 @@
-"""How long a snapshot is kept that no recovery needs any more: the last few, one an hour, one a day, those taken by hand, and those that are held.
+"""Retention of snapshots that no recovery needs any more: the last few, one an hour, one a day, those taken by hand, and those that are held.
 
 The problem. A fleet writes a snapshot every few seconds. All of them fill any disk; the newest alone does not help somebody
 who finds out on Tuesday what went wrong on Sunday.
 
 The model. `retained` is a pure function of the snapshots there are, the policy and the time. A snapshot is kept if
 
-1. somebody holds it (a pin, a tag, a recovery): the caller says so, with the reason;
+1. it is held (by a pin, a tag, a recovery): the caller reports this, with the reason;
 2. it is one of the last `keep_last`, by epoch number. Damaged ones do not count, and those among the last stay: they are
-   evidence, and whoever looks for the newest must be told;
+   evidence, and a reader that looks for the newest must see them;
 3. it is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). They end with the newest
    snapshot, not with the clock: a store that lies untouched for a month loses nothing by that;
 4. it is one of the last `manual` that somebody took by hand;
 5. it is at most `within_s` older than the newest. A clock that is put right must make no snapshot old: what passed from one to the next counts
    for an hour at most;
-6. its time is not known, or lies after the clock's. Then a clock is wrong, and what cannot be judged is not deleted. Such a
-   snapshot stands for no hour and no day, so it drives no other one out.
+6. its time is not known, or lies after the clock's. Then a clock is wrong, and what cannot be judged is not deleted. Such a snapshot represents no
+   hour and no day, so it displaces no other one.
 
 Numbers order snapshots, clocks do not: of two in one hour the higher number is the newer one, also where the clock went back.
 
@@ -23,9 +23,9 @@ Invariants (tested as properties):
 - the newest snapshot is kept;
 - at most `keep_last + hourly + daily + manual` are kept by rules 2 to 4, but for damaged ones;
 - while time goes forward, what was dropped is never wanted again by rules 1 to 4: for an hour's newest is also what a day's newest is chosen
-  from. So whoever deletes what is not retained, whenever, ends with the same snapshots as whoever deletes late.
+  from. So deleting early what is not retained ends with the same snapshots as deleting late.
 
-Supports G7: this only ever says *keep*; what may be deleted at all the coordinator says.
+Supports G7: this only ever decides *keep*; the coordinator decides what may be deleted at all.
 """
 
 import re
@@ -41,7 +41,7 @@ HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 COUNT_MAX = 1_000_000
-"""Of each number of a policy. A list of so many epochs is the most that `snapshot list` could show to anybody."""
+"""Largest value of each number of a policy. A list of so many epochs is the most that `snapshot list` could show to anybody."""
 
 LAST, HOURLY, DAILY, MANUAL, WITHIN = "last", "hourly", "daily", "manual", "within"
 UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
@@ -59,7 +59,7 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What is kept beyond need.
+    """Snapshots kept beyond need.
 
     Attributes:
         keep_last: so many of the newest; at least 1.
@@ -90,11 +90,11 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class SnapshotTime(msgspec.Struct, frozen=True):
-    """What the policy must know about a snapshot.
+    """Facts about a snapshot that the policy needs.
 
     Attributes:
         epoch: its number.
-        created_ns: nanoseconds since 1970; None if nobody knows. A whole number: near the edge of an hour a fraction may be on either side.
+        created_ns: nanoseconds since 1970; None if unknown. A whole number: near the edge of an hour a fraction may be on either side.
         is_damaged: it cannot be restored.
         is_manual: somebody took it by hand.
     """
@@ -106,7 +106,7 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
 
 def parse_policy(text: str, default: Policy | None = None) -> Policy:
-    """Return the policy that `"last=10,hourly=24,daily=14,manual=100,within=2h"` says; what is left out is as in `default`.
+    """Return the policy of a text such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`; what is left out is as in `default`.
 
     Raises:
         UsageError: an unknown name, one given twice, no number, or one that is not possible.
@@ -130,7 +130,7 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
 
 
 def parse_duration_s(text: str) -> int:
-    """Return the seconds that `"90s"`, `"30m"`, `"2h"` or `"7d"` says; a number alone is seconds.
+    """Return the seconds of `"90s"`, `"30m"`, `"2h"` or `"7d"`; a number alone is seconds.
 
     Raises:
         UsageError: it is no duration.

@@ -1,4 +1,4 @@
-"""What a shelf holds, in memory: entries by path and name, objects by digest, and who refers to what.
+"""Index of a shelf, in memory: entries by path and name, objects by digest, and their references.
 
 Pure: it reads no file and knows no lock. An object is *live* as long as an entry or a live object refers to it; objects refer to older
 ones only (their digests are in it), so there are no circles and counting is exact. What is live no more is forgotten at once; its bytes are
@@ -12,13 +12,13 @@ import msgspec
 from snapline.storage.shelf.records import Contents, EntryLine, ObjectLine, references_of
 
 LINE_BYTES = 64
-"""What an object costs beside its bytes, about: its line in the commit."""
+"""Approximate cost of an object in addition to its bytes: its line in the commit."""
 
 Path = tuple[str, ...]
 
 
 class ShelvedObject(msgspec.Struct, gc=False):
-    """Where an object lies; `count` is how many entries and live objects refer to it."""
+    """Place of an object; `count` is how many entries and live objects refer to it."""
 
     segment: int
     offset: int
@@ -27,14 +27,14 @@ class ShelvedObject(msgspec.Struct, gc=False):
 
 
 class SegmentSize(msgspec.Struct, gc=False):
-    """Length of a segment, and how much of it nobody needs."""
+    """Length of a segment, and how much of it is dead."""
 
     size_bytes: int
     dead_bytes: int = 0
 
 
 class ShelfIndex:
-    """What a shelf holds.
+    """Index of a shelf.
 
     Attributes:
         objects: by digest.
@@ -52,7 +52,7 @@ class ShelfIndex:
         return self.entries.get(path[0], {}).get(path, {}).get(name)
 
     def apply(self, segment: int, offset: int, contents: Contents) -> None:
-        """A commit whose objects begin at `offset` is durable. Nothing is let go before all of it is held."""
+        """Apply a durable commit whose objects begin at `offset`. Nothing is released before all of it is held."""
         for line in contents.objects:
             self._add(ShelvedObject(segment, offset, line))
             offset += line.stored_bytes
@@ -64,11 +64,11 @@ class ShelfIndex:
                 self._forget([line.digest])
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """The segment is now so long."""
+        """Set the new length of the segment."""
         self.segments.setdefault(segment, SegmentSize(0)).size_bytes = size_bytes
 
     def move(self, digest: bytes, segment: int, offset: int, line: ObjectLine) -> None:
-        """A live object was written again."""
+        """Move a live object that was written again."""
         found = self.objects[digest]
         found.segment, found.offset, found.line = segment, offset, line
 
@@ -99,7 +99,7 @@ class ShelfIndex:
                 self._forget([digest])
 
     def _forget(self, digests: list[bytes]) -> None:
-        """Forget objects that nobody refers to, and what only they referred to."""
+        """Forget objects that are unreferenced, and what only they referred to."""
         while digests:
             gone = self.objects.pop(digests.pop())
             self.segments[gone.segment].dead_bytes += gone.line.stored_bytes + LINE_BYTES
@@ -132,7 +132,7 @@ class ShelfReplay:
                 self._names[path, name] = digest
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """The segment was read to there."""
+        """Record how far the segment was read."""
         self._index.grow(segment, size_bytes)
 
     def finish(self) -> tuple[ShelfIndex, list[bytes]]:

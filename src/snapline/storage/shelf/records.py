@@ -1,16 +1,16 @@
-"""What the files of a shelf hold: a header, then commits, one after the other, each whole or absent.
+"""Files of a shelf: a header, then commits, one after the other, each whole or absent.
 
     shelves/<shelf>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
     shelves/<shelf>/lock    for the one process that has it open
 
-Header and commits are records (`storage/store/record.py`) of the kinds `SHSG` and `SHCO`. After a commit's record stand the bytes of
-its objects, in the order in which its contents list them; the record says how many bytes they are in all.
+Header and commits are records (`storage/store/record.py`) of the kinds `SHSG` and `SHCO`. After a commit's record come the bytes of its objects, in
+the order in which its contents list them; the record holds their total length.
 
 **Objects** are bytes and the digests of other objects that they refer to. An object is called by its digest: the same object is
-there once. The digest is over references and bytes, keyed where the store is encrypted; its last bit says whether there are references, so
+there once. The digest is over references and bytes, keyed where the store is encrypted; its last bit shows whether there are references, so
 that no bytes can pass for bytes with references. **Entries** give an object a name: a path of words, and a word in it.
 
-A header says which earlier segments count, and how long each is (`alive`): what stands behind that was never acknowledged, and other
+A header lists which earlier segments count, and how long each is (`alive`): what comes after that was never acknowledged, and other
 segments are garbage. So a byte that is missing in the middle of a shelf is damage, and only the end of the newest segment may be torn; and a
 segment takes the place of others the moment it has its name.
 
@@ -34,13 +34,13 @@ HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"
 
 LOCK_NAME = "lock"
-"""Empty, beside the segments: locked while a process on this file system has the shelf open."""
+"""Name of the lock file, next to the segments. Empty; locked while a process on this file system has the shelf open."""
 
 COMPRESSED_BYTES_MIN = 128
 """Below, lz4 saves next to nothing."""
 
 OBJECT_BYTES_MAX = 2**31 - 1 - CIPHER_OVERHEAD_BYTES
-"""What can be encrypted in one call."""
+"""Largest object: what can be encrypted in one call."""
 
 _NUMBER_DIGITS_MAX = 18
 
@@ -57,7 +57,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def path(self) -> str:
-        """Where it belongs."""
+        """Path of the segment."""
         return segment_path(self.shelf, self.number)
 
     def context(self, purpose: str, offset: int, *more: object) -> bytes:
@@ -76,7 +76,7 @@ class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """From now on `name` in `path` is the object `digest`; None: it is nothing any more."""
+    """Assignment of a name: from now on `name` in `path` is the object `digest`; None: the name is removed."""
 
     path: tuple[str, ...]
     name: str
@@ -84,7 +84,7 @@ class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What one commit says; entries count in their order."""
+    """Contents of one commit; entries count in their order."""
 
     objects: list[ObjectLine]
     entries: list[EntryLine]
@@ -127,7 +127,7 @@ def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> by
 
 
 def has_references(digest: bytes) -> bool:
-    """Does the object of this name refer to others?"""
+    """Return whether the object of this name refers to others."""
     return bool(digest[-1] & 1)
 
 
@@ -142,7 +142,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 
 def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentHeader:
-    """Return what a segment's first record says.
+    """Return the header in a segment's first record.
 
     Raises:
         DamagedDataError: damaged, or of another place or store.
@@ -162,7 +162,7 @@ def encode_commit(
     objects: list[tuple[bytes, bytes, Buffer]],
     entries: list[EntryLine],
 ) -> tuple[Contents, list[Buffer]]:
-    """Return what a commit at `offset` says, and its bytes; an object is its digest, its references and its plain bytes."""
+    """Return the contents of a commit at `offset`, and its bytes; an object is its digest, its references and its plain bytes."""
     lines, compressed = [], []
     for digest, references, data in objects:
         codec, stored = compress(data, None) if len(data) >= COMPRESSED_BYTES_MIN else (CODEC_PLAIN, data)
@@ -185,7 +185,7 @@ def encode_commit(
 
 
 def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int) -> tuple[Contents, int]:
-    """Return what the commit's record at `offset` says, and how many bytes follow it; errors as `decode_header`."""
+    """Return the contents of the commit's record at `offset`, and how many bytes follow it; errors as `decode_header`."""
     path = header.path
     raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
     with files.decoding(path):

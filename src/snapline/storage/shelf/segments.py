@@ -1,11 +1,11 @@
 """The segments of a shelf on a disk: appending commits, and reading them again.
 
 The one segment that is written stays open: a commit is one write and one `fdatasync`. On a disk whose files are whole from the first (an
-object store) each commit is a segment of its own. A segment gets its name only with its first commit in it, as `write_once` does it: so
-whoever lists it finds it whole up to there.
+object store) each commit is a segment of its own. A segment gets its name only with its first commit in it, as `write_once` does it: so a listing
+finds it whole up to there.
 
-After a write or a sync that failed nobody knows what is on the disk. The segment is left as it is, and the next commit begins another one,
-whose header says how much of it counts.
+After a write or a sync that failed the state of the disk is unknown. The segment is left as it is, and the next commit begins another one,
+whose header holds how much of it counts.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ NewObject = tuple[bytes, bytes, Buffer]
 
 
 class ShelfInUseError(UsageError):
-    """Another process writes this shelf, or another object of this one."""
+    """A second process writes this shelf, or a second object of this one."""
 
     exit_code = 11
 
@@ -73,14 +73,14 @@ class ShelfSegments:
         return self._newest
 
     def is_full(self) -> bool:
-        """Must the next commit begin a segment?"""
+        """Return whether the next commit must begin a segment."""
         return self._handle is None or self._end >= SEGMENT_BYTES_MAX
 
     def append(self, objects: list[NewObject], entries: list[EntryLine]) -> tuple[int, Contents, int]:
         """Write a commit behind the last one, durable when this returns.
 
         Returns:
-            where its objects begin, what it says, and where the segment now ends.
+            where its objects begin, its contents, and where the segment now ends.
 
         Raises:
             OSError: the disk refused; the next commit must begin a segment.
@@ -173,7 +173,7 @@ class ShelfSegments:
         return list_segments(self._disk, self._shelf)
 
     def open_newest(self, number: int) -> SegmentHeader:
-        """Read the newest segment's header, which says what counts."""
+        """Read the newest segment's header, which lists what counts."""
         self._newest = number
         return self._header(number)
 
@@ -194,7 +194,7 @@ class ShelfSegments:
         return self._headers[number]
 
     def _create(self, path: str, pieces: list[Buffer]) -> int:
-        """As `write_once`, but the file stays open."""
+        """Create a file like `write_once`, but leave it open."""
         directory = path.rpartition("/")[0]
         handle = self._disk.open_temporary(directory, f"shelf-{self._newest}-{self._random_bytes(_ID_BYTES).hex()}")
         try:
@@ -246,7 +246,7 @@ def keys_of_shelves(disk: Disk, store_id: str) -> set[str]:
 
 
 def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader:
-    """Return what a segment's header says; errors as `decode_header`."""
+    """Return the header of a segment; errors as `decode_header`."""
     with files.reading(disk, path):
         head = disk.read(path, 0, HEAD_BYTES)
         record = disk.read(path, 0, record_bytes(head) or HEAD_BYTES)
@@ -314,7 +314,7 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
 
 
 def _has_commit_behind(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
-    """Is there a whole commit after what cannot be read? Then that was acknowledged, and is damage: commits are written one by one."""
+    """Return whether there is a whole commit after what cannot be read. Then that was acknowledged, and is damage: commits are written one by one."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)
     while place > 0:

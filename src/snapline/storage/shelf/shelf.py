@@ -1,20 +1,20 @@
 """A shelf: entries by name and objects by digest, in a store, for programs that save much of the same again and again.
 
-The problem. A program saves its state after every step, and most of it is what it was. It wants to pay for what is new only, to have each
+The problem. A program saves its state after every step, and most of it is what it was. It must pay for what is new only, to have each
 step whole or not at all after a crash, to save from many threads, and to get rid of old steps.
 
 A **commit** adds objects and names some, all of it or nothing: it is one record at the end of a log (`segments.py`), durable when
-`commit` returns. An object that is there costs a reference; one that nobody names any more, or refers to, is forgotten (`index.py`).
+`commit` returns. An object that is there costs a reference; one that is no longer named, or referred to, is forgotten (`index.py`).
 What waits while another commit is written goes with the next one: many threads share one `fdatasync`.
 
-**One process at a time.** On a file system a lock says so; who comes second is refused. On an object store nothing says so beforehand:
-of two that begin the same segment one succeeds, and the other is refused from then on. A process made by `fork` may not write.
+**One process at a time.** On a file system a lock ensures this; the second is refused. On an object store nothing prevents it beforehand: of two
+that begin the same segment one succeeds, and the other is refused from then on. A process made by `fork` may not write.
 
-**Writing again.** Segments of which half is dead, and many small ones, are written again into a new one, whose header says that it takes their
-place: that is the moment it counts, and they are removed. A name that was taken away stays taken away as long as an older segment is there.
+**Writing again.** Segments of which half is dead, and many small ones, are written again into a new one, whose header replaces them: that is the
+moment it counts, and they are removed. A name that was taken away stays taken away as long as an older segment is there.
 
-The callers' duties: an object refers to what is on the shelf, or in the same change; and who finds that it is gone
-(`StaleReferenceError`: the last who named it took the name away meanwhile) brings it again.
+The callers' duties: an object refers to what is on the shelf, or in the same change; and a caller that finds it gone (`StaleReferenceError`: its
+last name was taken away meanwhile) adds it again.
 
 Carries G11 (every byte is compared with a digest before it is used).
 """
@@ -48,10 +48,10 @@ from snapline.storage.store.store import Store
 
 SMALL_BYTES = 2**20
 SMALL_SEGMENTS_MAX = 32
-"""So many segments below 1 MiB are written again as one: each costs a read at opening, and on an object store each commit makes one."""
+"""Number of segments below 1 MiB that are written again as one: each costs a read at opening, and on an object store each commit makes one."""
 
 GAP_BYTES_MAX = 2**14
-"""What lies between two objects is read along with them up to this: cheaper than another call."""
+"""Largest gap between two objects that is read along with them: cheaper than a second call."""
 
 _READ_BYTES_MAX = 2**23
 _MOVES_MAX = 10
@@ -63,7 +63,7 @@ class StaleReferenceError(NotFoundError):
 
 
 class Change:
-    """What one commit adds and names, gathered by one thread."""
+    """Objects and names of one commit, gathered by one thread."""
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard = guard
@@ -183,7 +183,7 @@ class Shelf:
             return self._index.find(path, name)
 
     def holds(self, digest: bytes) -> bool:
-        """Is the object there?"""
+        """Return whether the object is there."""
         with self._index_lock:
             return digest in self._index.objects
 
@@ -195,7 +195,7 @@ class Shelf:
         """Return objects, each checked.
 
         Raises:
-            NotFoundError: nobody names one of them any more.
+            NotFoundError: one of them is not named any more.
             DamagedDataError: one is not what was written.
         """
         found: dict[bytes, bytes] = {}
@@ -252,7 +252,7 @@ class Shelf:
         self._remove([number for number in numbers if number not in self._index.segments])
 
     def _commit_all(self, batch: list[_Waiting]) -> None:
-        """Make the changes of a batch as one commit; each that cannot be is told why."""
+        """Make the changes of a batch as one commit; each change that cannot be made gets an error."""
         try:
             self._check_open()
             objects, entries = self._fit(batch)
@@ -278,7 +278,7 @@ class Shelf:
             raise
 
     def _give_up(self, batch: list[_Waiting]) -> None:
-        """An interrupt came in the middle: what is on the disk is whole, what is in memory may not be."""
+        """Close after an interrupt in the middle: what is on the disk is whole, what is in memory may not be."""
         self._is_closed = True
         _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
 
@@ -289,7 +289,7 @@ class Shelf:
             raise UsageError("the shelf was opened before this process was forked: open it in the process that writes")
 
     def _fit(self, batch: list[_Waiting]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
-        """Return what is new in a batch; a change whose references are gone is left out, and told so."""
+        """Return what is new in a batch; a change whose references are gone is left out, and gets an error."""
         objects: dict[bytes, NewObject] = {}
         entries: list[EntryLine] = []
         known = self._index.objects  # Only the writing thread changes it.
@@ -362,7 +362,7 @@ class Shelf:
             start += line.stored_bytes
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """What cannot be removed now is at the next opening: it does not count any more."""
+        """Remove segments. What cannot be removed now is removed at the next opening: it does not count any more."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 self._segments.remove(number)

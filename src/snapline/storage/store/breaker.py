@@ -4,16 +4,14 @@ Problem. A store that is full or out of reach fails every attempt, and each atte
 written in part, the network is loaded, the log fills. A store that is back should be used again soon all the same.
 
 Model. An *attempt* is anything that ends in one of three ways: it has succeeded, it has failed because of the store, or it
-has ended for a reason that says nothing about the store. Attempts may overlap and end in any order. The breaker is
+has ended for a reason that shows nothing about the store. Attempts may overlap and end in any order. The breaker is
 
     closed   regular attempts may begin at any time
     open     since FAILURES_TO_OPEN failures in a row. One regular attempt, the *probe*, may begin when `next_try_ns` has
-             come. If it fails, the next one has to wait twice as long, at most PROBE_NS_MAX; if it says nothing, the next one
-             may begin at once
+             come. If it fails, the next one has to wait twice as long, at most PROBE_NS_MAX; if it shows nothing, the next one may begin at once
 
-A success of any attempt closes it. Attempts that somebody asked for may begin at any time: they are never asked of the breaker,
-but tell it how they ended. Those that fail beside the probe do not make the wait longer; otherwise a user who tries by hand
-would put the repair off.
+A success of any attempt closes it. Attempts that a user requests may begin at any time: they need no permission of the breaker, but report their
+outcome. Those that fail during the probe do not make the wait longer; otherwise a user who tries by hand would defer the repair.
 
 Invariants (`validate`): open exactly from the failure that is the FAILURES_TO_OPEN-th in a row to the next success; no probe
 while closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
@@ -26,7 +24,7 @@ FAILURES_TO_OPEN = 3
 """Failures in a row. One or two may be a hiccup, such as a leader change of an object store; a third one seldom is."""
 
 PROBE_NS = 1_000_000_000
-"""From the failure that opens it to the first probe. A full disk is not emptied faster."""
+"""Time from the failure that opens it to the first probe. A full disk is not emptied faster."""
 
 PROBE_NS_MAX = 60_000_000_000
 """Longest wait for a probe: a store that is back is used again within a minute, and a probe a minute is no load."""
@@ -55,16 +53,16 @@ class Breaker:
         self._probe: int | None = None
 
     def allows(self, now_ns: int) -> bool:
-        """May a regular attempt begin now?"""
+        """Return whether a regular attempt may begin now."""
         return not self.is_open or (self._probe is None and now_ns >= self.next_try_ns)
 
     def begun(self, attempt: int, now_ns: int) -> None:
-        """Attempt number `attempt` has begun, on whose wish ever. If a probe is due, it is the probe."""
+        """Record that attempt number `attempt` has begun, whatever its cause. If a probe is due, it is the probe."""
         if self.is_open and self.allows(now_ns):
             self._probe = attempt
 
     def succeeded(self, attempt: int) -> bool:
-        """The attempt has stored what it should. Returns whether this has closed the breaker."""
+        """Record that the attempt has stored what it should. Return whether this has closed the breaker."""
         has_closed = self.is_open
         self.is_open = False
         self.failures, self.reason, self.since_ns, self.next_try_ns = 0, "", 0, 0
@@ -72,7 +70,7 @@ class Breaker:
         return has_closed
 
     def failed(self, attempt: int, now_ns: int, reason: str) -> bool:
-        """The store has failed the attempt, perhaps once more. Returns whether this has opened the breaker."""
+        """Record that the store has failed the attempt, perhaps once more. Return whether this has opened the breaker."""
         self.failures += 1
         self.reason = reason
         if self.failures == 1:
@@ -88,7 +86,7 @@ class Breaker:
         return False
 
     def ended(self, attempt: int) -> None:
-        """The attempt has ended and says nothing about the store. May be said of attempts whose outcome is known."""
+        """Record that the attempt has ended and shows nothing about the store. May be called for attempts whose outcome is known."""
         if attempt == self._probe:
             self._probe = None
 

@@ -53,7 +53,7 @@ def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "")
 
 
 class RecordOfPlace(Protocol):
-    """A record that says where it belongs."""
+    """A record that names its store and path."""
 
     @property
     def store(self) -> str: ...
@@ -70,7 +70,7 @@ def check_place(record: RecordOfPlace, path: str, store_id: str | None) -> None:
 
 
 def check_store(store: str, path: str, store_id: str | None, *, epoch: int | None = None) -> None:
-    """Raise DamagedDataError if what lay at `path` says that it is of another store; `store_id` None: any will do."""
+    """Raise DamagedDataError if the data at `path` is of another store; `store_id` None: any will do."""
     if store_id is not None and store != store_id:
         raise damaged(path, f"it belongs to store {store}, this is {store_id}", epoch=epoch)
 

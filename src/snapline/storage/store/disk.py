@@ -43,7 +43,7 @@ _BUFFERS_MAX = 1024
 """IOV_MAX of Linux."""
 
 _NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-"""What file systems and old kernels without `O_TMPFILE` answer."""
+"""Errors of file systems and old kernels without `O_TMPFILE`."""
 
 _READ_BYTES_MAX = 2**30
 """Linux reads at most 2 GiB - 4 KiB in one call."""
@@ -65,7 +65,7 @@ class Disk(Protocol):
 
     @property
     def location(self) -> str:
-        """Where the store lies, for messages."""
+        """Location of the store, for messages."""
 
     def make_root(self) -> None:
         """Make the store's directory and its ancestors, each synced in its parent; existing ones are fine."""
@@ -278,12 +278,12 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
 
 
 def creates_only(disk: Disk) -> bool:
-    """Does the disk give a name once? An object store may be told to overwrite."""
+    """Return whether the disk gives a name once. An object store may be configured to overwrite."""
     return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
 
 
 def appends(disk: Disk) -> bool:
-    """May a file that has its name still grow? An object may not."""
+    """Return whether a file that has its name can still grow. An object cannot."""
     return bool(getattr(getattr(disk, "abilities", None), "appends", True))
 
 

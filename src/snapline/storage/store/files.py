@@ -102,7 +102,7 @@ def unreadable(
 
 
 def _answers(disk: Disk) -> bool:
-    """Can the store's identity be read?"""
+    """Return whether the store's identity can be read."""
     try:
         disk.read(IDENTITY, 0, 1)
     except OSError:
@@ -139,7 +139,7 @@ def create_or_compare(
 ) -> bool:
     """Write `data` once under a name that follows from it; return whether a file was there already, with the same bytes.
 
-    Then its directory is synced all the same: who linked it may not have come that far.
+    Its directory is synced even then: the process that linked it may not have come that far.
 
     Raises:
         FileExistsError: there are other bytes.

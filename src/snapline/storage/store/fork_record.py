@@ -3,7 +3,7 @@
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 
 It is the first file of the store, and the identity is the last: where there is one without the other, a fork was not finished. Where
-refs are signed, so is this: else somebody could allow effects that nobody has allowed.
+refs are signed, so is this: else somebody could allow effects that were never allowed.
 """
 
 import msgspec
@@ -25,7 +25,7 @@ _PURPOSE = "snapline fork 1"
 
 
 class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a fork is.
+    """Record of a fork.
 
     Attributes:
         name: its own.

@@ -1,4 +1,4 @@
-"""What the format asks of encryption and signatures; `protection.py` answers. Without keys there is no guard at all.
+"""Interface of the format to encryption and signatures; `protection.py` implements it. Without keys there is no guard at all.
 
 Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not.
 """
@@ -53,7 +53,7 @@ class Guard(Protocol):
         """Return the signature of `message`."""
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Is this its signature?"""
+        """Return whether this is its signature."""
 
     def log_key(self) -> bytes:
         """Return the public half of the key with which this process signs batches of host logs."""
@@ -68,11 +68,11 @@ class Guard(Protocol):
         """Return a tag that only who has a key can make: a signature where refs are signed, else a keyed digest."""
 
     def is_vouched(self, message: bytes, tag: bytes) -> bool:
-        """Is this its tag?"""
+        """Return whether this is its tag."""
 
 
 def authenticates(guard: Guard | None) -> bool:
-    """Whether what is read must have been written by somebody with a key."""
+    """Return whether what is read must have been written by somebody with a key."""
     return guard is not None and (guard.verifies or guard.encrypts)
 
 

@@ -1,4 +1,4 @@
-"""Opening what stands in a record under a key of its own: batches of host logs, parts of output files."""
+"""Opening data that a record holds under a key of its own: batches of host logs, parts of output files."""
 
 from snapline.errors import StoreError, StoreKeyError
 from snapline.storage.store.damage import damaged

@@ -1,4 +1,4 @@
-"""Where the files of a store lie, and how a store is named.
+"""Paths of a store's files, and names of stores.
 
     snapline-store                          identity: which store this is
     fork                                    what its fleet was forked from, if it was (`fork_record.py`)
@@ -45,7 +45,7 @@ SHELVES = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""In the order of creation: parents first. `checkpoints`, `log` and `outputs` are made when something is written there."""
+"""Directories in the order of creation: parents first. `checkpoints`, `log` and `outputs` are made when something is written there."""
 
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
@@ -67,7 +67,7 @@ ROOT_DIRECTORIES = frozenset(
         "lost+found",
     }
 )
-"""What may lie beside the identity; the last one where the store is a file system of its own."""
+"""Names allowed next to the identity; the last one where the store is a file system of its own."""
 
 EPOCH_MAX = 2**63 - 1
 """The limit of plans and of checkpoint numbers, too: what fits a signed integer of 64 bits."""
@@ -87,7 +87,7 @@ _CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
 
 
 class PackName(msgspec.Struct, frozen=True, gc=False):
-    """What a pack's path says. `number` is the epoch, or in `CHECKPOINTS` the plan."""
+    """Name of a pack, from its path. `number` is the epoch, or in `CHECKPOINTS` the plan."""
 
     writer: str
     number: int
@@ -101,7 +101,7 @@ class PackName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def directory(self) -> str:
-        """Where it lies."""
+        """Directory of the pack."""
         return f"{self.folder}/{self.writer}"
 
 
@@ -158,7 +158,7 @@ def pack_path(name: PackName) -> str:
 
 
 def manifest_path(root: str, generation: int = 0) -> str:
-    """Return the path of the manifest with `root`. A later generation says the same, and that it lies elsewhere."""
+    """Return the path of the manifest with `root`. A later generation has the same content, in other places."""
     return f"{MANIFESTS}/{check_root(root)}.{generation}"
 
 
@@ -174,7 +174,7 @@ def temporary_name(name: PackName) -> str:
 
 @lru_cache(PATHS_KEPT)
 def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
-    """Return what the path says; None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have it."""
+    """Return the pack's name from its path; None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have it."""
     match = _PACK.fullmatch(path)
     if match is None or match[1] != folder or match[2] in (".", "..") or int(match[3]) > EPOCH_MAX:
         return None
@@ -182,7 +182,7 @@ def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
 
 
 def parse_any_pack_path(path: str) -> PackName | None:
-    """Return what the path says; None if neither an epoch's pack nor a checkpoint pack can have it."""
+    """Return the pack's name from its path; None if neither an epoch's pack nor a checkpoint pack can have it."""
     return parse_pack_path(path) or parse_pack_path(path, CHECKPOINTS)
 
 

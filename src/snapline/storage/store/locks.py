@@ -1,6 +1,6 @@
-"""Lock files: one process at a time, and whoever comes second is told which one.
+"""Lock files: one process at a time; the second gets an error that names the first.
 
-The kernel lets go of a lock when the descriptor is closed or its process ends, however it ends. What stands in the file is for people: only
+The kernel lets go of a lock when the descriptor is closed or its process ends, however it ends. The file's text is for people: only
 while the file is locked does it name the holder.
 """
 

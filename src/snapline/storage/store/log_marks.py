@@ -1,10 +1,10 @@
 """Marks of the coordinator's logs: which log each replica has had, and which of them has had a vote.
 
 A replica of the coordinator that lost its disk has forgotten its votes and what it acknowledged. It cannot see that by
-itself: an empty folder is also how everything begins. So the store remembers (`coordinator/raft/learner.py` decides). It is
-the right place, since it names the cluster: whoever empties it as well begins another one.
+itself: an empty folder is also how everything begins. So the store remembers (`coordinator/raft/learner.py` decides). It is the right place, since
+it names the cluster: emptying it as well begins another one.
 
-    replicas/<replica>.<number>     1, 2, 3 …: the newest says what holds
+    replicas/<replica>.<number>     1, 2, 3 …: the newest is in force
 
 Files are written once. Two that would write the same number see each other: one of them fails.
 """
@@ -23,7 +23,7 @@ from snapline.storage.store.record import canonical, seal, unseal
 
 MARK_KIND = b"RLOG"
 NUMBER_MAX = 10**9
-"""Of marks of one replica: each is a disk that was lost."""
+"""Largest number of marks of one replica: each is a disk that was lost."""
 
 _PATH = re.compile(rf"{layout.REPLICAS}/([A-Za-z0-9_.-]{{1,128}})\.([1-9][0-9]{{0,8}})")
 

@@ -1,4 +1,4 @@
-"""The manifest of one epoch: what belongs to it, and where that lies.
+"""The manifest of one epoch: its contents and their places.
 
 The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
 
@@ -8,13 +8,13 @@ The file is a record (kind `MANI`) whose body is the MessagePack array `[metadat
   size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
   codec, stored digest]`, sorted by digest, the stored digest empty where it is the same.
 
-The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as they stand in the file; not over locations. So
+The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file; not over locations. So
 blobs may be moved (`compaction.py`) and a new generation be written under the same root: the root in the coordinator's log
 stays true. The record's own digest covers everything.
 
-An agent's checkpoint lists its chunks, and is covered by the root through its digest. Here stands where they lie, for
-*every* one: nothing refers to another manifest, and restoring follows no chain. So packs of earlier epochs may be named;
-none of later ones. Files of version 1 knew no chunks, and only packs of their own epoch.
+An agent's checkpoint lists its chunks, and is covered by the root through its digest. The manifest holds the place of *every* one: nothing refers
+to another manifest, and restoring follows no chain. So packs of earlier epochs may be named; none of later ones. Files of version 1 knew no
+chunks, and only packs of their own epoch.
 """
 
 from bisect import bisect_left
@@ -44,12 +44,12 @@ _ROOT_CONTEXT = b"snapline root 1\0"
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is told about an epoch besides its agents. Part of the root.
+    """Metadata of an epoch, without its agents. Part of the root.
 
     Attributes:
         epoch: its number.
         created: UTC time, ISO 8601. Decides how long a forgotten epoch stays (`retention_policy.py`), and nothing else.
-        trigger: what asked for it, such as `"periodic"`.
+        trigger: its cause, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.
         plan: the recovery plan in force.
@@ -155,7 +155,7 @@ def agent_line(
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Where one chunk lies; as `BlobEntry`, with `pack` the index into the manifest's `packs`."""
+    """Place of one chunk; as `BlobEntry`, with `pack` the index into the manifest's `packs`."""
 
     digest: bytes
     pack: int
@@ -283,7 +283,7 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
 
 def _read_locations(locations: msgspec.Raw) -> _Locations:
-    """Version 1 ends before the chunks, and says so by its length."""
+    """Read the locations. Version 1 ends before the chunks, which its length shows."""
     try:
         found: _Locations = _locations_decoder.decode(locations)
         return found

@@ -1,15 +1,15 @@
 """The disk on which a store was opened: a file is missing only where the store itself is there, known by its id.
 
-Problem. A mount that is gone leaves an empty directory, a bucket may be emptied, and another store may lie at the path. Whoever
-then finds no pin, no log or no epoch must not take that for "there was none"; and nothing may be made or deleted there.
+Problem. A mount that is gone leaves an empty directory, a bucket may be emptied, and another store may lie at the path. A reader that then finds no
+pin, no log or no epoch must not take that for "there was none"; and nothing may be made or deleted there.
 
-Model. The identity file is written once and never changed. So whoever has just read the id has seen that store.
+Model. The identity file is written once and never changed. So a reader that has just read the id has seen that store.
 
 1. A missing file and an empty listing are looked for again after the id was read: only the second look counts.
 2. A listing counts if the id can be read after it.
 3. The id is read before anything is made, linked or removed.
 
-Otherwise `AwayError`. It means "not now", never "missing". Files that are there are not covered: they are checked by what they say, and
+Otherwise `AwayError`. It means "not now", never "missing". Files that are there are not covered: they are checked by their contents, and
 `StoreReader.judged` reads the id and looks again before that counts as damage.
 
 Limit: a store that goes and comes back twice between two calls is not noticed; neither is one that goes between rule 3 and the write.

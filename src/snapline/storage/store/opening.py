@@ -40,7 +40,7 @@ CONNECT_TIMEOUT_S = 5
 """Connecting takes milliseconds, or a lost packet or two."""
 
 REQUEST_TIMEOUT_S = 40
-"""For one request with its whole answer: a pack of 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its like set another."""
+"""Time limit for one request with its whole answer: a pack of 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its like set another."""
 
 RETRY_S = 12
 """No retry begins later. With the pause before the last and its request all ends below 60 s: then the caller decides."""
@@ -52,7 +52,7 @@ _PAUSE_FIRST_S = 0.1
 _PAUSE_MAX_S = 2
 
 MEMORY_STORES_MAX = 1000
-"""Of `memory://` per process: more than tests name, and a loop that makes names without end is stopped."""
+"""Largest number of `memory://` stores per process: more than tests name, and a loop that makes names without end is stopped."""
 
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """Schemes of object stores, and how the names of their variables begin."""
@@ -63,10 +63,10 @@ _TEXTS = ("timeout", "connect_timeout", "proxy_url")
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.=+@,-]+)*/?")
 _PROBE_BYTES = (b"0123456789abcdef", b"fedcba9876543210")
-"""What the two PUTs of a probe send."""
+"""Contents of the two PUTs of a probe."""
 
 _CONDITION_REFUSED = frozenset({errno.EOPNOTSUPP, errno.EREMOTEIO})
-"""As what "I know no conditions" arrives: 501 and its like."""
+"""Errors of a server that does not support conditions: 501 and its like."""
 
 _ID_BYTES = 16
 
@@ -160,7 +160,7 @@ def _put(store: "ObjectStore", path: str) -> None:
 
 
 def _reads_ranges(store: "ObjectStore", path: str, whole: bytes) -> bool:
-    """Does a part in the middle come back, and one that reaches over the end?"""
+    """Return whether a part in the middle comes back, and one that reaches over the end."""
     half = len(whole) // 2
     try:
         parts = get_range(store, path, 1, half - 1), get_range(store, path, half, len(whole))
@@ -177,7 +177,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe. A key that may not delete leaves it as garbage for the sweep."""
+    """Remove the probe. A key without the right to delete leaves it as garbage for the sweep."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):

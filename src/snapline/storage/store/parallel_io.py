@@ -19,7 +19,7 @@ _AHEAD = 4
 
 
 def requests_at_once(disk: Disk) -> int:
-    """How many requests the disk answers sooner side by side than one after the other; 1: none."""
+    """Return how many requests the disk answers sooner in parallel than one after the other; 1: none."""
     return int(getattr(disk, "requests_at_once", 1))
 
 

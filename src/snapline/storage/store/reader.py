@@ -1,4 +1,4 @@
-"""What can be read of a store: refs, manifests, checkpoints, parts of states. Changes nothing; see `store.py`."""
+"""Read access to a store: refs, manifests, checkpoints, parts of states. Changes nothing; see `store.py`."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ class StoreReader:
 
     @property
     def location(self) -> str:
-        """Where the store lies, for messages."""
+        """Location of the store, for messages."""
         return self._disk.location
 
     @property
@@ -63,7 +63,7 @@ class StoreReader:
 
     @property
     def guard(self) -> Guard | None:
-        """Its keys; None: blobs are not encrypted and refs not signed."""
+        """Keys of the store; None: blobs are not encrypted and refs not signed."""
         return self._guard
 
     def require_there(self) -> None:
@@ -76,7 +76,7 @@ class StoreReader:
         """Return what `read` returns. It may be called twice: damage counts if it is found again after the store's id was read.
 
         Raises:
-            DamagedDataError: it is damaged, whatever lay at the path for a moment.
+            DamagedDataError: it is damaged, and not just for a moment.
             StoreError: the store is not there now, or as `read`.
         """
         try:
@@ -149,7 +149,7 @@ class StoreReader:
     ) -> list[AgentCheckpoint]:
         """Return the checkpoints `wanted`, agent → numbers (default: all), of a checkpoint pack, in its order.
 
-        Every digest was checked, and that each checkpoint is the one that its name says. Given a reference, the file must
+        Every digest was checked, and each checkpoint against its name. Given a reference, the file must
         be the one that was reported.
 
         Raises:
@@ -211,7 +211,7 @@ class StoreReader:
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return all host logs that hold anything: log → numbers of its entries, ascending, batches and seals.
 
-        They are durable when this returns. There are gaps, and seals may stand anywhere: read all, and pass over what is none.
+        They are durable when this returns. There are gaps, and seals may be anywhere: read all, and pass over what is none.
 
         Raises:
             StoreError: the store cannot be read.
@@ -222,7 +222,7 @@ class StoreReader:
         """Return one entry of a host log, durable when this returns; None: a seal.
 
         Raises:
-            NotFoundError: there is none. If `read_logs` told of it: every kept epoch covers it, and it was deleted meanwhile.
+            NotFoundError: there is none. If `read_logs` listed it: every kept epoch covers it, and it was deleted meanwhile.
             DamagedDataError: names its path.
             StoreError: the store cannot be read, or it is not encrypted as the store is.
         """
@@ -232,7 +232,7 @@ class StoreReader:
         """Return what `read_logs` gave without the numbers of batches that were deleted as garbage.
 
         Where the store is signed or encrypted; else nothing is known of that. A batch that is there all the same was left by a crash, or somebody
-        without a key has brought it back: whoever gives agents what logs hold must not read it.
+        without a key has brought it back: callers that deliver logs to agents must not read it.
 
         Raises:
             StoreError: as `missing_batches`.
@@ -262,7 +262,7 @@ class StoreReader:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the store is signed or encrypted."""
+        """Return whether the store is signed or encrypted."""
         return authenticates(self._guard)
 
     def output_epochs(self) -> list[int]:
@@ -286,7 +286,7 @@ class StoreReader:
     def watch_outputs(self, watcher: Callable[[int], None]) -> None:
         """Call `watcher` with the epoch of each release that this object makes, or finds made, and with 0 when some were deleted.
 
-        It is called from whatever thread does that, and must return at once.
+        It is called from the thread that does that, and must return at once.
         """
         self._output_watchers.append(watcher)
 
@@ -294,7 +294,7 @@ class StoreReader:
         """Yield the released outputs beyond a cursor, in their order, as far as there are any now; read while they are taken.
 
         `after`: empty for the oldest that are left, or a cursor that came with an output; each output's is `OutputBatch.cursor`. Where the fleet went
-        back, a batch says what is taken back before its outputs count. `epochs`: what `output_epochs` has said, from whoever keeps it.
+        back, a batch lists what is reverted before its outputs count. `epochs`: the result of `output_epochs`, if the caller keeps it.
 
         Raises:
             UsageError: it is no cursor of this store.

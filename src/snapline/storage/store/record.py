@@ -2,7 +2,7 @@
 
     magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
 
-Integers are little-endian. This outer layout never changes: so a reader can tell a damaged file (the digest is wrong) from
+Integers are little-endian. This outer layout never changes: so a reader can distinguish a damaged file (the digest is wrong) from
 a whole file of a later version (the digest is right, the version is not ours), and refuse the latter clearly.
 """
 
@@ -15,7 +15,7 @@ from snapline.errors import StoreError
 from snapline.storage.store.damage import damaged
 
 RECORD_VERSION = 1
-"""Of all kinds but those that name another."""
+"""Version of all kinds but those that name another."""
 
 DIGEST_BYTES = 32
 

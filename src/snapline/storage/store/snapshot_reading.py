@@ -1,7 +1,7 @@
 """Reading all that one snapshot consists of, in the order in which it lies: to copy it, and to compare every byte (G11).
 
-A manifest says where each blob lies and under which digest. So blobs are read by it alone, and those side by side with one call:
-from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are asked where a manifest is
+A manifest lists each blob's place and digest. So blobs are read by it alone, and those side by side with one call:
+from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are read where a manifest is
 compared with what is there (`check_places`).
 """
 
@@ -22,7 +22,7 @@ from snapline.storage.store.record import Buffer
 from snapline.storage.store.store import Store
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Read at once: a request to an object store then costs little beside its bytes."""
+"""Largest read at once: a request to an object store then costs little compared with its bytes."""
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +72,7 @@ def read_blobs(store: Store, blobs: Iterable[Placed], epoch: int) -> Iterator[tu
 
 
 def check_places(store: Store, manifest: Manifest) -> None:
-    """Is every pack there, with the blobs that the manifest says? Blobs are not read."""
+    """Check that every pack is there, with the blobs that the manifest lists. Blobs are not read."""
     entries: dict[tuple[int, Key], BlobEntry] = {}
     for number, pack in enumerate(manifest.packs):
         entries |= {(number, key_of(entry)): entry for entry in store.read_pack_index(pack)}

@@ -1,11 +1,11 @@
 """The checkpoint store: packs of checkpoints, a manifest per epoch, a ref per complete epoch (docs/snapshot-format.md).
 
-Beside them lie checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line; and what
-the fleet exchanges with the outside: host logs and outputs.
+Next to them are checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line; and what the fleet
+exchanges with the outside: host logs and outputs.
 
 The life of an epoch here:
 
-1. every host writes a pack (`write_pack`; `write_chunks` beside it where there is much) and reports the `PackReference`;
+1. every host writes a pack (`write_pack`; `write_chunks` with it where there is much) and reports the `PackReference`;
 2. the coordinator reads each pack's index back and finds what they reuse (`gather`), and writes the manifest
    (`write_manifest`);
 3. it commits *epoch complete, root* in its log: the commit point;
@@ -13,7 +13,7 @@ The life of an epoch here:
 
 Callers' duties:
 
-1. Only roots that the log says are complete are published, and only after `write_manifest` returned.
+1. Only roots that are complete in the log are published, and only after `write_manifest` returned.
 2. `delete_epoch` and `delete_unreferenced` are called from one place, with the epochs that may still be in use; a complete
    epoch whose ref is not published yet is in use.
 3. Every epoch number is used once in a store. `publish` finds out where two fleets share one.
@@ -62,7 +62,7 @@ from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
 from snapline.storage.store.record import Buffer, digest_of
 
 SIGNERS_MAX = 16
-"""Newest refs that are looked at for one that a given key has signed: whoever forges refs in the store rarely forges so many."""
+"""Newest refs that are searched for one that a given key has signed: an attacker who forges refs in the store rarely forges so many."""
 
 _ID_BYTES = 16
 """Random ids never meet: 128 bits."""
@@ -213,8 +213,7 @@ class Store(StoreReader):
         """Write checkpoints that agents took on their own, `(agent, number, encoded)`, as one checkpoint pack.
 
         An agent may come several times, with different numbers. Otherwise as `write_pack`; all chunks that they consist of
-        are in here. Their `epoch` is 0. Nothing in the store refers to the pack: whoever wrote it reports it to the
-        coordinator.
+        are in here. Their `epoch` is 0. Nothing in the store refers to the pack: its writer reports it to the coordinator.
         """
         layout.check_writer(writer)
         pack_id = self._random_bytes(_ID_BYTES).hex()
@@ -310,7 +309,7 @@ class Store(StoreReader):
         return self._log_writer.prepare(log, number, batch, certificate)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
-        """Create the entry. True: it is durable, now or since an earlier try. False: another holds its number, for good.
+        """Create the entry. True: it is durable, now or since an earlier try. False: another holds its number, permanently.
 
         The caller appends one batch at a time, and takes the next number when the outcome of the last is known.
 
@@ -341,13 +340,13 @@ class Store(StoreReader):
     def release_outputs(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs with a complete epoch, durably; the same release again is success. The duties: `outputs/writing.py`.
+        """Release outputs with a complete epoch, durably; the same release again is success. The duties: `storage/outputs/writer.py`.
 
         Args:
             epoch, root: the complete epoch. Epochs are released in ascending order.
             after: the epoch before it in its history; 0: none.
-            outputs: what its turns have emitted beyond `after`, in any order. Without any, a file is written only where it takes
-                others back; None: there are none, and a file is written, so that nobody writes another one later.
+            outputs: what its turns have emitted beyond `after`, in any order. Without any, a file is written only where it reverts others; None:
+                there are none, and a file is written, so that no other one is written later.
             created_ns: wall-clock time since 1970: retention counts from it.
 
         Raises:
@@ -374,7 +373,7 @@ class Store(StoreReader):
     def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, kept_ns_min: int = KEPT_NS_MIN) -> list[str]:
         """Delete releases that all named consumers have passed and that are not too young, or that are old; not the newest.
 
-        Return the paths removed. Without a named consumer only the age counts. Called from one place at a time, by whoever releases.
+        Return the paths removed. Without a named consumer only the age counts. Called from one place at a time, by the releaser.
         """
         return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, kept_ns_min=kept_ns_min)
 
@@ -440,9 +439,9 @@ class Store(StoreReader):
             )
 
     def delete_unneeded_keys(self) -> list[str]:
-        """Delete the keys that no pack, batch or output names; return the paths removed. Only while nobody writes to the store.
+        """Delete the keys that no pack, batch or output names; return the paths removed. Only while no process writes to the store.
 
-        Nothing goes if one of them cannot be read: nobody knows which key it needs.
+        Nothing goes if one of them cannot be read: the key that it needs is unknown.
         """
         if self._guard is None or not self._guard.encrypts:
             return []

@@ -1,22 +1,22 @@
-"""Reading every byte of a store and saying what is not as it was written (G11).
+"""Reading every byte of a store and reporting what is not as it was written (G11).
 
-What is demanded:
+Demands:
 
 - identity, what it was forked from, refs, manifests and probes: whole records, of this store, under the right name;
-- each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
-  says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
+- each ref names a manifest that is there; each manifest names packs that are there, with the listed length and index digest, and lists every blob
+  as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
 - batches and seals of host logs: whole records of this store under the right name; batches open under their keys, and are signed where
   refs are; where there is a key, none is missing below another but those that were deleted;
 - outputs: whole parts, which open under their keys, and of each release all that its first part names; places of consumers;
 - shelves: segments whose commits follow each other without a gap, each object under its digest; the end of the newest may be torn;
-- pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
+- pins, tags and keys: whole records under the right name (whether a key opens cannot be seen without it);
 - nothing else lies in the store.
 
 Manifests and packs that no ref needs (an epoch was aborted, or is being written), and parts of outputs that were not released (yet), are read
-like the others, and listed as `unreferenced`. A store in use may be verified: files appear in the order pack, manifest, ref and vanish in the order ref,
-manifest, pack, and we look in the order ref, manifest, pack. So what we miss was deleted meanwhile exactly if the file that
-names it is gone as well.
+like the others, and listed as `unreferenced`. A store in use may be verified: files appear in the order pack, manifest, ref and vanish in the order
+ref, manifest, pack, and we look in the order ref, manifest, pack. So what we miss was deleted meanwhile exactly if the file that names it is gone
+as well.
 
 An epoch whose ref was lost altogether cannot be known from here, nor the end of a host log: the coordinator's log knows which ones there must
 be, and which batches.
@@ -53,7 +53,7 @@ from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.opening import open_disk
 
 LISTINGS_OF_LOGS = 3
-"""That lack the same batch: a host that appends may hide one from a listing, hardly from three."""
+"""Number of listings that lack the same batch: a host that appends may hide one from a listing, hardly from three."""
 
 _ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
@@ -227,7 +227,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(pack.path, epoch, reason))
 
     def _check_chunks(self, manifest: Manifest, path: str) -> None:
-        """Every chunk that a checkpoint consists of has a place."""
+        """Check that every chunk that a checkpoint consists of has a place."""
         places = {chunk.digest for chunk in manifest.chunks}
         for line in manifest.agents:
             wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
@@ -293,7 +293,7 @@ class _Verifier:
             self._check_none_missing()
 
     def _check_none_missing(self) -> None:
-        """What is missing in one listing may have been appended during it: then another one has it."""
+        """Check that no batch is missing. One missing in one listing may have been appended during it: then another listing has it."""
         guard = self._guard
         if guard is None or not authenticates(guard):
             return
@@ -315,7 +315,7 @@ class _Verifier:
             check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
 
     def _check_outputs(self) -> None:
-        """The parts are listed before they are read: what a release names and the listing has not was never there, or is deleted."""
+        """Check outputs. Parts are listed before they are read: what a release names and the listing has not was never there, or is deleted."""
         if not self._is_there(layout.OUTPUTS):
             return
         names: list[PartName] = []
@@ -362,7 +362,7 @@ class _Verifier:
                 check_place(self._disk, path, store_id=self._store_id)
 
     def _check_shelf(self, directory: str) -> None:
-        """What the newest segment does not count is garbage: it was written again, or never acknowledged."""
+        """Check one shelf. A segment that the newest does not count is garbage: it was written again, or never acknowledged."""
         numbers = []
         for path in self._files(directory):
             name = path.rpartition("/")[2]
@@ -479,7 +479,7 @@ class _Verifier:
         return self._entries_if_there(directory, is_directory=False)
 
     def _entries_if_there(self, directory: str, *, is_directory: bool) -> list[str]:
-        """The same of a directory that is made when the first file is written in it."""
+        """Return the entries of a directory that is made when the first file is written in it."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
@@ -495,7 +495,7 @@ class _Verifier:
 
 
 def _pass_on_away(error: Exception) -> None:
-    """Of a store that is not there now nothing is found."""
+    """Raise the cause if the store is not there now: then nothing is a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, AwayError):
         raise cause

@@ -6,13 +6,12 @@
     packs/<writer>/<epoch>.<random>
     refs/epochs/<epoch>
 
-The problem. A snapshot shall be kept, sent and looked at without the store it came from; and what comes from elsewhere must not
-be believed.
+The problem. A snapshot shall be kept, sent and looked at without the store it came from; and what comes from elsewhere must not be trusted.
 
 **Writing.** Files are copied byte by byte, packs as a whole: an archive may hold chunks of other epochs that share a pack. So keys
-and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a
-temporary name beside it, read back and verified, synced, and linked to its name, which must be free: a crash leaves
-`<name>.<random>.partial` at most. The same snapshots of the same store give the same bytes: no times, no owners.
+and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name next to it,
+read back and verified, synced, and linked to its name, which must be free: a crash leaves `<name>.<random>.partial` at most. The same snapshots of
+the same store give the same bytes: no times, no owners.
 
 **Reading.** `archive_disk.py` shows the tar to the store as a disk that can be read only. The whole of it is verified before anything
 is copied out of it (`transfer.py`).
@@ -55,11 +54,11 @@ COPY_BYTES = 8 * 2**20
 SUFFIX = ".partial"
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""What file systems without hard links answer, such as FAT on a memory stick."""
+"""Errors of file systems without hard links, such as FAT on a memory stick."""
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What an archive holds: epoch -> root; and its length."""
+    """Contents of an archive: epoch -> root; and its length."""
 
     roots: dict[int, str]
     size_bytes: int
@@ -179,7 +178,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
-    """What is missing because an epoch has been deleted meanwhile is no damage."""
+    """Report data that is missing because an epoch was deleted meanwhile as not found, not as damage."""
     try:
         yield
     except DamagedDataError as error:

@@ -25,13 +25,13 @@ from snapline.storage.store.disk import DirectoryEntry
 from snapline.storage.store.record import Buffer
 
 BLOCK_BYTES = 512
-"""Of tar."""
+"""Size of a block of tar."""
 
 END_BYTES = 2 * BLOCK_BYTES
 """Zeros at the end of a tar."""
 
 MEMBER_BYTES_MAX = 8**11 - 1
-"""What a header of the plain format (ustar) can say: 8 GiB. Packs have 64 MiB, unless one agent's state alone is larger."""
+"""Largest member that a header of the plain format (ustar) can hold: 8 GiB. Packs have 64 MiB, unless one agent's state alone is larger."""
 
 MEMBERS_MAX = 1_000_000
 """Files and directories in one archive: 60 TB of packs. Checked while the headers are read: 200 MB of memory at most."""
@@ -240,7 +240,7 @@ def _is_file_name(path: str) -> bool:
 
 
 def _is_key_name(path: str) -> bool:
-    """What is in it, and whether its name fits that, the guard checks."""
+    """Return whether it is a path of a key. Its contents, and whether its name fits them, the guard checks."""
     folder, _, name = path.partition("/")
     return folder == layout.KEYS and name not in ("", ".", "..") and "/" not in name
 

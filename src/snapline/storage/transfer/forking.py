@@ -6,16 +6,16 @@ cluster, some states were changed, and in an encrypted store digests are others.
 
 The steps, each durable before the next:
 
-1. `fork`, what the store is to be (`store/fork_record.py`). While it is there without the identity, nobody takes the folder for a store.
+1. `fork`, what the store is to be (`store/fork_record.py`). While it is there without the identity, the folder is not a store.
 2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
 3. Inputs that are to be taken along, in a host log of the plan that the snapshot was made under; sealed.
-4. The ref. Who has the key signs it: a fork of a signed store is another fleet's, whose keys are those given for it.
+4. The ref. A process with the key signs it: a fork of a signed store is another fleet's, whose keys are those given for it.
 5. The identity, which makes it a store.
 
-So a crash leaves no fork: either nothing of the name, or what step 1 says. `begin_again` removes all of that, the record last, and begins
-anew. The coordinator of the new fleet makes its state of record and manifest when it starts (`coordinator/service/fork_founding.py`).
+So a crash leaves no fork: either nothing of the name, or the record of step 1. `begin_again` removes all of that, the record last, and starts over.
+The coordinator of the new fleet makes its state of record and manifest when it starts (`coordinator/service/fork_founding.py`).
 
-The callers' duties: the snapshot is pinned meanwhile; nobody else makes a fork there (what `begin_again` removes could be his).
+The callers' duties: the snapshot is pinned meanwhile; no other process makes a fork there (`begin_again` could remove its files).
 
 Carries: G4 (the ref comes after all that it names), G11 (every byte is compared with its digest on the way).
 """
@@ -52,19 +52,19 @@ from snapline.storage.store.store import Store
 from snapline.storage.transfer.transfer import groups_of
 
 FORK_WRITER = "fork"
-"""Who wrote the packs of forks, and whose log holds the inputs that they took along. Runs of hosts are called otherwise."""
+"""Writer of the packs of forks, and host of the log with the inputs that they took along. Runs of hosts have other names."""
 
 TRIGGER = "fork"
 """Why there is such an epoch."""
 
 INPUTS_BYTES_MAX = 8 * 2**20
-"""Of payloads in one batch, so that none comes near its limit of 64 MiB with all that stands beside them."""
+"""Largest size of the payloads in one batch, so that with all else in it a batch stays below its limit of 64 MiB."""
 
 _ID_BYTES = 16
 
 
 class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be made of a snapshot.
+    """Order to make a fork of a snapshot.
 
     Attributes:
         name, is_live, parent_name, gone, created: see `ForkRecord`.

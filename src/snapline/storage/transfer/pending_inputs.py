@@ -1,4 +1,4 @@
-"""What was taken from outside and is not consumed in a snapshot, read from the host logs of a fleet that may run on."""
+"""Inputs from outside that are not consumed in a snapshot, read from the host logs of a fleet that may run on."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.store.store import Store
 
 READINGS = 3
-"""That lack the same batch: a host that appends may hide one from a listing, hardly from three."""
+"""Number of readings that lack the same batch: a host that appends may hide one from a listing, hardly from three."""
 
 
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:

@@ -1,25 +1,25 @@
 """Copying one snapshot into another store: the same root there, and every byte compared with its digest on the way (G11).
 
 The problem. A snapshot is a ref, a manifest, and blobs that lie in packs which other snapshots share. The root covers content,
-not places. So a copy has other packs and other places, and the same root: whoever trusted the one may trust the other.
+not places. So a copy has other packs and other places, and the same root: trust in the one extends to the other.
 
 The steps, in the order of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. What a crash leaves
-is garbage that nobody refers to, and more than that: the next try begins with it. A blob is not copied if it lies
+is unreferenced garbage, and more than that: the next try begins with it. A blob is not copied if it lies
 
 1. in a pack that an earlier try of this copy left, or a simultaneous one of somebody else;
 2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
 
-Which packs those are their indexes say, which are read and compared before they are relied on; their blobs are not (`snapshot_reading.check_epoch`
+The indexes of these packs are read and compared before they are relied on; their blobs are not (`snapshot_reading.check_epoch`
 does that). If a manifest with this root is there already, and its packs are, it only lacks its ref.
 
 The callers' duties:
 
-1. Nobody deletes epochs of the target meanwhile. If somebody does all the same, it is found: a deletion removes its manifest, then
+1. No process deletes epochs of the target meanwhile. If one does all the same, it is found: a deletion removes its manifest, then
    looks which packs others name, then removes packs. We write ours, then look whether those we took chunks from are still there.
    If they are, the deletion sees ours. **Write, then look; not the other way round.**
 2. No fleet runs on the target. Fleets number their epochs themselves, and two with one number would stop the fleet. So a store that
-   a fleet writes to takes back its own epochs only, below its newest one: those numbers it will not use again. A fleet
-   believes its log, so it does not go back to one of them by itself.
+   a fleet writes to takes back its own epochs only, below its newest one: those numbers it will not use again. A fleet trusts its log, so it does
+   not go back to one of them by itself.
 
 Digests of encrypted stores are keyed, and agents' checkpoints list digests. So a snapshot keeps its root only between stores
 with the same digests: both without encryption, or both with the keys of one store.
@@ -57,10 +57,10 @@ from snapline.storage.store.snapshot_reading import (
 from snapline.storage.store.store import Store
 
 COPY_WRITER = "copy"
-"""Who wrote the packs of copies. Names of other writers end in a hyphen and the number of a run, so none is called so."""
+"""Writer of the packs of copies. Names of other writers end in a hyphen and the number of a run, so none has this name."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by the pack. A larger blob has
+"""Largest number of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by the pack. A larger blob has
 a pack of its own."""
 
 NEIGHBOURS_MAX = 16
@@ -69,7 +69,7 @@ not hold farther ones seldom do."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy came to.
+    """Result of a copy.
 
     Attributes:
         epoch, root: of the snapshot, in both stores.
@@ -162,7 +162,7 @@ def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
 
 
 def _has_writers(store: Store) -> bool:
-    """Has anybody written here but copies?"""
+    """Return whether anybody has written here but copies."""
     with files.reading(store.disk, layout.PACKS):
         writers = store.disk.list_directory(layout.PACKS)
     return any(entry.name != COPY_WRITER for entry in writers) or bool(store.checkpoint_packs())
@@ -170,7 +170,7 @@ def _has_writers(store: Store) -> bool:
 
 @contextlib.contextmanager
 def _telling_deletion(source: Store, epoch: int) -> Iterator[None]:
-    """What is missing because the epoch has been deleted meanwhile is no damage."""
+    """Report data that is missing because the epoch was deleted meanwhile as not found, not as damage."""
     try:
         yield
     except DamagedDataError as error:
@@ -352,7 +352,7 @@ class _Copy:
         return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
 
     def _check_lenders(self) -> None:
-        """After the manifest is durable: was an epoch deleted whose packs it names? See the module's text."""
+        """Check, after the manifest is durable, whether an epoch was deleted whose packs it names. See the module's text."""
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
         for path in [self._lenders[path] for path in used if path in self._lenders]:
