@@ -69,7 +69,8 @@ class Restoring:
         members = dict.fromkeys([*self._state.members_of(epoch), *image.epochs[epoch].unborn])
         living = {agent: None for agent, _ in self._state.living_agents()}
         roots = {each: image.epochs[each].root for each in (epoch, *voided)}
-        about, inputs, (outputs, effects) = await asyncio.to_thread(self._read, epoch, roots)
+        about, logged, (outputs, effects) = await asyncio.to_thread(self._read, epoch, roots)
+        inputs = tuple([each for each in logged if not self._state.has_left_before(each.agent, epoch)])
         return RestorePreview(
             epoch=epoch,
             root=roots[epoch],

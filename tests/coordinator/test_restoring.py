@@ -181,6 +181,19 @@ async def test_inputs_that_no_log_holds_are_named_unless_they_are_dropped_anyway
     assert (await made.restore("1", "t", "", is_dropping=True, ask=asked(agreed))).void_epochs == (2, 3)
 
 
+async def test_what_logs_hold_of_an_agent_that_had_left_lacks_nothing(agreed: Agreed) -> None:
+    """Its earlier inputs are deleted, since nobody will consume them: a batch is kept for others (swarm, seed 2655)."""
+    agreed.start("h1")
+    agreed.epoch()
+    agreed.remove("a0")
+    agreed.epoch()
+    made = Restoring(agreed.state, Shelf({1: {"a0": 4}, 2: {}}, (7,)))  # type: ignore[arg-type]  # as above
+    assert (await made.preview("last", is_dropping=False)).inputs == ()
+    assert (await made.restore("last", "t", "", is_dropping=False, ask=asked(agreed))).epoch == 2
+    with pytest.raises(UsageError, match="lack inputs 5 to 6 of agent a0"):
+        await made.restore("1", "u", "", is_dropping=False, ask=asked(agreed))
+
+
 async def test_same_token_is_the_same_restore_and_refusals_say_whether_they_may_pass(agreed: Agreed) -> None:
     made = restoring(agreed, 5, 6, 7)
     with pytest.raises(ExternalFailureError, match="later"):

@@ -24,7 +24,9 @@ WORDS = {
     "doctor": FirstWord("doctor", "Look whether this machine, a store and a fleet are as they should be."),
     "scale": FirstWord("scale", "Give a fleet that runs more hosts, or fewer."),
     "restart": FirstWord("scale", "Start every process of a fleet anew, one after the other, while it runs."),
-    "keep": FirstWord("up_background", "Keep the fleet of this folder: what `snapline up` starts in the background.", True),
+    "keep": FirstWord(
+        "up_background", "Keep the fleet of this folder: what `snapline up` starts in the background.", True
+    ),
     "unit": FirstWord("unit", "Print a unit for systemd that starts a coordinator or a host."),
     "status": FirstWord("status", "Show phase, hosts and epochs of the fleet."),
     "top": FirstWord("top", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
