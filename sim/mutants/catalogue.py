@@ -48,7 +48,7 @@ CRASHES = ("500ms", "900ms", "1.3s")
 STANDSTILLS = [FaultPart(pause=PauseWord(at=at, lasts="4s")) for at in CRASHES]
 
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
-"""To fleets in which they are heard at every moment."""
+"""Inputs to fleets that can receive them at every moment."""
 
 HEARD = template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING)
 

@@ -16,7 +16,7 @@ from snapline.sim.world.patches import Patch
 
 
 def taken_upon_retry() -> list[Patch]:
-    """An input that a host did not take just now counts as taken."""
+    """Count an input as taken that a host did not take just now."""
     original = ClientCore._on_request_answered
 
     def on_request_answered(self: ClientCore, event: ev.RequestAnswered) -> None:
@@ -37,7 +37,7 @@ def doubt_forgotten() -> list[Patch]:
 
 
 def order_lost() -> list[Patch]:
-    """What a request leaves undecided goes behind what has come since."""
+    """Queue what a request leaves undecided behind what has come since."""
 
     def put_back(self: AgentQueues, queue: AgentQueue, entries: list[Entry]) -> None:
         queue.waiting.extend([entry for entry in entries if not entry.is_over])

@@ -53,7 +53,7 @@ def keys_not_saved() -> list[Patch]:
 
 
 def adopted_without_arguments() -> list[Patch]:
-    """Whoever asks for a key gets what came of it, whatever the arguments are."""
+    """Give a key's outcome to any request for it, whatever the arguments are."""
     original = AgentEffects.settled
 
     def settled(self: AgentEffects, intent: Any, digest: bytes, name: str) -> tuple[str, bytes] | None:
@@ -64,7 +64,7 @@ def adopted_without_arguments() -> list[Patch]:
 
 
 def undone_and_adopted() -> list[Patch]:
-    """The key of what was undone stands for it still."""
+    """Leave the key of what was undone valid."""
 
     def undone(self: AgentEffects, opened: Any) -> None:
         self.made = [made for made in self.made if made.key != opened.undoes]
@@ -73,12 +73,12 @@ def undone_and_adopted() -> list[Patch]:
 
 
 def adopted_and_undone() -> list[Patch]:
-    """What a later turn has taken over is undone all the same, when the letter of the first one is retried."""
+    """Undo what a later turn has taken over all the same, when the dead letter of the first one is retried."""
     return [(AgentEffects, "_stands", lambda self, intent: False)]
 
 
 def same_key_after_undoing() -> list[Patch]:
-    """What is done anew has the key of what was undone."""
+    """Give what is done anew the key of what was undone."""
 
     def identity(self: AgentEffects, intent: Any) -> tuple[str, int]:
         key, generation = original(self, intent)
@@ -90,7 +90,7 @@ def same_key_after_undoing() -> list[Patch]:
 
 
 def failed_turn_oldest_first() -> list[Patch]:
-    """What a failed turn has done is undone oldest first."""
+    """Undo what a failed turn has done oldest first."""
     original = AgentEffects.turn_ended
 
     def ended(self: AgentEffects, letter: int = 0) -> Any:
@@ -100,7 +100,7 @@ def failed_turn_oldest_first() -> list[Patch]:
 
 
 def failed_turn_not_undone() -> list[Patch]:
-    """What a failed turn has done stays."""
+    """Keep what a failed turn has done."""
     return [(AgentEffects, "turn_ended", _all_forgotten)]
 
 
@@ -126,7 +126,7 @@ def saga_not_undone() -> list[Patch]:
 
 
 def undone_without_the_failed() -> list[Patch]:
-    """What has raised counts as not done, and is not undone."""
+    """Count what has raised as not done, and do not undo it."""
     original = AgentEffects.end
 
     def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:

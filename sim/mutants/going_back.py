@@ -51,7 +51,7 @@ def drop_lost() -> list[Patch]:
 
 
 def told_as_taken() -> list[Patch]:
-    """Whoever says a dropped input again is told that it was taken."""
+    """Report a dropped input that is sent again as taken."""
     return [(KnownKey, "is_dropped", property(lambda self: False))]
 
 
@@ -66,7 +66,7 @@ def void_base() -> list[Patch]:
 
 
 def goes_on_after_asking() -> list[Patch]:
-    """Whoever asks that the fleet goes back takes its turns meanwhile."""
+    """Let an agent that asks for a rollback take its turns meanwhile."""
     original = HostRollbacks.want
 
     def want(self: HostRollbacks, agent: LocalAgent, wish: RollbackWish) -> None:

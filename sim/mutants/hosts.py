@@ -22,11 +22,11 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 LATE_NS = 30_000_000
-"""As long as a message takes, or longer."""
+"""Delay as long as a message takes, or longer."""
 
 
 def deliver_before_record() -> list[Patch]:
-    """While it takes one more entry, it does not see what it owes; markers are not compared with what was received."""
+    """Let an agent that takes one more entry not see what it owes; markers are not compared with what was received."""
     original = CoordinatedMode.before_turn
 
     def before_turn(self: CoordinatedMode, agent: LocalAgent) -> None:
@@ -141,7 +141,7 @@ def outbox_lost() -> list[Patch]:
 
 
 def in_transit_lost() -> list[Patch]:
-    """They count as received, or the next message of their channel would not fit."""
+    """Drop in-transit messages. They count as received, or the next message of their channel would not fit."""
 
     def forget(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         received = dict(checkpoint.received)
@@ -191,7 +191,7 @@ def stops_too_early() -> list[Patch]:
 
 
 def failed_agent_goes_on() -> list[Patch]:
-    """Its turn counts, and what it sent leaves."""
+    """Count a failed agent's turn, and let what it sent leave."""
     original = TurnEnds.on_turn_ended
 
     def on_turn_ended(self: TurnEnds, event: ev.TurnEnded) -> None:

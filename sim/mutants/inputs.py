@@ -23,7 +23,7 @@ from snapline.storage.store.store import Store
 
 
 def acknowledged_early() -> list[Patch]:
-    """When the batch leaves, not when it is durable."""
+    """Acknowledge when the batch leaves, not when it is durable."""
     original = OwnLog.append
 
     def append(self: OwnLog) -> None:
@@ -60,7 +60,7 @@ class _Unsealed:
 
 
 def present_sealed() -> list[Patch]:
-    """Who comes to a plan seals all logs that there are, also those of the plan itself: whoever has begun to write there is deaf from then on."""
+    """Seal all logs when a host comes to a plan, also those of the plan itself: a host that has begun to write there is deaf from then on."""
 
     def read_all_sealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
         for log in store.read_logs():
@@ -179,7 +179,7 @@ def _gaps_unnoticed() -> list[Patch]:
 
 
 def answered_early() -> list[Patch]:
-    """Answers are told at the end of the turn, as if they were final."""
+    """Report answers at the end of the turn, as if they were final."""
     original = Asks._answer
 
     def answer(self: Asks, agent: LocalAgent, place: Any) -> None:

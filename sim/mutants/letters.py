@@ -30,7 +30,7 @@ def numbers_not_saved() -> list[Patch]:
 
 
 def dropped_is_handled() -> list[Patch]:
-    """A letter that is dropped counts as work that was done."""
+    """Count a dead letter that is dropped as work that was done."""
     original = dead_letters.settled
 
     def settled(agent: LocalAgent, entry: Any) -> bytes | None:
@@ -42,7 +42,7 @@ def dropped_is_handled() -> list[Patch]:
 
 
 def known_by_number_alone() -> list[Patch]:
-    """A word hits whatever letter has its number when its turn comes."""
+    """Let a command hit any dead letter that has its number when its turn comes."""
 
     def place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
         return agent.letter_numbers.index(word.number) if word.number in agent.letter_numbers else None
@@ -51,7 +51,7 @@ def known_by_number_alone() -> list[Patch]:
 
 
 def word_not_logged() -> list[Patch]:
-    """A letter is dropped as soon as somebody says so: no log holds that."""
+    """Drop a dead letter as soon as a command says so: no log holds that."""
     original = Inputs._take
 
     def take(self: Inputs, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:

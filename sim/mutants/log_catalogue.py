@@ -8,7 +8,7 @@ from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart
 
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
-"""To fleets in which they are heard at every moment."""
+"""Inputs to fleets that can receive them at every moment."""
 
 BUSY = ("random", "bank", "all-to-all", "ring")
 SWEPT_OFTEN_MS = 20

@@ -19,7 +19,7 @@ from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutputs
 
 
 def released_at_the_end_of_the_turn() -> list[Patch]:
-    """What agents have said until now is released with an epoch, whether it holds that or not."""
+    """Release what agents have emitted until now with an epoch, whether it holds that or not."""
     original = Outputs.emit
     said: dict[str, AgentOutputs] = {}
 
@@ -36,7 +36,7 @@ def released_at_the_end_of_the_turn() -> list[Patch]:
 
 
 def released_at_begun() -> list[Patch]:
-    """When the manifest is there, not when the log says that the epoch is complete."""
+    """Release when the manifest is there, not when the log says that the epoch is complete."""
     original = Coordinated.on_manifest_written
 
     def on_manifest_written(self: Coordinated, event: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a seeded bug is, and how one is put in for the time of a run.
+"""Seeded bugs, and how one is put in for the time of a run.
 
 A mutant replaces functions of the product. The product checks itself over and over: the coordinator refuses an epoch whose
 channels do not balance and a line whose messages are not all there, a host one whose channel does not go on where it stopped.
@@ -30,7 +30,7 @@ from snapline.sim.scenario import (
 from snapline.sim.world.patches import Patch
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
-"""Of the fleets that are drawn: small ones show these bugs as well as large ones."""
+"""Sizes of the fleets that are drawn: small ones show these bugs as well as large ones."""
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
         text: what is wrong.
         patches: makes what replaces what.
         scenario: a template in which it is likely to show.
-        oracle: who finds it, at `seed`.
+        oracle: the one that finds it, at `seed`.
         seed: one at which it is found.
         is_unchecked: the coordinator's own checks of channel states are off, too.
     """
@@ -54,7 +54,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def crash_at(*times: str) -> list[FaultPart]:
-    """A host is killed at each of these times."""
+    """Return faults that kill a host at each of these times."""
     return [FaultPart(crash=CrashWord(at=at, restart_after="200ms")) for at in times]
 
 
@@ -67,7 +67,7 @@ def template(
     outputs: OutputsPart | None = None,
     restores: RestoresPart | None = None,
 ) -> Scenario:
-    """A swarm of small fleets, each with these faults, at these times, these clients and outputs. With `fleet`, only delays are drawn."""
+    """Return a swarm of small fleets, each with these faults, at these times, these clients and outputs. With `fleet`, only delays are drawn."""
     return Scenario(
         name="mutant",
         fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
@@ -94,7 +94,7 @@ def template(
 
 
 def unchecked() -> list[Patch]:
-    """Without the checks that the coordinator makes before an epoch is complete."""
+    """Skip the checks that the coordinator makes before an epoch is complete."""
     return [
         (epoch_reports, "_cover", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),
@@ -102,7 +102,7 @@ def unchecked() -> list[Patch]:
 
 
 def check_replaceable() -> None:
-    """What a mutant replaces has to be looked up.
+    """Check that what a mutant replaces is looked up.
 
     Raises:
         UsageError: compiled code looks up neither its functions nor its methods.

@@ -10,7 +10,7 @@ from snapline.storage.store import record
 
 
 def nothing_synced() -> list[Patch]:
-    """In the disk, since every write of the store goes the same way."""
+    """Skip syncs in the disk, since every write of the store goes the same way."""
     return [(NodeDisk, "sync_data", lambda *_: None), (NodeDisk, "sync_directory", lambda *_: None)]
 
 

@@ -115,7 +115,7 @@ def sends_lost_before_adopted_steps() -> list[Patch]:
 
 
 def segments_repeated() -> list[Patch]:
-    """What left before is collected again."""
+    """Collect again what left before."""
 
     async def wait(
         self: Context, kind: str, name: str, digest: bytes, *, timeout_s: float | None = None, work: Any = None

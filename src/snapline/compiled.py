@@ -1,4 +1,4 @@
-"""Whether the cores of the message path are machine code here: a build with SNAPLINE_COMPILE=1 has it beside their sources (docs/compiled.md)."""
+"""Test whether the message path's cores are machine code here: a build with SNAPLINE_COMPILE=1 has it next to their sources (docs/compiled.md)."""
 
 import functools
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -12,11 +12,11 @@ WITNESS = "snapline.channels.link"
 
 @functools.cache
 def is_compiled() -> bool:
-    """Looks where the module lies, and does not import it."""
+    """Look where the module is, without importing it."""
     spec = find_spec(WITNESS)
     return spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def described() -> str:
-    """The version, and how the cores run if that is not as usual."""
+    """Return the version, and how the cores run if that is not as usual."""
     return f"{snapline.__version__} (compiled)" if is_compiled() else snapline.__version__

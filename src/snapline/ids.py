@@ -10,7 +10,7 @@ AgentId = NewType("AgentId", str)
 HostId = NewType("HostId", str)
 
 HOST_PREFIX = "host:"
-"""Wherever agents may stand, `host:h1` means every agent of that host."""
+"""Prefix of a host. Wherever agents may be named, `host:h1` means every agent of that host."""
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -29,7 +29,7 @@ def check_id(text: str, what: str = "agent") -> str:
 
 
 def is_plain(text: object) -> TypeGuard[str]:
-    """Is it a text that UTF-8 can say? Others can be in no file and in no message."""
+    """Return whether it is text that UTF-8 can encode. Others can be in no file and in no message."""
     try:
         str.encode(text)  # type: ignore[arg-type]  # it says what it is
     except (TypeError, UnicodeEncodeError):
@@ -38,7 +38,7 @@ def is_plain(text: object) -> TypeGuard[str]:
 
 
 def check_receiver(agent: object) -> None:
-    """Whether a message to an agent of this id can be kept, be there such an agent or not.
+    """Check that a message to an agent of this id can be kept, be there such an agent or not.
 
     Raises:
         UsageError: it cannot.

@@ -22,13 +22,13 @@ from snapline.storage.shelf.shelf import Shelf
 from snapline.storage.store.store import Store
 
 INLINE_BYTES_MAX = 96
-"""About what an object costs beside its bytes."""
+"""Approximate cost of an object, besides its bytes."""
 
 _NUMBER_DIGITS = 16
-"""So that the order of the names is the order of the records."""
+"""Number of digits, so that the order of the names is the order of the records."""
 
 _LOCKS = 64
-"""Who works on one path waits for the others there, and only for them, but by chance: commits of several paths go to the disk together."""
+"""Number of locks. Work on a path waits for other work there, and only for that, but by chance: commits of several paths go to the disk together."""
 
 
 class FieldsRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -149,14 +149,14 @@ class ShelvedRecords:
 
 
 class RecordsOwner:
-    """What an adapter gives its users: it has a shelf open, and is a context manager, and an async one.
+    """Base of what an adapter gives its users: it has a shelf open, and is a context manager, and an async one.
 
-    Whatever its methods change is durable when they return, whole or not at all. Threads and event loops may share it. One process at a time may have a
+    What its methods change is durable when they return, whole or not at all. Threads and event loops may share it. One process at a time may have a
     folder open, with one of these; another is refused (`ShelfInUseError`).
     """
 
     SHELF: ClassVar[str]
-    """What the shelf is called in its store."""
+    """Name of the shelf in its store."""
 
     def __init__(self, records: ShelvedRecords) -> None:
         """Use `open`."""
@@ -180,7 +180,7 @@ class RecordsOwner:
 
     @property
     def records(self) -> ShelvedRecords:
-        """What is on the shelf."""
+        """Records on the shelf."""
         return self._records
 
     def close(self) -> None:

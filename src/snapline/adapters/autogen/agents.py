@@ -35,10 +35,11 @@ MAKER = "autogen"
 """The agent that makes those that a fleet does not name, when the first message comes for them."""
 
 PROGRAM = "@program"
-"""In place of a turn: the answer is heard where the handler has run."""
+"""Value in place of a turn: the answer is received where the handler has run."""
 
 LOOK_S, LOOK_S_MAX = 1.0, 60.0
-"""How long a turn waits for a reply before it looks whether its handler has gone on without it, after a time-out of its own; and twice as long each time."""
+"""Time that a turn waits for a reply before it looks whether its handler has gone on without it, after its own time-out;
+and twice as long each time."""
 
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class AutogenHandlerError(SnaplineError):
 
 
 class AutogenState(msgspec.Struct):
-    """What a fleet keeps of an AutoGen agent.
+    """State that a fleet keeps of an AutoGen agent.
 
     Attributes:
         kept: what `save_state` gave, or the agent's attributes; None: as its factory makes it.
@@ -85,7 +86,7 @@ class AutogenAgent(Agent):
 
     @classmethod
     def agents(cls) -> Mapping[str, Agent]:
-        """These agents for a Fleet, and the one that makes others.
+        """Return these agents for a Fleet, and the one that makes others.
 
         Raises:
             FleetDefinitionError: one of `ids` is no id of an AutoGen agent.
@@ -141,7 +142,7 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_state_given(self, message: StateGiven, ctx: Context) -> None:
-        """A program has changed an agent's object beside its turns."""
+        """Take a state that a program has changed outside its turns."""
         if self.state.kept == message.before:
             self.state.kept = message.state
         if ctx.may_reply:
@@ -185,7 +186,7 @@ class AutogenAgent(Agent):
 
 
 async def _next_reply(ctx: Context, turn: str, wait_s: float) -> HeardReply | None:
-    """The next one for this turn; None: it is time to look whether the handler goes on without."""
+    """Return the next one for this turn; None: it is time to look whether the handler goes on without."""
     while True:
         try:
             found = await ctx.receive(AutogenAnswer, timeout_s=wait_s)

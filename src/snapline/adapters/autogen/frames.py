@@ -1,4 +1,4 @@
-"""What goes through the pipe between a host and AutoGen's process: a length, then JSON. Standard library only: both sides use it."""
+"""Frames in the pipe between a host and AutoGen's process: a length, then JSON. Standard library only: both sides use it."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ class FrameTooLargeError(ValueError):
 
 
 def to_bytes(frame: dict[str, Any]) -> bytes:
-    """A frame as it goes through the pipe.
+    """Return a frame as it goes through the pipe.
 
     Raises:
         FrameTooLargeError: it is above 64 MiB.
@@ -28,7 +28,7 @@ def to_bytes(frame: dict[str, Any]) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """The next frame; None at the end, be it in the middle of one.
+    """Return the next frame; None at the end, be it in the middle of one.
 
     Raises:
         FrameTooLargeError: what comes is no frame.

@@ -1,4 +1,4 @@
-"""What agents of AutoGen say to each other, as messages of ours. Anybody may send them: agents of ours, and clients."""
+"""Messages between AutoGen's agents, as messages of ours. Anybody may send them: agents of ours, and clients."""
 
 import msgspec
 
@@ -38,7 +38,7 @@ class AutogenMessage(Message, frozen=True):
 
 
 class AutogenAnswer(Message, frozen=True):
-    """What a handler has returned, or raised.
+    """Value that a handler has returned, or error that it has raised.
 
     Attributes:
         turn, call: of the message that it answers.

@@ -5,5 +5,5 @@ from snapline.adapters.autogen.agents import AutogenAgent
 
 
 def fleet() -> snapline.Fleet:
-    """Its agents are made when something is sent to them."""
+    """Return a fleet whose agents are made when something is sent to them."""
     return snapline.Fleet("program", agents=AutogenAgent.agents(), triggers=[snapline.Every(seconds=1)])

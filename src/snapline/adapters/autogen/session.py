@@ -34,23 +34,23 @@ from snapline.errors import AgentMissingError, CoordinatorUnavailableError, Snap
 from snapline.storage.store.store import Store
 
 TAKEN_S = 120.0
-"""For a message to be taken by a fleet that starts, or recovers."""
+"""Longest time until a fleet that starts, or recovers, takes a message."""
 
 START_S = 60.0
-"""For a coordinator to answer."""
+"""Longest time until a coordinator answers."""
 
 LOOK_S = 0.02
-"""Between two snapshots while it is waited that nothing is under way."""
+"""Time between two snapshots while waiting until nothing is under way."""
 
 TRIES, AGAIN_S = 100, 0.05
-"""Of an agent that has just been made the coordinator knows a moment later."""
+"""Number of tries, and time between them: the coordinator knows a newly made agent a moment later."""
 
 
 class ProgramSession:
-    """What the program asks of its fleet.
+    """Requests of the program to its fleet.
 
     Attributes:
-        has_ended: the fleet has, and nobody had asked it to.
+        has_ended: the fleet has ended without a request.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -181,19 +181,19 @@ class ProgramSession:
         return base64.b64encode(packed.getvalue()).decode()
 
     def _unpack(self, packed: str) -> None:
-        """In place of what the folder holds."""
+        """Replace what the folder holds."""
         shutil.rmtree(self._folder / "data", ignore_errors=True)
         with zipfile.ZipFile(io.BytesIO(base64.b64decode(packed))) as archive:
             archive.extractall(self._folder / "data" / "store")
 
 
 def is_still(cut: Cut) -> bool:
-    """Is nothing under way, and nobody in the middle of a turn?"""
+    """Return whether nothing is under way, and nobody in the middle of a turn."""
     return cut.is_quiet and not cut.pending_turns
 
 
 def _states_of(cut: Cut) -> dict[str, Any]:
-    """For people, and for the program: what each agent is kept as."""
+    """Return what each agent is kept as, for people and for the program."""
     states = {autogen_id(agent): getattr(state, "kept", None) for agent, state in cut.states.items()}
     return {agent: msgspec.to_builtins(kept) for agent, kept in states.items() if agent and kept is not None}
 

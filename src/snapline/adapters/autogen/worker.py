@@ -25,16 +25,16 @@ PYTHON_VARIABLE = "SNAPLINE_AUTOGEN_PYTHON"
 """The interpreter of AutoGen's environment."""
 
 SOCKET_VARIABLE = "SNAPLINE_AUTOGEN_SOCKET"
-"""Where a program listens that runs turns itself: in place of a process of the host's own."""
+"""Address of a program that runs turns itself: in place of a process of the host's own."""
 
 ENDS_MAX = 3
-"""So often AutoGen's process may end while it is in one segment of a turn. After that the message is a dead letter: it may be what ends it."""
+"""Number of times that AutoGen's process may end in one segment of a turn. Then the message is dead-lettered: it may be the cause."""
 
 AGAIN_S = 2.0
 """Before a process is started again that cannot be started, or a program called again that does not listen. Their turns wait so long: it is not the messages' fault."""
 
 HELLO_S = 120.0
-"""For importing a program, with all that it imports."""
+"""Longest time to import a program, with all that it imports."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class AutogenWorkerError(ExternalFailureError):
 
 
 class TurnItem(msgspec.Struct, frozen=True):
-    """What a turn sends. `call`: the number of the reply that it awaits; -1: none."""
+    """Message that a turn sends. `call`: the number of the reply that it awaits; -1: none."""
 
     to: list[str]
     message: KeptValue
@@ -59,7 +59,7 @@ class TurnItem(msgspec.Struct, frozen=True):
 
 
 class TurnSegment(msgspec.Struct, frozen=True):
-    """What a turn has come to where it stands.
+    """Result of a turn up to where it waits, or is over.
 
     Attributes:
         state: of the agent when the turn is over; None: as it was.
@@ -261,7 +261,7 @@ class AutogenWorker:
 
 
 def _marks(begin: dict[str, Any], heard: list[HeardReply]) -> list[bytes]:
-    """Of a turn that was begun so, after each reply: the last is that of a turn that has heard all."""
+    """Return the marks of a turn that was begun so, after each reply: the last is that of a turn that has received all."""
     marks = [blake2b(json.dumps(begin, sort_keys=True).encode()).digest()]
     for each in heard:
         marks.append(blake2b(marks[-1] + msgspec.msgpack.encode(each)).digest())
@@ -269,7 +269,7 @@ def _marks(begin: dict[str, Any], heard: list[HeardReply]) -> list[bytes]:
 
 
 def _unsaid(items: list[TurnItem], turn: _StandingTurn, agent: str) -> list[TurnItem]:
-    """Those that have not been said before the turn was begun again."""
+    """Return the items that have not been sent before the turn was begun again."""
     fresh = []
     for item in items:
         if not turn.skip:

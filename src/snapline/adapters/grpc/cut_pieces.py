@@ -1,4 +1,4 @@
-"""What a member asks a service with threads: the same as any, and each answer holds for a moment in which no thread is inside."""
+"""Service with threads as its member sees it: like any other, and each answer holds for a moment in which no thread is inside."""
 
 from collections.abc import Callable
 from time import monotonic_ns
@@ -40,7 +40,7 @@ class CutPieces:
         return False
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """In a thread, which is inside from this moment, in which the call has left the ledger: the service may wait for a lock of its own."""
+        """Call the service in a thread, inside from now on, when the call has left the ledger: the service may wait for a lock of its own."""
         take: Callable[..., Any] | None = getattr(self._service, "answered", None)
         if take is not None:
             self._threads.begin(lambda: take(call, answer))

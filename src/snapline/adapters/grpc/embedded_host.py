@@ -15,10 +15,10 @@ from snapline.storage.capture.image import StateImage
 
 
 class Embedding(Protocol):
-    """What the host asks and tells the member. Called inside the host's own work: nothing may be fed to it from here."""
+    """Interface of the host to the member. Called inside the host's own work: no event may be fed to it from here."""
 
     def going_back(self) -> None:
-        """A plan ends the service's history, now."""
+        """End the service's history, now, because of a plan."""
 
     def when_over(self, then: Callable[[], None]) -> None:
         """Do this when nothing of an older history runs any more."""
@@ -27,16 +27,16 @@ class Embedding(Protocol):
         """The plan's line is loaded: go on from this agent's state; None: it was placed elsewhere. The next event of this service comes after this."""
 
     def begin_later(self, epoch: int) -> bool:
-        """Is the service not ready? Then the member begins this epoch, when it is."""
+        """Return whether the service is not ready; the member then begins this epoch, when it is."""
 
     def may_record(self) -> bool:
-        """Is the service ready, or is there none to record?"""
+        """Return whether the service is ready, or there is none to record."""
 
     def filling(self, made: object) -> None:
-        """The agent is about to be captured. Raises SnaplineError: not now; the epoch is refused."""
+        """Prepare the agent for its capture. Raises SnaplineError: not now; the epoch is refused."""
 
     def cut(self, epoch: int) -> None:
-        """It was captured for this epoch."""
+        """Report that the agent was captured for this epoch."""
 
 
 class EmbeddedHost(Host):
@@ -50,7 +50,7 @@ class EmbeddedHost(Host):
 
     @property
     def core(self) -> HostCore:
-        """To read."""
+        """Core of the host, read-only."""
         return self._carrier.core
 
     def begin(self, epoch: int) -> None:
@@ -69,11 +69,11 @@ class EmbeddedHost(Host):
         self._carrier.closed(peer, error)
 
     def tell(self, told: MessagesTold) -> None:
-        """The service says this to other agents, now."""
+        """Send this to other agents, now."""
         self._feed(told)
 
     def _feed(self, event: ev.Heard) -> None:
-        """What follows from it, turns above all, is not of the handler that brings it."""
+        """Feed an event. What follows from it, turns above all, is not part of the handler that brings it."""
         token = RUN.set(None)
         try:
             self._carrier.feed(event)

@@ -1,4 +1,4 @@
-"""Whose handler makes a call: known from the context of the task, or thread, that makes it."""
+"""Handler run that makes a call: known from the context of the task, or thread, that makes it."""
 
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
 
 HELD_S = 1.0
-"""Then it is delivered all the same. Links are suspected after 2 s of silence."""
+"""Longest time that a frame is held before it is delivered all the same. Links are suspected after 2 s of silence."""
 
 HELD_LOOK_S = 0.005
-"""As `member.READY_LOOK_S`."""
+"""Time between two looks, as `member.READY_LOOK_S`."""
 
 
 class HeldFrames:
@@ -29,7 +29,7 @@ class HeldFrames:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, peer: str, frame: Frame) -> None:
-        """A frame has come. Raises ProtocolError: a control item in it is none."""
+        """Receive a frame. Raises ProtocolError: a control item in it is none."""
         held, newest = self._held.get(peer), newest_epoch(frame)
         if held is not None:
             held.append((newest, frame))
@@ -54,7 +54,7 @@ class HeldFrames:
             del self._held[peer]
 
     def drop(self, peer: str) -> None:
-        """The stream is gone: what the host has not had is sent again by the link."""
+        """Drop the frames of a closed stream: the link sends again what the host has not had."""
         self._held.pop(peer, None)
 
     def drop_all(self) -> None:
@@ -63,7 +63,7 @@ class HeldFrames:
 
 
 def newest_epoch(frame: Frame) -> int:
-    """That it brings news of; 0: none."""
+    """Return the newest epoch that a frame brings news of; 0: none."""
     match frame.body:
         case LinkHello(floor=floor):
             return floor

@@ -31,10 +31,10 @@ import msgspec
 from snapline.errors import DivergenceError
 
 DIGEST_BYTES = 8
-"""Of a request, for telling that a handler that runs again makes another one: by accident, one time in 2**64 unseen."""
+"""Bytes of a request's digest, which shows that a handler that runs again makes another one: by accident, one time in 2**64 unseen."""
 
 PARENT_LENGTH_MAX = 64
-"""Of an id that its nested calls begin with, as it is: longer ones by a digest, of 128 bits."""
+"""Longest id that nested calls' ids begin with, as it is: longer ones by a digest, of 128 bits."""
 
 OVER_TOLD_MAX = 64
 """Ids of finished calls that one request carries along, some 20 bytes each."""
@@ -75,7 +75,7 @@ class ServiceCall(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """How a call has come out: gRPC's status code (0: well), its details, the response as it is sent. `digest`: of its request, if its caller said it."""
+    """Outcome of a call: gRPC's status code (0: success), its details, the response as sent. `digest`: of its request, if its caller sent it."""
 
     code: int = 0
     details: str = ""
@@ -84,7 +84,7 @@ class CallAnswer(msgspec.Struct, frozen=True):
 
 
 LOST_ANSWER = CallAnswer(ABORTED, "the call was accepted before the fleet went back, and its answer is lost with that")
-"""For those who ask again for a call whose handler had changed something and not ended."""
+"""Answer to a repeated request for a call whose handler had changed something and not ended."""
 
 GONE = CallAnswer(ABORTED, "the call is over: its caller has had its answer, or has given up")
 
@@ -144,7 +144,7 @@ class CallLedger:
     """See the module.
 
     Attributes:
-        agent: who stands for the service in the fleet.
+        agent: the service's agent in the fleet.
         pending: id → call, of those that a recovery makes again.
         unsettled: id → listed call of before a recovery.
         answers: id → answer of what was handled here.
@@ -193,7 +193,7 @@ class CallLedger:
         return made
 
     def answered(self, call: ServiceCall, handling: Handling | None = None) -> None:
-        """Its answer is the caller's now, or the caller has given up. Only in the plan in which it was made."""
+        """Close a call: its caller has the answer, or has given up. Valid only in the plan in which it was made."""
         if handling is not None and handling.open.pop(call.id, None) is not None:
             return
         if self.pending.pop(call.id, None) is not None and not call.is_listed:
@@ -204,7 +204,7 @@ class CallLedger:
         self._untold.setdefault(target, []).append(call_id)
 
     def over_for(self, target: str) -> Sequence[str]:
-        """What the next request to there should carry along. Said by one request at a time, so `over_told` or `over_again` has to follow."""
+        """Return what the next request to this target should carry. One request at a time carries it, so `over_told` or `over_again` must follow."""
         untold = self._untold.get(target)
         if not untold:
             return ()
@@ -215,23 +215,23 @@ class CallLedger:
         return untold[:OVER_TOLD_MAX]
 
     def over_told(self, target: str, ids: Iterable[str]) -> None:
-        """A request that carried these was answered."""
+        """Remove these: a request that carried them was answered."""
         over = self._over[target]
         for call_id in ids:
             over.pop(call_id, None)
 
     def over_again(self, target: str, ids: Sequence[str]) -> None:
-        """It was not."""
+        """Queue these again: the request that carried them was not answered."""
         self._untold.setdefault(target, []).extend(ids)
 
     def settle(self, call_id: str) -> None:
-        """The service has found out about a listed call. Raises KeyError: there is none."""
+        """Remove a listed call that the service has found out about. Raises KeyError: there is none."""
         del self.unsettled[call_id]
 
     # ---- calls to this service --------------------------------------------------------------------------------------
 
     def begin(self, call_id: str, digest: bytes = b"") -> Handling | CallAnswer:
-        """A request has come: the run of its handler (one that goes on already, perhaps), or its answer.
+        """Return the run of a request's handler (one that goes on already, perhaps), or its answer.
 
         Raises:
             DivergedCallError: another request had this id.
@@ -250,11 +250,11 @@ class CallLedger:
         return made
 
     def running_of(self, handling: Handling) -> Handling | None:
-        """The same, as long as it runs: what a task of its does behind its end is nobody's."""
+        """Return the same run while it goes on: what its tasks do after its end belongs to no handler."""
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: Handling, answer: CallAnswer = LOST_ANSWER) -> None:
-        """The handler changes the service's state in this piece and goes on: it is not run again. `answer`: for who asks for it after a recovery.
+        """The handler changes the service's state in this piece and goes on: it is not run again. `answer`: for requests after a recovery.
 
         Raises:
             DivergedCallError: it was run before, and has made more calls then.
@@ -268,7 +268,7 @@ class CallLedger:
             self.answers[handling.id] = CallAnswer(answer.code, answer.details, answer.response, handling.digest)
 
     def finish(self, handling: Handling, answer: CallAnswer) -> None:
-        """The handler has ended, in the same piece as its last change.
+        """End the handler, in the same piece as its last change.
 
         Raises:
             DivergedCallError: it was run before, and has made more calls then.
@@ -289,11 +289,11 @@ class CallLedger:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Requests whose handlers have made calls, and have not ended: after a recovery these are run again."""
+        """Return requests whose handlers have made calls and not ended: after a recovery they are run again."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:
-        """The callers of these need no answer any more."""
+        """Forget calls whose callers need no answer any more."""
         for call_id in ids:
             self._gone[call_id] = None
             running = self.running.get(call_id)
@@ -312,7 +312,7 @@ class CallLedger:
             )
 
     def _end_journal(self, call_id: str, still_open: dict[str, ServiceCall]) -> None:
-        """The handler is not run again: of its calls, who waits for an answer is pending, and the others are over."""
+        """End a journal whose handler is not run again: its calls without an answer are pending, the others are over."""
         for ordinal, made in enumerate(self._journals.pop(call_id, ()), 1):
             nested = nested_id(call_id, ordinal)
             if nested in still_open:
@@ -324,7 +324,7 @@ class CallLedger:
     # ---- cuts -------------------------------------------------------------------------------------------------------
 
     def image(self) -> LedgerImage:
-        """Of now; it shares nothing that changes."""
+        """Return the present image; it shares nothing that changes."""
         return LedgerImage(
             self._ordinal,
             list(self.pending.values()),
@@ -370,12 +370,12 @@ def _made(wanted: ServiceCall, request: bytes, call_id: str, digest: bytes = b""
 
 
 def nested_id(parent: str, ordinal: int) -> str:
-    """Of a call that the handler of this call makes. Where handlers hand work on from one to the other for ever, ids stay short."""
+    """Return the id of a call that the handler of this call makes. Where handlers pass work on to each other for ever, ids stay short."""
     if len(parent) > PARENT_LENGTH_MAX:
         parent = f"{parent.partition(':')[0]}:{hashlib.blake2b(parent.encode(), digest_size=16).hexdigest()}"
     return f"{parent}/{ordinal}"
 
 
 def digest_of(method: str, request: bytes) -> bytes:
-    """Of a call that a handler makes."""
+    """Return the digest of a call that a handler makes."""
     return hashlib.blake2b(request, digest_size=DIGEST_BYTES, key=method.encode()[-64:]).digest()

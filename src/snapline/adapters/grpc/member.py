@@ -6,7 +6,7 @@
     code = await member.run()
 
 The member holds a host of the fleet (`embedded_host.py`) and the ledger of the service's calls (`ledger.py`); it decides when a cut of the service is
-taken, and what of an older history has no effect any more. Everything runs in one event loop, so that what stands between two awaits is one piece.
+taken, and what of an older history has no effect any more. Everything runs in one event loop, so that what is between two awaits is one piece.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Member:
     """A service in a fleet.
 
     Attributes:
-        agent: who stands for it.
+        agent: its agent in the fleet.
         ledger: of its calls. To read.
         plan: under which the service runs; 0 while it goes back, or before the fleet has begun.
         come_in: is waited for before an answer that nobody awaits leaves the ledger (`MemberThreads.passed`); None: nothing is.
@@ -121,7 +121,7 @@ class Member:
         """Take part in the fleet until it ends, SIGTERM, or until another process has taken this one's place; returns an exit code.
 
         Raises:
-            UsageError: the fleet refuses this process for good, or the port is taken.
+            UsageError: the fleet refuses this process permanently, or the port is taken.
         """
         try:
             return await self._host.run()
@@ -133,7 +133,7 @@ class Member:
     def channel(
         self, target: str, channel: grpc.aio.Channel | None = None, *, listed: Iterable[str] = ()
     ) -> MemberChannel:
-        """A channel for stubs, whose calls are in the cut.
+        """Return a channel for stubs, whose calls are in the cut.
 
         Args:
             target: names the receiver in the cut: calls of before a recovery are made again over the channel of this name.
@@ -195,7 +195,7 @@ class Member:
         return tuple(self.ledger.unsettled.values())
 
     def settle(self, call: ServiceCall) -> None:
-        """The service has found out what became of it: the list forgets it. Raises KeyError: it is not there."""
+        """Forget a call whose outcome the service has found out. Raises KeyError: it is not there."""
         self.ledger.settle(call.id)
 
     # ---- what calls and handlers ask ------------------------------------------------------------------------------------
@@ -243,19 +243,19 @@ class Member:
             await self._moved.wait()
 
     def made(self, call: FencedCall) -> None:
-        """A call waits for its answer: it ends when the fleet goes back."""
+        """Register a call that waits for its answer: it ends when the fleet goes back."""
         self._calls.add(call)
 
     def ended(self, call: FencedCall) -> None:
-        """It does not any more."""
+        """Remove a call that does not wait any more."""
         self._calls.discard(call)
 
     def handler_began(self, task: "asyncio.Task[Any]") -> None:
-        """It is cancelled when the fleet goes back."""
+        """Register a handler's task: it is cancelled when the fleet goes back."""
         self._handlers.add(task)
 
     def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None:
-        """Who waits for its answer looks again."""
+        """Remove a handler's task; the one that waits for its answer looks again."""
         self._handlers.discard(task)
         waiter = self._waiters.pop(call_id, None)
         if waiter is not None:
@@ -269,7 +269,7 @@ class Member:
         await asyncio.shield(waiter)
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """The answer to a call that nobody awaits."""
+        """Deliver the answer to a call that nobody awaits."""
         take = getattr(self._front, "answered", None)
         if take is not None:
             take(call, answer)
@@ -282,7 +282,7 @@ class Member:
     # ---- what the host asks ---------------------------------------------------------------------------------------------
 
     def going_back(self) -> None:
-        """What runs here has no effect any more."""
+        """End all work of the old plan here: it has no effect any more."""
         self._local = None
         self._move_to(0)
         for task in [*self._tasks, *self._handlers]:
@@ -331,7 +331,7 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Whoever waits looks again, once: an event that stayed set would have them look without end, and the loop stand still."""
+        """Set the plan and wake waiters once: an event that stayed set would have them look without end, and block the loop."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

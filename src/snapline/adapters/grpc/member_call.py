@@ -32,7 +32,7 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MemberCall:
-    """What a stub's method returns: to be awaited, once, by who acts by the answer. Other things that it is asked are of its present attempt."""
+    """Result of a stub's method: awaited, once, by the one that acts on the answer. Its other methods refer to its present attempt."""
 
     __slots__ = (
         *("_attempt", "_call", "_channel", "_deadline_s", "_deserialize", "_given", "_handling", "_member"),
@@ -171,7 +171,7 @@ class MemberCall:
             self._check_plan()
 
     def give_up(self) -> None:
-        """Its caller wants no answer, and nobody waits for it."""
+        """Give the call up: its caller wants no answer, and nobody waits for it."""
         self._give_up()
         self._member.ended(self)
         self._attempt.cancel()
@@ -206,5 +206,5 @@ def fenced(call: str) -> NoReturn:
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
-    """As gRPC raises it."""
+    """Return an error as gRPC raises it."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -117,7 +117,7 @@ def _serializers(
     response_deserializer: Callable[[bytes], Any] | None = None,
     _registered_method: bool | None = False,
 ) -> tuple[Callable[[Any], bytes] | None, Callable[[bytes], Any] | None]:
-    """Of what stubs give a channel."""
+    """Return the two serializers out of what stubs give a channel."""
     return request_serializer, response_deserializer
 
 

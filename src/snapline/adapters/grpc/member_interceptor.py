@@ -25,7 +25,7 @@ UNKNOWN = 2
 """gRPC's code for a handler that raised."""
 
 METADATA: ContextVar[Any] = ContextVar("METADATA", default=())
-"""Of the request of this task: gRPC makes it anew for each who asks."""
+"""Metadata of this task's request: gRPC makes it anew at each access."""
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
@@ -211,14 +211,14 @@ class ServedContext:
         return getattr(self._inner, name)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """As gRPC's."""
+        """Set the trailing metadata."""
         self.trailing = tuple(trailing_metadata)
 
     def trailing_metadata(self) -> tuple[Any, ...]:
-        """As gRPC's."""
+        """Return the trailing metadata."""
         return self.trailing
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        """As gRPC's: it raises, and nothing behind it runs."""
+        """Abort as gRPC does: raise, so that nothing behind it runs."""
         self.trailing = (*self.trailing, *trailing_metadata)
         raise AbortedHandlerError(code.value[0], details)

@@ -1,4 +1,4 @@
-"""Threads of a service beside the event loop of its member: what they ask is done in the loop, in one piece with what they do.
+"""Threads of a service next to the event loop of its member: what they ask is done in the loop, in one piece with what they do.
 
 A thread of a handler, or of `start`, is known (`PieceThread`). It asks in two ways. `step` has something done while the thread stays inside. `wait` has
 a call made, after which the thread is outside, in the same step of the loop; and has it in again in the step in which the call's answer leaves
@@ -26,7 +26,7 @@ from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PieceGate
 from snapline.errors import UsageError
 
 LOOK_S = LAPSE_NS / 1e9
-"""Who waits at the gate looks again so often, also if nothing is said."""
+"""Longest time until a waiter at the gate looks again, also without a signal."""
 
 SAID_S = 5.0
 """After so long a recovery that waits for threads says so: what computes, or waits in a call, is over long before."""
@@ -70,7 +70,7 @@ def in_new_thread(work: Work) -> None:
 
 
 class ThreadsOfMember(Protocol):
-    """Of `Member`, which says what these are."""
+    """Interface of `Member`, documented there."""
 
     plan: int
 
@@ -78,7 +78,7 @@ class ThreadsOfMember(Protocol):
 
 
 class ServedThread(Protocol):
-    """Of `AskingThread`, which says what these are."""
+    """Interface of `AskingThread`, documented there."""
 
     def context(self) -> contextvars.Context: ...
 
@@ -127,7 +127,7 @@ class MemberThreads:
         return self.ask(self._wait, begin)
 
     def ask(self, how: Callable[[PieceThread, Any, "Future[Any]"], None], what: object) -> Any:
-        """Have the loop do this for the thread in which it is said."""
+        """Have the loop do this for the calling thread."""
         thread: PieceThread | None = getattr(self._here, "thread", None)
         if thread is None:
             raise UsageError(
@@ -153,7 +153,7 @@ class MemberThreads:
             self._asked.discard(answer)
 
     def served(self, asking: "ServedThread", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
-        """In a thread that is not known yet: have the loop serve a request, and do what it gives. Raises what `serve` does, or HistoryOverError."""
+        """Have the loop serve a request, in a thread not known yet, and do what it gives. Raises what `serve` does, or HistoryOverError."""
 
         def begin() -> None:
             if self.is_ending:
@@ -172,7 +172,7 @@ class MemberThreads:
             self._asked.discard(asking)
 
     def visited(self, admitted: Callable[[], Coroutine[object, None, PieceThread]]) -> PieceThread:
-        """In a thread that is not known yet: it is, when this returns, until `left`. Raises HistoryOverError."""
+        """Register this thread, not known yet, until `left`. Raises HistoryOverError."""
 
         async def enter() -> PieceThread:
             thread = await admitted()
@@ -191,13 +191,13 @@ class MemberThreads:
         return thread
 
     def left(self, thread: PieceThread) -> None:
-        """This thread, which has been `visited`, is not known any more."""
+        """Unregister this thread, which has been `visited`."""
         self._here.thread = None
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody asks
             self.loop.call_soon_threadsafe(self.end, thread)
 
     def outside(self) -> None:
-        """This thread waits for something else than a call. It comes in by `wait`."""
+        """Leave while this thread waits for something other than a call. It comes in by `wait`."""
         self.ask(self._leave, None)
 
     def _is_loop(self) -> bool:
@@ -258,7 +258,7 @@ class MemberThreads:
         self.member.start(self.run(PieceThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run this in a new thread, which is inside from this step on, whoever wants in: what belongs to it has just been done."""
+        """Run this in a new thread, which is inside from this step on, even if a cut waits: what belongs to it has just been done."""
         thread = PieceThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
         outcome = contextvars.Context().run(self._launched, thread, function, in_new_thread)
@@ -290,7 +290,7 @@ class MemberThreads:
             outcome.set_result(result)
 
     def end(self, thread: PieceThread) -> None:
-        """It does nothing any more."""
+        """Remove a thread that does nothing any more."""
         self.gate.end(thread.number)
         self._look()
 
@@ -332,12 +332,12 @@ class MemberThreads:
     # ---- cuts and recoveries ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """No cut is wanted any more: who waits at the gate comes in."""
+        """Open the gate, as no cut is wanted any more: waiters come in."""
         self.gate.open()
         self.look_again()
 
     def look_again(self) -> None:
-        """Whoever waits at the gate."""
+        """Wake the waiters at the gate."""
         self._opened.set()
         self._opened = asyncio.Event()
 

@@ -1,13 +1,14 @@
-"""Whether a cut may be taken of a service whose handlers run in threads, and whether its fleet may go back. No I/O, no threads.
+"""Decide whether a cut of a service with handlers in threads may be taken, and whether its fleet may go back. No I/O, no threads.
 
 A thread is *inside* from its beginning to its end, except while it waits in a call of the member's: what it does inside, between two of these waits, is
 one piece. A cut, and a recovery, find no half of a piece. For that they need nobody inside, not that nobody runs: a readers-writer gate (Courtois, Heymans
-and Parnas 1971), with threads as readers, who run beside each other as they ever did, and cuts as writers.
+and Parnas 1971), with threads as readers, which run in parallel as before, and cuts as writers.
 
-- A cut that wants in shuts the gate: nobody comes in, and it is taken when the last one inside has ended or waits. Between two cuts whoever waited comes in.
-- It takes turns with threads. Who is inside may wait for one that stands at the gate, for its lock perhaps, and never come out; or be inside for long, and everybody
-  else would wait with the cut. So the gate is shut for PATIENCE_NS, then open for as long, then shut and open for twice as long each, and so on, until the cut is taken or its
-  epoch has timed out. A cut is taken at the latest when the gate is shut for longer than a piece takes; and threads have half of the time.
+- A cut that wants in shuts the gate: nobody comes in, and it is taken when the last one inside has ended or waits. Waiters come in between two cuts.
+- It takes turns with threads. One inside may wait for one that waits at the gate, for its lock perhaps, and never come out; or be inside for long,
+  and everybody else would wait with the cut. So the gate is shut for PATIENCE_NS, then open for as long, then shut and open for twice as long each,
+  and so on, until the cut is taken or its epoch has timed out. A cut is taken at the latest when the gate is shut for longer than a piece takes;
+  and threads have half of the time.
 - A cut is wanted as long as it is asked for. Nobody says when it is not any more: that is so when it has not been asked for LAPSE_NS.
 - Threads cannot be killed. Those of before a recovery may be inside behind it: the fleet has gone back here when all of them have ended.
 
@@ -16,10 +17,10 @@ call's place in the ledger, and the handler's answer.
 """
 
 PATIENCE_NS = 50_000_000
-"""Long beside a piece, which is computing, and short beside an epoch's time-out."""
+"""Time that is long next to a piece, which is computing, and short next to an epoch's time-out."""
 
 LAPSE_NS = 25_000_000
-"""Five times as long as from one question to the next (`member.READY_LOOK_S`)."""
+"""Time without a question after which no cut is wanted: five times `member.READY_LOOK_S`."""
 
 
 class PieceGate:
@@ -37,18 +38,18 @@ class PieceGate:
         self._asked_ns: int | None = None
 
     def ask(self, now_ns: int) -> bool:
-        """A cut wants in; returns whether it may be taken now."""
+        """Request a cut; return whether it may be taken now."""
         if not self._is_wanted(now_ns):
             self._wanted_since_ns = now_ns
         self._asked_ns = now_ns
         return not self.inside
 
     def open(self) -> None:
-        """The cut is taken, or wanted no more."""
+        """Open the gate: the cut is taken, or wanted no more."""
         self._asked_ns = None
 
     def may_enter(self, now_ns: int) -> bool:
-        """May a thread come in? If so, it is in when `enter` has been said in the same piece."""
+        """Return whether a thread may come in. If so, it is in when `enter` is called in the same piece."""
         if not self._is_wanted(now_ns):
             return True
         passed = (now_ns - self._wanted_since_ns) // PATIENCE_NS
@@ -58,21 +59,21 @@ class PieceGate:
         return passed - 2 * (round_ - 1) >= round_
 
     def enter(self, thread: int, plan: int) -> None:
-        """It is inside. Of which plan it is stays as it was when it began."""
+        """Mark a thread as inside. Its plan stays the one in which it began."""
         self.begun.setdefault(thread, plan)
         self.inside.add(thread)
 
     def leave(self, thread: int) -> None:
-        """It waits in a call. Says nothing new of one that is out."""
+        """Mark a thread as waiting in a call. No effect on one that is outside."""
         self.inside.discard(thread)
 
     def end(self, thread: int) -> None:
-        """It has ended, and comes in no more."""
+        """Remove a thread that has ended, and comes in no more."""
         self.inside.discard(thread)
         self.begun.pop(thread, None)
 
     def are_over(self, plan: int) -> bool:
-        """Have all threads ended that are not of this plan?"""
+        """Return whether all threads of other plans have ended."""
         return all(each == plan for each in self.begun.values())
 
     def _is_wanted(self, now_ns: int) -> bool:

@@ -1,4 +1,4 @@
-"""Who stands for a plain gRPC service in a fleet, and what a service must be able to do for it.
+"""Agent of a plain gRPC service in a fleet, and what a service must be able to do for it.
 
 The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. What it holds is made when a cut is: the service's state, and the ledger of its calls. So epochs, plans, the store
 and recovery are the fleet's, and nothing of these is written twice.
@@ -13,7 +13,7 @@ from snapline.agent_runtime.agent import Agent, OnError
 
 
 class CutService(Protocol):
-    """What a service does so that it can be in a cut. All four are called in the event loop, and none may wait."""
+    """Methods that a service needs to be in a cut. All four are called in the event loop, and none may wait."""
 
     def capture(self) -> bytes:
         """The service's state now. Also called once before it serves: what it starts with is what a fleet without a cut goes back to."""
@@ -25,7 +25,7 @@ class CutService(Protocol):
         """The service is in the cut of this epoch, which may be complete later or never."""
 
     def ready(self) -> bool:
-        """May a cut be taken now? If not, it waits, and so does what is stamped with it; at most until the epoch has timed out."""
+        """Return whether a cut may be taken now. If not, it waits, as does what is stamped with it, until the epoch times out at most."""
 
 
 class ServiceState(msgspec.Struct):
@@ -36,7 +36,7 @@ class ServiceState(msgspec.Struct):
 
 
 class ServiceAgent(Agent):
-    """Stands for a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` fills it.
+    """Agent of a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` fills it.
 
     A subclass may take messages of other agents of the fleet, and hand them to the service, in handlers that wait for nothing:
 

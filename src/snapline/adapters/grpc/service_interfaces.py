@@ -1,4 +1,4 @@
-"""What calls and handlers see of the member and the channel that they belong to."""
+"""Interfaces of a member and a channel, as their calls and handlers see them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ class FencedCall(Protocol):
 
 
 class OwnMember(Protocol):
-    """Of `Member`, which says what these are."""
+    """Interface of `Member`, documented there."""
 
     agent: str
     plan: int
@@ -48,7 +48,7 @@ class OwnMember(Protocol):
 
 
 class OwnChannel(Protocol):
-    """Of `MemberChannel`."""
+    """Interface of `MemberChannel`."""
 
     member_plan: int
 
@@ -56,7 +56,7 @@ class OwnChannel(Protocol):
 
 
 class OwnMethod(Protocol):
-    """Of `MemberMethod`."""
+    """Interface of `MemberMethod`."""
 
     wanted: ServiceCall
 

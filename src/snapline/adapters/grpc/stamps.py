@@ -1,7 +1,7 @@
-"""What calls and answers between services of a fleet carry in their metadata, and what follows from it.
+"""Metadata of calls and answers between services of a fleet, and what follows from it.
 
-A request carries its caller's plan and recorded epoch, a response the same of who answers. These are Lai and Yang's stamps, on calls: nobody takes in
-what was said behind a record before having made that record. So no cut holds an answer that was not given in it, or a request that was not made.
+A request carries its caller's plan and recorded epoch, a response the same of its sender. These are Lai and Yang's stamps, on calls: nobody takes in
+what was sent after a record before having made that record. So no cut holds an answer that was not given in it, or a request that was not made.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,11 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 CALL_KEY, ANSWER_KEY = "snapline-call-bin", "snapline-answer-bin"
-"""Of the metadata of requests, and of the trailing metadata of responses. gRPC carries values of keys with -bin as they are."""
+"""Keys in the metadata of requests, and in the trailing metadata of responses. gRPC carries values of keys with -bin as they are."""
 
 
 class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """On a request.
+    """Stamp of a request.
 
     Attributes:
         plan, epoch: of the caller: its incarnation, and what it has recorded.
@@ -33,7 +33,7 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """On a response; left out where it would say what the request's said, and the caller knows that a member answers.
+    """Stamp of a response; left out where it would equal the request's, and the caller knows that a member answers.
 
     `is_refused`: the request was of an older plan, and nothing was done.
     """
@@ -44,7 +44,7 @@ class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Verdict = Literal["take", "record", "wait", "refuse"]
-"""Take it in; record its epoch first; wait for its plan first; turn it away."""
+"""Accept it; record its epoch first; wait for its plan first; refuse it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(CallStamp).decode
@@ -52,7 +52,7 @@ _decode_answer = msgspec.msgpack.Decoder(AnswerStamp).decode
 
 
 def judge(stamp: CallStamp, *, plan: int, is_loaded: bool, recorded: int) -> Verdict:
-    """May a service of this plan, which has recorded so far, take in this request? G9, and G1 for calls."""
+    """Decide whether a service of this plan, with this recorded epoch, may take in a request. G9, and G1 for calls."""
     if stamp.plan < plan:
         return "refuse"
     if stamp.plan > plan or not is_loaded:
@@ -61,12 +61,12 @@ def judge(stamp: CallStamp, *, plan: int, is_loaded: bool, recorded: int) -> Ver
 
 
 def encode_stamp(stamp: CallStamp | AnswerStamp) -> bytes:
-    """As a value of metadata."""
+    """Return a stamp as a metadata value."""
     return _encode(stamp)
 
 
 def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStamp | None:
-    """Of a request; None: its caller is not of a fleet.
+    """Return the stamp of a request; None: its caller is not in a fleet.
 
     Raises:
         msgspec.MsgspecError: it is no stamp.
@@ -78,7 +78,7 @@ def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStam
 
 
 def answer_stamp(metadata: Any) -> AnswerStamp | None:
-    """Of a response, from grpc.aio's Metadata; None: no service of a fleet has given it.
+    """Return the stamp of a response, from grpc.aio's Metadata; None: no service of a fleet has given it.
 
     Raises:
         msgspec.MsgspecError: it is no stamp.
@@ -88,5 +88,5 @@ def answer_stamp(metadata: Any) -> AnswerStamp | None:
 
 
 def bytes_of(value: str | bytes) -> bytes:
-    """gRPC gives bytes for keys with -bin."""
+    """Return a value as bytes, which gRPC gives for keys with -bin."""
     return value if isinstance(value, bytes) else value.encode()

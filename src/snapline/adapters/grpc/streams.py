@@ -1,6 +1,6 @@
 """Streaming calls between members: each is one large call, whose messages are recorded together.
 
-A stamp stands at a call's beginning and at its end, and none on the messages between. So nobody takes in a part of a stream: requests go out when their
+A stamp is at a call's beginning and at its end, and none on the messages between. So nobody takes in a part of a stream: requests go out when their
 caller has said the last one, the handler runs when all are there, and its caller gets responses when the handler has ended. What goes back and forth within
 one call, such as a chat, cannot be in a cut: name its method in `Member.channel(listed=…)`, and its calls go by as ever.
 """
@@ -17,7 +17,7 @@ from snapline.adapters.grpc.service_interfaces import OwnMethod
 from snapline.errors import UsageError
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
-"""Of all messages of a call, one way: they stand in every cut into which the call falls, and in the answer until its caller has it."""
+"""Largest size of all messages of a call, one way: they are in every cut into which the call falls, and in the answer until its caller has it."""
 
 _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
@@ -41,7 +41,7 @@ def pack(messages: list[bytes], method: str) -> bytes:
 
 
 def unpack(payload: bytes) -> list[bytes]:
-    """The messages again."""
+    """Return the messages again."""
     return _decode(payload)
 
 
@@ -76,7 +76,7 @@ class StreamAttempt:
 
 
 class MemberStream:
-    """What a stub's streaming method returns: to be awaited where the response is one message, else to be iterated, or read."""
+    """Result of a stub's streaming method: awaited where the response is one message, else iterated, or read."""
 
     def __init__(self, method: OwnMethod, requests: Any, options: dict[str, Any]) -> None:
         self._method, self._requests, self._options = method, requests, options
@@ -105,7 +105,7 @@ class MemberStream:
             yield self._method.decoded(response)
 
     async def read(self) -> Any:
-        """The next response, or gRPC's EOF."""
+        """Return the next response, or gRPC's EOF."""
         if self._iterator is None:
             self._iterator = aiter(self)
         return await anext(self._iterator, grpc.aio.EOF)
@@ -130,7 +130,7 @@ async def _each(messages: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 async def _given(work: Any) -> AsyncIterator[Any]:
-    """What a handler yields, or the one thing that it returns."""
+    """Yield what a handler yields, or the one thing that it returns."""
     if isinstance(work, AsyncIterable):
         async for response in work:
             yield response

@@ -26,7 +26,7 @@ class ThreadedChannel(grpc.Channel):
         self._made: MemberChannel | None = None
 
     def inner(self) -> MemberChannel:
-        """In the loop."""
+        """Return the channel; called in the loop."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -55,7 +55,7 @@ class ThreadedChannel(grpc.Channel):
         return ThreadedMethod(self._threads, make, kind)
 
     def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> NoReturn:
-        """Not here."""
+        """Raise: not supported."""
         raise UsageError("a member's channel tells of no connection: its calls wait for one, and are tried again")
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
@@ -82,7 +82,7 @@ class ThreadedMethod:
         self._made: MemberMethod | None = None
 
     def __call__(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
-        """The response. Where responses are a stream, their iterator, and the call is made when this returns.
+        """Return the response. Where responses are a stream, their iterator, and the call is made when this returns.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
@@ -96,7 +96,7 @@ class ThreadedMethod:
         return self.decoded(self._threads.wait(lambda: made().answer))
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> "tuple[Any, AnsweredCall]":
-        """The response, and what has come with it."""
+        """Return the response, and what has come with it."""
         made = self._making(request, timeout, options)
         answered: AnsweredCall = self._threads.wait(lambda: partial(_answered, made()))
         return self.decoded(answered.answer), answered
@@ -106,13 +106,13 @@ class ThreadedMethod:
         return CallFuture(self._threads, self, self._threads.step(self._making(request, timeout, options)))
 
     def send(self, request: Any) -> ServiceCall:
-        """As `MemberMethod.send`: nobody awaits it, and `answered` of the service gets its answer, in a thread of its own."""
+        """Send as `MemberMethod.send`: nobody awaits it, and `answered` of the service gets its answer, in a thread of its own."""
         given = list(request) if self._asks_stream else request
         sent: ServiceCall = self._threads.step(lambda: self._method().send(given))
         return sent
 
     def decoded(self, answer: CallAnswer) -> Any:
-        """The response, or all responses. Raises grpc.RpcError."""
+        """Return the response, or all responses. Raises grpc.RpcError."""
         if answer.code:
             raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         decoded = self._method().decoded
@@ -132,31 +132,31 @@ class ThreadedMethod:
 
 
 class AnsweredCall(NamedTuple):
-    """What is known of a call that is over."""
+    """Outcome of a call that is over."""
 
     answer: CallAnswer
     initial: Any
     trailing: Any
 
     def code(self) -> grpc.StatusCode:
-        """As gRPC's."""
+        """Return gRPC's status code."""
         return CODES.get(self.answer.code, grpc.StatusCode.UNKNOWN)
 
     def details(self) -> str:
-        """As gRPC's."""
+        """Return gRPC's details."""
         return self.answer.details
 
     def initial_metadata(self) -> Any:
-        """As gRPC's."""
+        """Return gRPC's initial metadata."""
         return self.initial
 
     def trailing_metadata(self) -> Any:
-        """As gRPC's."""
+        """Return gRPC's trailing metadata."""
         return self.trailing
 
 
 async def _answered(call: MemberCall, come_in: ComeIn) -> AnsweredCall:
-    """Its thread is inside when the answer is there, so that the rest may take its time."""
+    """Wait for the answer. The thread is inside when it is there, so that the rest may take its time."""
     answer = await call.answer(come_in)
     return AnsweredCall(answer, await call.initial_metadata(), await call.trailing_metadata())
 
@@ -171,7 +171,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         self._is_taken = self._is_cancelled = False
 
     def result(self, timeout: float | None = None) -> Any:
-        """The response; of a stream of responses all of them. In one piece with what follows.
+        """Return the response; of a stream of responses all of them. In one piece with what follows.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
@@ -202,7 +202,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
             self._error = error
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """What `result` raises of gRPC's, or None."""
+        """Return the gRPC error that `result` raises, or None."""
         try:
             self.result(timeout)
         except grpc.RpcError as error:
@@ -210,7 +210,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return None
 
     def traceback(self, timeout: float | None = None) -> Any:
-        """Of that."""
+        """Return the traceback of that error, or None."""
         error = self.exception(timeout)
         return None if error is None else error.__traceback__
 
@@ -223,19 +223,19 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return True
 
     def cancelled(self) -> bool:
-        """By `cancel`."""
+        """Return whether `cancel` has given the call up."""
         return self._is_cancelled
 
     def done(self) -> bool:
-        """Was its answer taken, or the call cancelled?"""
+        """Return whether its answer was taken, or the call cancelled."""
         return self._is_cancelled or self._answer is not None or self._error is not None
 
     def running(self) -> bool:
-        """The opposite."""
+        """Return the opposite."""
         return not self.done()
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> NoReturn:
-        """Not here."""
+        """Raise: not supported."""
         raise UsageError(
             "nobody is called when a member's call is done: its answer is taken by result(), in the thread that acts by it"
         )
@@ -257,5 +257,5 @@ class ResponseStream:
         return next(self._responses)
 
     def cancel(self) -> bool:
-        """As that of a future."""
+        """Cancel the call, as `CallFuture.cancel`."""
         return self._call.cancel()

@@ -23,7 +23,7 @@ from snapline.adapters.grpc.streams import pack, unpack
 Behavior = Callable[[Any, Any], Any]
 
 GOES_BACK = grpc.StatusCode.UNAVAILABLE, "the fleet goes back to a cut, or ends"
-"""For a member's call no answer: it is made again, or is of before as well."""
+"""Status that is no answer for a member's call: it is made again, or is of before as well."""
 
 
 class ThreadedInterceptor(grpc.ServerInterceptor):
@@ -89,7 +89,7 @@ class ServedMethod:
         yield from unpack(self._whole(list(request) if self._asks_stream else request, context))
 
     def _whole(self, request: Any, context: Any) -> bytes:
-        """In the thread of the request."""
+        """Serve the request, in its thread."""
         asking = AskingThread(context)
         try:
             sent: bytes = self._threads.served(asking, partial(self._handler.serve, request, asking))
@@ -107,7 +107,7 @@ class ServedMethod:
         return [self._serialize(response) for response in self._function(request, context)]
 
     def _in_thread(self, function: Behavior) -> Behavior:
-        """As a coroutine, in which a thread that waits for the loop runs it."""
+        """Return a coroutine in which a thread that waits for the loop runs the function."""
 
         async def served(request: Any, context: Any) -> Any:
             run = RUN.get()
@@ -146,7 +146,7 @@ class AskingThread:
         return getattr(self._inner, name)
 
     def context(self) -> contextvars.Context:
-        """Of what the loop does for it."""
+        """Return the context of what the loop does for it."""
         made = contextvars.Context()
         made.run(METADATA.set, self._inner.invocation_metadata())
         return made
@@ -156,7 +156,7 @@ class AskingThread:
         self._inbox.put(work)
 
     def ended(self, task: "asyncio.Task[Any]") -> None:
-        """In the loop: nothing more is asked of it."""
+        """End the work of the request, in the loop: nothing more follows."""
         self._task = task
         self._inbox.put(None)
 
@@ -165,7 +165,7 @@ class AskingThread:
         self._inbox.put(None)
 
     def work(self) -> Any:
-        """In the thread: do what comes, until all is done; returns what the loop has made of it."""
+        """Do the work that comes, in the thread, until all is done; return what the loop has made of it."""
         while (work := self._inbox.get()) is not None:
             work()
         if self._task is None or self._task.cancelled():
@@ -173,7 +173,7 @@ class AskingThread:
         return self._task.result()
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[Any, ...]) -> NoReturn:
-        """In the loop: the request ends so; gRPC hears of it from the thread."""
+        """End the request, in the loop; gRPC hears of it from the thread."""
         self._inner.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
@@ -190,11 +190,11 @@ class HandlersContext:
         return getattr(self._inner, name)
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """As gRPC's."""
+        """Abort as gRPC does."""
         raise AbortedHandlerError(code.value[0] or UNKNOWN, details)
 
     def abort_with_status(self, status: Any) -> NoReturn:
-        """As gRPC's."""
+        """Abort as gRPC does."""
         self._inner.set_trailing_metadata(status.trailing_metadata or ())
         self.abort(status.code, status.details)
 
@@ -217,13 +217,13 @@ class StrangersVisit:
         return thread
 
     def end(self) -> None:
-        """It has ended, if one has begun."""
+        """End the piece, if one has begun."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._threads.left(thread)
 
     def each(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Whose messages are waited for between two pieces."""
+        """Yield requests, each awaited between two pieces."""
         while True:
             self.end()
             request = next(requests, self)

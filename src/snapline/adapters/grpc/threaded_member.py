@@ -49,7 +49,8 @@ class ThreadedMember:
         advertise: str = "",
         security: Security | None = None,
     ) -> None:
-        """As `Member`. `capture`, `restore`, `on_cut` and `ready` are called in the loop's thread, the first two while no thread of the service is inside.
+        """Take what `Member` takes. `capture`, `restore`, `on_cut` and `ready` are called in the loop's
+        thread, the first two while no thread of the service is inside.
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -78,7 +79,7 @@ class ThreadedMember:
         """Take part in the fleet until it ends, SIGTERM (in the main thread), or until another process has taken this one's place; once. Returns an exit code.
 
         Raises:
-            UsageError: the fleet refuses this process for good, or the port is taken.
+            UsageError: the fleet refuses this process permanently, or the port is taken.
         """
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -100,7 +101,7 @@ class ThreadedMember:
         options: Sequence[tuple[str, Any]] = (),
         listed: Iterable[str] = (),
     ) -> ThreadedChannel:
-        """A channel for stubs, whose calls are in the cut. For threads of handlers, and of `start`.
+        """Return a channel for stubs, whose calls are in the cut. For threads of handlers, and of `start`.
 
         Args:
             target: names the receiver in the cut: calls of before a recovery are made again over the channel of this name.
@@ -145,21 +146,21 @@ class ThreadedMember:
             self._threads.wait(lambda: _come_in)
 
     def changed(self, response: Any = None) -> None:
-        """As `Member.changed`."""
+        """Call `Member.changed`."""
         self._threads.step(lambda: self._member.changed(response))
 
     def tell(self, agent: str, message: object) -> None:
-        """As `Member.tell`."""
+        """Call `Member.tell`."""
         self._threads.step(lambda: self._member.tell(agent, message))
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
-        """As of `Member`."""
+        """Return `Member.unsettled`."""
         calls: Sequence[ServiceCall] = self._threads.step(lambda: self._member.unsettled)
         return calls
 
     def settle(self, call: ServiceCall) -> None:
-        """As `Member.settle`."""
+        """Call `Member.settle`."""
         self._threads.step(lambda: self._member.settle(call))
 
 

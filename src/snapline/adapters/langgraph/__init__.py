@@ -39,7 +39,7 @@ _LATER = {
     "durable": "graph_turns",
     "graph_turn": "graph_turns",
 }
-"""What runs graphs: the saver needs LangGraph's checkpointers alone."""
+"""Names that run graphs: the saver needs LangGraph's checkpointers alone."""
 
 
 def __getattr__(name: str) -> object:

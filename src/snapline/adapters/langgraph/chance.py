@@ -1,4 +1,4 @@
-"""What LangGraph draws from clock and chance, drawn from the turn instead, so that a turn that runs again ends as it did.
+"""Clock and chance of LangGraph, drawn from the turn instead, so that a turn that runs again ends as it did.
 
 LangGraph names checkpoints, and messages without an id, by the clock and by chance. A durable turn that a recovery runs again would end in another
 state; the agent's next turn would then begin with another state, be another turn, and make its calls again. And no saver can name checkpoints
@@ -19,7 +19,7 @@ from langgraph.pregel import _checkpoint
 Source = Callable[[], UUID]
 
 drawing: ContextVar[tuple[Source, Source] | None] = ContextVar("snapline-graph-draws", default=None)
-"""Of the turn that runs: ids of checkpoints, which grow, and of messages."""
+"""Sources of the turn that runs: ids of checkpoints, which grow, and of messages."""
 
 
 def replace_sources() -> None:

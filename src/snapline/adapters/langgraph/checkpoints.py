@@ -14,7 +14,7 @@ from snapline.adapters.langgraph.values import References, SavedPlace, SavedValu
 from snapline.errors import UsageError
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""In the metadata of checkpoints of graphs with a `DeltaChannel`: the channels whose value may have to be made from writes of ancestors."""
+"""Key in checkpoints' metadata of graphs with a `DeltaChannel`: the channels whose value may have to be made from writes of ancestors."""
 
 Version = str | int | float | None
 Channels = dict[str, tuple[Version, SavedValue | None]]
@@ -39,7 +39,7 @@ class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
-    """Which checkpoint a config names; `checkpoint` None: the newest."""
+    """Checkpoint that a config names; `checkpoint` None: the newest."""
 
     thread: str
     namespace: str
@@ -47,11 +47,11 @@ class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> tuple[str, str]:
-        """Where the checkpoints of its namespace are."""
+        """Location of the checkpoints of its namespace."""
         return self.thread, self.namespace
 
     def config(self, checkpoint: str) -> RunnableConfig:
-        """Return a config that names a checkpoint beside this one."""
+        """Return a config that names a checkpoint next to this one."""
         names = {"thread_id": self.thread, "checkpoint_ns": self.namespace, "checkpoint_id": checkpoint}
         return {"configurable": names}
 

@@ -46,7 +46,7 @@ class GraphInput(Message):
 
 
 class GraphResume(Message):
-    """An answer to the interrupt at which a graph, or one of its threads, stands; to none but `interrupt`, if its id is given."""
+    """An answer to the interrupt at which a graph, or one of its threads, waits; to none but `interrupt`, if its id is given."""
 
     value: Any
     thread_id: str = MAIN
@@ -54,7 +54,7 @@ class GraphResume(Message):
 
 
 class GraphResult(Message):
-    """What a graph gave, and what it asks at the interrupts at which it stands, by their ids: as plain values, messages of LangChain as dictionaries."""
+    """Result of a graph, and its questions at the interrupts where it waits, by their ids: as plain values, messages of LangChain as dictionaries."""
 
     values: Any
     interrupts: dict[str, Any] = {}  # noqa: RUF012  a struct's default is copied
@@ -145,7 +145,7 @@ class SnaplineGraphAgent(Agent):
     def _runner(
         self, input: object, thread_id: str, config: RunnableConfig | None, options: dict[str, Any]
     ) -> Callable[[GraphTurn], Any]:
-        """What runs the graph in the name of a turn. Its context variables stay as they are set."""
+        """Return what runs the graph in the name of a turn. Its context variables stay as they are set."""
         compiled, memory = _compiled(type(self)), self.state
         play = _play_async if _has_coroutines(compiled) else _play
 
@@ -195,7 +195,7 @@ def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
 
 @functools.cache
 def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
-    """Is there a node that LangGraph's `invoke` cannot run?"""
+    """Return whether there is a node that LangGraph's `invoke` cannot run."""
     graphs = [compiled, *(found for _, found in compiled.get_subgraphs(recurse=True))]
     return any(getattr(node.bound, "func", compiled) is None for graph in graphs for node in graph.nodes.values())
 
@@ -218,7 +218,7 @@ def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:
 
 
 def _in_line(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """In place of LangGraph's pool of threads: a task runs when it is submitted."""
+    """Run a task when it is submitted, in place of LangGraph's pool of threads."""
     for option in [name for name in kwargs if name.startswith("__")]:
         del kwargs[option]
     future: Future[Any] = Future()

@@ -38,7 +38,7 @@ BLOB_BYTES_MIN = 4096
 """A blob is a part of its own in each checkpoint, which takes some hundred bytes."""
 
 NO_TIME = "1970-01-01T00:00:00+00:00"
-"""In place of when a checkpoint was made, which nothing is computed from: a turn that runs again ends in the same state."""
+"""Constant in place of a checkpoint's time, which nothing is computed from: a turn that runs again ends in the same state."""
 
 Typed = tuple[str, bytes]
 
@@ -73,7 +73,7 @@ class GraphCheckpoint(msgspec.Struct, frozen=True):
 
 
 class GraphWrite(msgspec.Struct, frozen=True):
-    """What a task has written whose superstep is not over."""
+    """Write of a task whose superstep is not over."""
 
     path: str
     channel: str
@@ -160,7 +160,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
                 known[name] = GraphWrite(task_path, channel, self.serde.dumps_typed(value))
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that a config names, or the newest of its thread."""
+        """Return the checkpoint that a config names, or the newest of its thread."""
         place = place_of(config)
         found = self._memory.threads.get(place.thread, {}).get(place.namespace)
         checkpoint = place.checkpoint or (max(found.checkpoints, default=None) if found is not None else None)
@@ -190,17 +190,17 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """As `put`."""
+        """Call `put`."""
         return self.put(config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """As `put_writes`."""
+        """Call `put_writes`."""
         self.put_writes(config, writes, task_id, task_path)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """As `get_tuple`."""
+        """Call `get_tuple`."""
         return self.get_tuple(config)
 
     async def alist(
@@ -211,7 +211,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """As `list`."""
+        """Call `list`."""
         for found in self.list(config, filter=filter, before=before, limit=limit):
             yield found
 
@@ -262,10 +262,10 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
 
 
 def _is_own(channel: str) -> bool:
-    """Is it the graph's author's, and not LangGraph's?"""
+    """Return whether it is the graph's author's, and not LangGraph's."""
     return not channel.startswith(("__", "branch:"))
 
 
 def _tasks_of(namespace: str) -> set[str]:
-    """The tasks that a namespace stands for: `node:task|node:task`. Of a subgraph with a memory of its own there is none."""
+    """Return the tasks of a namespace: `node:task|node:task`. Of a subgraph with a memory of its own there is none."""
     return {part.partition(":")[2] for part in namespace.split("|") if ":" in part}

@@ -1,7 +1,8 @@
-"""What a graph's nodes may ask of the turn in whose name they run.
+"""Access of a graph's nodes to the turn in whose name they run.
 
 A node asks from wherever it is, a tool or a model's wrapper deep inside: the turn is found through the context variables, which LangGraph takes along.
-It is asked without `await`: plain nodes stay plain. What takes time is awaited by the agent's handler (`stepped_thread.py`), and so stands in the turn's journal.
+It is asked without `await`: plain nodes stay plain. What takes time is awaited by the agent's handler (`stepped_thread.py`), and so is in the
+turn's journal.
 """
 
 import functools
@@ -24,7 +25,7 @@ _Result = TypeVar("_Result")
 _running: ContextVar["GraphTurn | None"] = ContextVar("snapline-graph-turn", default=None)
 
 SAVED = "langgraph"
-"""Stands before what LangGraph's serializer has made of a step's result."""
+"""Prefix of what LangGraph's serializer has made of a step's result."""
 
 
 class GraphTurn:
@@ -44,7 +45,7 @@ class GraphTurn:
 
     @property
     def may_wait(self) -> bool:
-        """Is it a durable turn's run, whose nodes may wait?"""
+        """Return whether it is a durable turn's run, whose nodes may wait."""
         return self._thread is not None
 
     def wait(self, wanted: Awaitable[_Result]) -> _Result:
@@ -90,7 +91,7 @@ class GraphTurn:
     # -- for the agent -------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """From here on this context's nodes run in its name."""
+        """Run this context's nodes in its name from here on."""
         _running.set(self)
 
     def checkpoint_id(self) -> UUID:
@@ -99,12 +100,12 @@ class GraphTurn:
         return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62)
 
     def message_id(self) -> UUID:
-        """Of a message without one. Agents send these to each other, so no other turn of any agent may have it."""
+        """Return an id for a message without one. Agents send these to each other, so no other turn of any agent may have it."""
         return self.ctx.uuid()
 
 
 def graph_turn() -> GraphTurn:
-    """The turn that runs this node's graph.
+    """Return the turn that runs this node's graph.
 
     Raises:
         UsageError: no turn does.

@@ -11,7 +11,7 @@ from typing import Any
 Path = tuple[str, ...]
 
 REMEMBERED_MAX = 4096
-"""Of deleted threads, runs and ignored checkpoints each: their late writes come within seconds, and memory stays below a megabyte."""
+"""Largest number of deleted threads, runs and ignored checkpoints each: late writes come within seconds, and memory stays below a megabyte."""
 
 
 class LateWrites:
@@ -24,7 +24,7 @@ class LateWrites:
         self._ignored: dict[str, None] = {}
 
     def on_thread_deleted(self, thread: str, newest: str) -> None:
-        """All checkpoints of a thread are deleted; `newest`: the newest of them."""
+        """Note that all checkpoints of a thread are deleted; `newest`: the newest of them."""
         _remember(self._deleted, thread, max(newest, self._deleted.get(thread, "")))
 
     def on_pruned(self, path: Path, kept: str) -> None:
@@ -32,7 +32,7 @@ class LateWrites:
         _remember(self._pruned, path, max(kept, self._pruned.get(path, "")))
 
     def on_runs_deleted(self, runs: Collection[str]) -> None:
-        """All checkpoints of these runs are deleted."""
+        """Note that all checkpoints of these runs are deleted."""
         for run in runs:
             _remember(self._runs, run, None)
 
@@ -43,7 +43,7 @@ class LateWrites:
     def is_late(
         self, path: Path, known: Container[str], checkpoint: str, *, parent: str | None, run: Any = None
     ) -> bool:
-        """Whether a checkpoint comes from a run whose checkpoints were deleted: its parent is not among the `known` ones any more."""
+        """Return whether a checkpoint comes from a run with deleted checkpoints: its parent is not among the `known` ones any more."""
         if str(run) in self._runs:
             return True
         if parent is None or parent in known or checkpoint in known:
@@ -55,7 +55,7 @@ class LateWrites:
         return False
 
     def are_late(self, path: Path, known: Container[str], checkpoint: str) -> bool:
-        """Whether writes for this checkpoint come after its deletion."""
+        """Return whether writes for this checkpoint come after its deletion."""
         if checkpoint in known:
             return False
         deleted = max(self._deleted.get(path[0], ""), self._pruned.get(path, ""))

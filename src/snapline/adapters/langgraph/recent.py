@@ -1,4 +1,4 @@
-"""What was used last."""
+"""Most recently used values."""
 
 import threading
 from collections import OrderedDict

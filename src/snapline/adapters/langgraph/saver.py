@@ -47,7 +47,7 @@ from snapline.storage.shelf.shelf import Change, Shelf, StaleReferenceError
 from snapline.storage.store.store import Store
 
 SHELF = "langgraph"
-"""What the saver's shelf is called in its store."""
+"""Name of the saver's shelf in its store."""
 
 RECENT_CHECKPOINTS = 1024
 """Channels of so many are kept in memory: mostly the newest of each running thread."""
@@ -112,7 +112,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         return cls(Shelf.open(store, SHELF), serde=serde, keep_last=keep_last)
 
     from_conn_string = open
-    """As other savers call it: `with SnaplineSaver.from_conn_string("folder") as saver`."""
+    """Name that other savers use: `with SnaplineSaver.from_conn_string("folder") as saver`."""
 
     def close(self) -> None:
         """Let go of the store. May be called twice."""
@@ -283,33 +283,33 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """As `put`."""
+        """Call `put` in a thread."""
         return await in_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """As `put_writes`."""
+        """Call `put_writes` in a thread."""
         await in_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """As `delete_thread`."""
+        """Call `delete_thread` in a thread."""
         await in_thread(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """As `delete_for_runs`."""
+        """Call `delete_for_runs` in a thread."""
         await in_thread(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """As `copy_thread`."""
+        """Call `copy_thread` in a thread."""
         await in_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """As `prune`."""
+        """Call `prune` in a thread."""
         await in_thread(self.prune, thread_ids, strategy=strategy)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """As `get_tuple`."""
+        """Call `get_tuple` in a thread."""
         return await in_thread(self.get_tuple, config)
 
     async def alist(
@@ -320,7 +320,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """As `list`."""
+        """Call `list` in threads."""
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (each := await in_thread(next, found, None)) is not None:
             yield each

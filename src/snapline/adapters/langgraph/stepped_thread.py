@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 FAREWELL_S = 5.0
-"""For a node that lets go of what it was at. One that does not is left: its thread ends with the process at the latest."""
+"""Time for a node to let go of its work. One that does not is left: its thread ends with the process at the latest."""
 
 
 class TurnUndoneError(BaseException):

@@ -26,7 +26,7 @@ from snapline.storage.shelf.records import has_references
 from snapline.storage.shelf.shelf import Change, Shelf
 
 INLINE_BYTES_MAX = 96
-"""About what an object costs beside its bytes."""
+"""Approximate cost of an object, besides its bytes."""
 
 SPLIT_BYTES_MIN = 512
 """A list below is one object."""
@@ -42,7 +42,7 @@ CHAIN_MIN = 32
 CHAIN_PART = 8
 
 RECENT_LISTS = 256
-"""A list of 10,000 items takes some 80 KB here, beside its digests."""
+"""A list of 10,000 items takes some 80 KB here, besides its digests."""
 
 INLINE, BLOB, LIST, DICT = range(4)
 
@@ -59,7 +59,7 @@ class SavedValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A `SavedValue` as objects hold it: `place` counts the references of the object that it stands in."""
+    """A `SavedValue` as objects hold it: `place` counts the references of the object that it is in."""
 
     kind: int
     place: int = 0

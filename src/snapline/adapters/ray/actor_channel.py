@@ -14,7 +14,7 @@ from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY
 from snapline.adapters.ray.actor_names import ActorNames
 
 Served = tuple[bytes, int, str, bytes]
-"""What a member's actor returns: the response, gRPC's status code (0: well), its details, and an answer's stamp, or nothing."""
+"""Result of a member's actor: the response, gRPC's status code (0: success), its details, and an answer's stamp, or nothing."""
 
 
 class ActorChannel:
@@ -24,7 +24,7 @@ class ActorChannel:
         self._name, self._names = name, names
 
     def unary_unary(self, method: str, *_: object) -> Any:
-        """What tries a call of this method, in bytes."""
+        """Return what tries a call of this method, in bytes."""
         return partial(self._attempt, method)
 
     def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":
@@ -69,7 +69,7 @@ class ActorAttempt:
         return response
 
     async def trailing_metadata(self) -> Any:
-        """With the answer's stamp, if there is one."""
+        """Return metadata with the answer's stamp, if there is one."""
         return _trailing(self._stamp)
 
     def cancel(self) -> bool:

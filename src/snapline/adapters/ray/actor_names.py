@@ -1,4 +1,4 @@
-"""Who is who: Ray knows actors by ids, which are others when an actor is made anew; a cut knows them by their names."""
+"""Names of actors: Ray knows actors by ids, which are others when an actor is made anew; a cut knows them by their names."""
 
 import contextlib
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class ActorNames:
         return name in self._names
 
     def handle(self, name: str) -> Any:
-        """A handle of this actor.
+        """Return a handle of this actor.
 
         Raises:
             ValueError: Ray knows no actor of this name now.
@@ -31,15 +31,15 @@ class ActorNames:
         return found
 
     def forget(self, name: str) -> None:
-        """It has ended for good: there may be another one of its name later."""
+        """Forget an actor that has ended permanently: another may have its name later."""
         self._handles.pop(name, None)
 
     def renew(self) -> None:
-        """After a recovery: look all handles up again. Whoever had a handle of an actor that was made anew is known by its name still."""
+        """Look all handles up again, after a recovery. An owner of a handle of an actor that was made anew is known by its name still."""
         self._handles.clear()
 
     def name_of(self, handle: Any) -> str | None:
-        """Its name in the fleet; None: it is not of the fleet."""
+        """Return its name in the fleet; None: it is not in the fleet."""
         actor_id = handle._actor_id
         if actor_id not in self._known:
             for name in self._names:

@@ -83,7 +83,7 @@ def _joined(kind: type, terms: FleetTerms) -> type:
 
 
 def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
-    """What is called from outside.
+    """Yield the methods that are called from outside.
 
     Raises:
         UsageError: one of them cannot be in a cut.

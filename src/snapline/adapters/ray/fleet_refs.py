@@ -1,4 +1,4 @@
-"""What a member's call of another member returns: to be awaited, given to `ray.get`, or dropped, as Ray's own references."""
+"""References that a member's call of another member returns: awaited, given to `ray.get`, or dropped, as Ray's own."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ class ActorCallError(ExternalFailureError):
 
 
 class RefMember(Protocol):
-    """What references see of the actor that they are made in."""
+    """Interface of the actor that references are made in."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -31,11 +31,11 @@ class RefMember(Protocol):
         """Run this until the fleet goes back."""
 
     def opened(self, response: bytes) -> Any:
-        """What the method has returned. Raises what it has raised."""
+        """Return what the method has returned. Raises what it has raised."""
 
 
 class WaitingLife(Protocol):
-    """Of `ActorLife`, which says what this is."""
+    """Interface of `ActorLife`, documented there."""
 
     async def wait(self, references: "Sequence[FleetRef]", timeout_s: float | None) -> list[Any]: ...
 
@@ -137,7 +137,7 @@ async def _taken(call: "MemberCall") -> None:
 
 
 def is_in(loop: asyncio.AbstractEventLoop) -> bool:
-    """Does this run in the loop?"""
+    """Return whether this runs in the loop."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

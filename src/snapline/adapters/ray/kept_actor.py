@@ -30,7 +30,7 @@ class NotCapturableError(SnaplineError):
 
 
 class Outcome:
-    """What a method has returned, or raised: then with the lines of its traceback."""
+    """Value or error of a method: an error with the lines of its traceback."""
 
     __slots__ = ("lines", "raised", "value")
 
@@ -90,7 +90,7 @@ class ActorLife:
             self.is_computing, self.waits_unkept = True, False
 
     def end(self) -> None:
-        """Another life begins."""
+        """End this life: another one begins."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -140,7 +140,7 @@ class KeptActor:
         """Nothing of an actor's."""
 
     def ready(self) -> bool:
-        """No thread computes."""
+        """Return whether no thread computes."""
         return not self.life.is_computing
 
     def _image(self) -> bytes:
@@ -190,7 +190,7 @@ class KeptActor:
             await asyncio.sleep(FIRST_LOOK_S)
 
     def waits(self, method: str) -> None:
-        """This method has waited in `ray.get`."""
+        """Note that this method has waited in `ray.get`."""
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
@@ -204,7 +204,7 @@ class KeptActor:
 
 
 def _fill(made: object, state: Any) -> None:
-    """As pickle does it."""
+    """Set an object's state as pickle does."""
     put = getattr(made, "__setstate__", None)
     if put is not None:
         if state is not None:

@@ -33,7 +33,7 @@ from snapline.security.transport import Security
 log = logging.getLogger("snapline.ray")
 
 REFUSED_OPTIONS = {"num_returns": 1, "retry_exceptions": None, "tensor_transport": None}
-"""Of a method: what Ray would do with other values than these is not done for calls within a fleet."""
+"""Options of a method: what Ray would do with other values than these is not done for calls within a fleet."""
 
 
 BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
@@ -41,7 +41,7 @@ BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
 
 
 class FleetTerms(msgspec.Struct, frozen=True):
-    """What `in_fleet` was given."""
+    """Arguments of `in_fleet`."""
 
     fleet: Fleet
     coordinator: str
@@ -273,7 +273,7 @@ class MemberActor:
 
 
 class ServedByRay:
-    """What a call's handler tells of its end, besides the response.
+    """Data that a call's handler gives of its end, besides the response.
 
     Attributes:
         stamp: the answer's; empty if there is none.
@@ -285,11 +285,11 @@ class ServedByRay:
         """Methods of actors set none."""
 
     def set_trailing_metadata(self, trailing: Any) -> None:
-        """As gRPC's."""
+        """Take the stamp out of the trailing metadata."""
         self.stamp = dict(trailing).get(ANSWER_KEY, b"")
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
-        """As gRPC's: it raises."""
+        """Abort as gRPC does: raise."""
         self.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
@@ -303,7 +303,7 @@ def here() -> MemberActor | None:
 
 
 def changed(value: object = None) -> None:
-    """In an async method, in the piece in which it changes the actor though it calls others after that: it is not run again after a recovery.
+    """Declare, in the piece in which an async method changes the actor though it calls others later, that it is not run again after a recovery.
 
     `value`: what its caller gets then.
 
@@ -341,7 +341,7 @@ def _begun(actor: Any) -> None:
 
 
 def _variables(invocation: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """What Ray's function for a call holds: the method as `self`, and its options."""
+    """Return what Ray's function for a call holds: the method as `self`, and its options."""
     cells = invocation.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(invocation.__code__.co_freevars, cells, strict=True)}
 

@@ -16,14 +16,14 @@ from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import EncodingError
 
 PICKLE_MARK = b"\x80"
-"""How a pickle begins, and no text of JSON does."""
+"""First byte of a pickle, and of no text of JSON."""
 
 ACTOR = "ray actor"
-"""Key of what stands for a handle in JSON. A dictionary of the user's that has it is pickled."""
+"""Key of a handle in JSON. A dictionary of the user's that has it is pickled."""
 
 
 class Unkeepable:
-    """What stands for something of this process, and says what to do with it instead of being kept."""
+    """Stand-in for something of this process, which says what to do with it instead of being kept."""
 
     unkeepable = ""
 
@@ -46,7 +46,7 @@ def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> by
 
 
 def packed_state(state: object, names: ActorNames, actor: str) -> bytes:
-    """What an actor's object consists of, as its `__getstate__` gives it.
+    """Return an actor's object, packed, as its `__getstate__` gives it.
 
     Raises:
         EncodingError: it cannot be kept; says which attribute.
@@ -69,7 +69,7 @@ def _blame(state: object, names: ActorNames, actor: str) -> None:
 
 
 def unpacked(payload: bytes, names: ActorNames) -> Any:
-    """The value again. It runs what a pickle says."""
+    """Return the value again. It runs what a pickle says."""
     if not payload.startswith(PICKLE_MARK):
         if ACTOR.encode() not in payload:
             return json.loads(payload)
@@ -80,7 +80,7 @@ def unpacked(payload: bytes, names: ActorNames) -> Any:
 
 
 def is_tree(value: object, seen: set[int]) -> bool:
-    """Does JSON give it back as it was? What stands in two places would come back as two."""
+    """Return whether JSON gives it back as it was. What is in two places would come back as two."""
     kind = type(value)
     if value is None or kind is str or kind is int or kind is bool:
         return True

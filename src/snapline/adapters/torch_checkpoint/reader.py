@@ -1,4 +1,4 @@
-"""Loads what `SnaplineWriter` has saved, on any number of ranks: each reads the parts that its own plan names, whoever wrote them."""
+"""Load what `SnaplineWriter` has saved, on any number of ranks: each reads the parts that its plan names, from any writer."""
 
 import dataclasses
 import io
@@ -53,7 +53,7 @@ class SnaplineReader(StorageReader):
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Another checkpoint is to be loaded."""
+        """Choose another checkpoint to load."""
         if checkpoint_id is not None:
             self._wanted = os.fspath(checkpoint_id)
 
@@ -114,7 +114,7 @@ class SnaplineReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whatever may name a snapshot."""
+        """Return whether this may name a snapshot."""
         return bool(os.fspath(checkpoint_id))
 
 

@@ -1,4 +1,4 @@
-"""What a sharded checkpoint is in the store: an epoch whose agents are the job's ranks, and one more that says what they make together.
+"""Form of a sharded checkpoint in the store: an epoch whose agents are the job's ranks, and one more that says what they make together.
 
     agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of what is no tensor
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
@@ -43,7 +43,7 @@ PartPlace = tuple[str, int]
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """What the coordinating rank has decided for one rank: who it is, of which epoch, and which epoch's chunks it may reuse (0: none)."""
+    """Decision of the coordinating rank for one rank: its agent, its epoch, and which epoch's chunks it may reuse (0: none)."""
 
     agent: str
     epoch: int
@@ -51,7 +51,7 @@ class PlannedSave(msgspec.Struct, frozen=True):
 
 
 class StoredItem(msgspec.Struct, frozen=True):
-    """What a rank reports of one item."""
+    """Report of a rank on one item."""
 
     pack: PackReference
     agent: str
@@ -68,7 +68,7 @@ class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
-    """Where an item lies; `index` is the planner's hint."""
+    """Location of an item; `index` is the planner's hint."""
 
     name: str
     offset: Offset

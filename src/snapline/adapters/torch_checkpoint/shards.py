@@ -1,4 +1,4 @@
-"""What one rank writes of one checkpoint: packs of chunks, as a host does for its agents.
+"""Packs of chunks that one rank writes of one checkpoint, as a host does for its agents.
 
 Each tensor or value is a part. Its chunks are compared with those of the base epoch first by hash (what this process saved last, at the same place of
 the same item), then by digest (whatever the base holds, also another rank's): so what has not changed, or has only moved, costs a reference.
@@ -31,10 +31,10 @@ from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.store import Store
 
 PACK_BYTES = 32 * 2**20
-"""Of new chunks in one pack: deletion works by the pack, so one tensor that stays keeps no more than this of others."""
+"""Largest size of new chunks in one pack: deletion works by the pack, so one tensor that stays keeps no more than this of others."""
 
 ItemTables = dict[MetadataIndex, ChunkTable]
-"""What each item consisted of when this process saved it last."""
+"""Content of each item when this process saved it last."""
 
 
 class RankWriter:

@@ -180,12 +180,12 @@ class SnaplineWriter(StorageWriter):
         self.close()
 
     def storage_meta(self) -> StorageMeta:
-        """Where it goes, for observers."""
+        """Return where the checkpoint goes, for observers."""
         return StorageMeta(checkpoint_id=self._name, save_id=str(self._epoch))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Can a checkpoint be called so?"""
+        """Return whether it may name a checkpoint."""
         with contextlib.suppress(UsageError):
             return bool(pins.check_tag(os.fspath(checkpoint_id)))
         return False

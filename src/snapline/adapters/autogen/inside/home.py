@@ -28,7 +28,7 @@ SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
 
 
 FAREWELL_STEPS = 10
-"""Of the event loop: who has cancelled a message hears of it when its handler has."""
+"""Steps of the event loop: the sender of a cancelled message hears of it when its handler has."""
 
 
 class TurnGate:
@@ -40,7 +40,7 @@ class TurnGate:
 
     @property
     def waiting(self) -> int:
-        """How many turns wait."""
+        """Number of turns that wait."""
         return sum(not each.done() for each in self._waiting)
 
     async def __call__(self) -> None:
@@ -51,13 +51,13 @@ class TurnGate:
         await place
 
     def open(self) -> None:
-        """For all."""
+        """Open for all turns."""
         self._is_open = True
         while self.let_one():
             pass
 
     def close(self) -> None:
-        """From now on turns wait."""
+        """Close: from now on turns wait."""
         self._is_open = False
 
     def let_one(self) -> bool:

@@ -28,7 +28,7 @@ class UnkeepableError(ValueError):
 
 
 def keep(value: object, what: str) -> Kept:
-    """A value, as JSON if that gives it back as it was.
+    """Return a value, as JSON if that gives it back as it was.
 
     Raises:
         UnkeepableError: it cannot be pickled.
@@ -42,7 +42,7 @@ def keep(value: object, what: str) -> Kept:
 
 
 def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what was kept
-    """What `keep` and `keep_message` have kept."""
+    """Return what `keep` and `keep_message` have kept."""
     form, body = kept["form"], kept["body"]
     if form == JSON_FORM:
         return json.loads(body)
@@ -52,7 +52,7 @@ def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what wa
 
 
 def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
-    """A message, by AutoGen's serializer of its type if that gives it back as it was.
+    """Return a message, by AutoGen's serializer of its type if that gives it back as it was.
 
     Raises:
         UnkeepableError: it cannot be pickled either.
@@ -70,7 +70,7 @@ def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
 
 
 def keep_error(error: BaseException) -> Kept:
-    """What a handler has raised, for who waits for its reply."""
+    """Keep what a handler has raised, for the one that waits for its reply."""
     try:
         kept = keep(error, "an error")
         pickle.loads(base64.b64decode(kept["body"]))
@@ -80,7 +80,7 @@ def keep_error(error: BaseException) -> Kept:
 
 
 def is_json(value: object, seen: set[int]) -> bool:
-    """Does JSON give it back as it was? A list that stands in two places would come back as two."""
+    """Return whether JSON gives it back as it was. A list that is in two places would come back as two."""
     if value is None or type(value) in (bool, int, str):
         return True
     if type(value) is float:
@@ -94,7 +94,7 @@ def is_json(value: object, seen: set[int]) -> bool:
 
 
 class AgentKeeper:
-    """What of an agent's object is its state, and what is made anew with it.
+    """State of an agent's object, apart from what is made anew with it.
 
     An agent that has both `save_state` and `load_state` is kept by these. Any other by its attributes: all but those of AutoGen's base classes, and those that its factory
     has made and pickle does not take: clients, locks, queues.
@@ -110,7 +110,7 @@ class AgentKeeper:
         self._made_anew = OF_AUTOGEN | made_anew
 
     async def save(self) -> Kept:
-        """Its state now.
+        """Return its state now.
 
         Raises:
             UnkeepableError: it cannot be kept; names the attribute.

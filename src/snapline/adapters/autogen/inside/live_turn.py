@@ -75,7 +75,7 @@ class LiveTurn:
     # -- for its host --------------------------------------------------------------------------------------------------
 
     async def begin(self, handling: Coroutine[Any, Any, Any]) -> bool:
-        """Run the handler until the turn stands; returns whether it is over."""
+        """Run the handler until the turn stands; return whether it is over."""
         token = current.set(self)
         try:
             self._main = asyncio.get_running_loop().create_task(handling)
@@ -84,13 +84,13 @@ class LiveTurn:
         return await self.go_on()
 
     async def go_on(self) -> bool:
-        """Wait until the turn stands; returns whether it is over."""
+        """Wait until the turn stands; return whether it is over."""
         self._stand = asyncio.get_running_loop().create_future()
         self._check_soon()
         return await self._stand
 
     def answered(self, call: int, answer: Any) -> None:
-        """The reply to a call has come."""
+        """Take the reply to a call."""
         future = self._replies.pop(call, None)
         if future is None:
             self._early[call] = answer
@@ -98,17 +98,17 @@ class LiveTurn:
             future.set_result(answer)
 
     def result(self) -> Any:  # the handler's own
-        """What the handler has returned; raises what it has raised."""
+        """Return what the handler has returned; raise what it has raised."""
         assert self._main is not None
         return self._main.result()
 
     def take_items(self, *, is_over: bool) -> list[Item]:
-        """What has been sent since the last stand. When the turn is over nobody waits for replies to it."""
+        """Return what has been sent since the last stand. When the turn is over nobody waits for replies to it."""
         taken, self.items = self.items, []
         return [{**item, "call": -1} for item in taken] if is_over else taken
 
     def close(self) -> None:
-        """It is over, or has been undone: what is left of it has no effect."""
+        """Close a turn that is over, or has been undone: what is left of it has no effect."""
         self._is_closed = True
         if self._patience is not None:
             self._patience.cancel()
@@ -123,7 +123,7 @@ class LiveTurn:
     # -- for the runtime -----------------------------------------------------------------------------------------------
 
     def send(self, item: Item) -> None:
-        """A message without a reply."""
+        """Send a message without a reply."""
         if not self._is_closed:
             self.items.append({**item, "call": -1})
 

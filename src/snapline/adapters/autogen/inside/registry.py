@@ -1,4 +1,6 @@
-"""What a program registers: factories of agents, subscriptions, serializers, intervention handlers. As AutoGen's runtime has it; errors are of the same classes."""
+"""Registrations of a program: factories of agents, subscriptions, serializers, intervention handlers.
+
+As in AutoGen's runtime; errors are of the same classes."""
 
 import inspect
 import logging
@@ -17,7 +19,7 @@ Factory = Callable[..., Any | Awaitable[Any]]
 
 
 class ProgramRegistry:
-    """What is the same in every process that runs the program.
+    """Registrations that are the same in every process that runs the program.
 
     Attributes:
         serializers, subscriptions: AutoGen's own.
@@ -48,7 +50,7 @@ class ProgramRegistry:
         self._factories[kind] = checked
 
     def add_instance(self, kind: str, made: Any) -> None:
-        """An agent that no factory makes. Raises ValueError if its type is another's."""
+        """Add an agent that no factory makes. Raises ValueError if its type is another's."""
         if kind not in self._factories:
             self._factories[kind] = _no_factory
             self._instance_types[kind] = type(made)
@@ -60,11 +62,11 @@ class ProgramRegistry:
             )
 
     def knows(self, agent: AgentId) -> bool:
-        """Is its type registered?"""
+        """Return whether its type is registered."""
         return agent.type in self._factories
 
     async def make(self, agent: AgentId, runtime: Any) -> Any:
-        """A new object of this agent. Raises LookupError if its type is not registered, and what its factory raises."""
+        """Return a new object of this agent. Raises LookupError if its type is not registered, and what its factory raises."""
         if agent.type not in self._factories:
             raise LookupError(f"no agent type {agent.type!r} is registered")
         factory = self._factories[agent.type]
@@ -86,7 +88,7 @@ class ProgramRegistry:
                 raise
 
     async def subscribers(self, topic: TopicId, sender: AgentId | None) -> list[AgentId]:
-        """Who gets what is published there: never who has published it."""
+        """Return the agents that get what is published there: never the publisher."""
         found = await self.subscriptions.get_subscribed_recipients(topic)
         return [agent for agent in found if agent != sender]
 

@@ -55,11 +55,11 @@ class SnaplineRuntime(AgentRuntime):
         hosts: int = 1,
         python: str = "",
     ) -> None:
-        """As AutoGen's; nothing is started before something is sent, or `start`.
+        """Make a runtime as AutoGen's; nothing is started before something is sent, or `start`.
 
         Args:
             tracer_provider: taken and not used: hosts trace (docs/tracing.md).
-            hosts: so many processes the program's fleet has.
+            hosts: number of processes of the program's fleet.
             python: the Python of snapline's environment; "": as `SNAPLINE_PYTHON` says.
         """
         self.registry = ProgramRegistry(intervention_handlers or ())
@@ -69,7 +69,7 @@ class SnaplineRuntime(AgentRuntime):
         self._is_started = False
 
     def serve_host(self) -> TurnRunner:
-        """For a process that a host has started: it has no fleet of its own, and others run other agents' turns."""
+        """Prepare a process that a host has started: it has no fleet of its own, and others run other agents' turns."""
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner
 
@@ -77,7 +77,7 @@ class SnaplineRuntime(AgentRuntime):
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """How many turns wait for `start` or `process_next`."""
+        """Number of turns that wait for `start` or `process_next`."""
         return self._home().gate.waiting
 
     def start(self) -> None:
@@ -217,13 +217,13 @@ class SnaplineRuntime(AgentRuntime):
         *,
         expected_class: type[Any] | None = None,
     ) -> AgentType:
-        """As AutoGen's."""
+        """Register a factory, as in AutoGen."""
         kind = AgentType(type) if isinstance(type, str) else type
         self.registry.add_factory(kind.type, agent_factory, expected_class)
         return kind
 
     async def register_agent_instance(self, agent_instance: Any, agent_id: AgentId) -> AgentId:
-        """As AutoGen's."""
+        """Register an instance, as in AutoGen."""
         if agent_id in self.runner.objects():
             raise ValueError(f"agent {agent_id} is registered already")
         self.registry.add_instance(agent_id.type, agent_instance)
@@ -232,27 +232,27 @@ class SnaplineRuntime(AgentRuntime):
         return agent_id
 
     async def add_subscription(self, subscription: Subscription) -> None:
-        """As AutoGen's. Not in a turn: other processes would not know of it."""
+        """Add a subscription, as in AutoGen. Not in a turn: other processes would not know of it."""
         _refuse_in_turn("add_subscription")
         await self.registry.subscriptions.add_subscription(subscription)
 
     async def remove_subscription(self, id: str) -> None:
-        """As AutoGen's. Not in a turn."""
+        """Remove a subscription, as in AutoGen. Not in a turn."""
         _refuse_in_turn("remove_subscription")
         await self.registry.subscriptions.remove_subscription(id)
 
     def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
-        """As AutoGen's."""
+        """Add serializers, as in AutoGen."""
         self.registry.serializers.add_serializer(serializer)
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
     async def get(self, id_or_type: Any, /, key: str = "default", *, lazy: bool = True) -> AgentId:
-        """As AutoGen's."""
+        """Return an agent's id, as in AutoGen."""
         return await get_impl(id_or_type=id_or_type, key=key, lazy=lazy, instance_getter=self._object)
 
     async def try_get_underlying_agent_instance(self, id: AgentId, type: type[Any] = object) -> Any:
-        """The object that stands for the agent in this process: as of its last turn that went on here."""
+        """Return the agent's object in this process: as of its last turn that went on here."""
         if not self.registry.knows(id):
             raise LookupError(f"no agent type {id.type!r} is registered")
         made = await self._object(id)
@@ -261,12 +261,12 @@ class SnaplineRuntime(AgentRuntime):
         return made
 
     async def agent_metadata(self, agent: AgentId) -> AgentMetadata:
-        """As AutoGen's."""
+        """Return an agent's metadata, as in AutoGen."""
         found: AgentMetadata = (await self._object(agent)).metadata
         return found
 
     async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
-        """As AutoGen's, of the object in this process."""
+        """Return an agent's saved state, as in AutoGen, of the object in this process."""
         found: Mapping[str, Any] = await (await self._object(agent)).save_state()
         return found
 
@@ -275,9 +275,9 @@ class SnaplineRuntime(AgentRuntime):
         await (await self._object(agent)).load_state(state)
 
     async def save_state(self) -> Mapping[str, Any]:
-        """A snapshot of the fleet: all agents, and all messages under way between them, as JSON. Agents go on meanwhile.
+        """Return a snapshot of the fleet: all agents, and all messages under way between them, as JSON. Agents go on meanwhile.
 
-        What the program has changed in objects beside their turns is given to the fleet first.
+        What the program has changed in objects outside their turns is given to the fleet first.
         """
         for agent, held in self.runner.objects().items():
             if not self.runner.is_busy(agent):

@@ -39,7 +39,7 @@ async def _serve(program: str, channel: socket.socket) -> None:
 
 
 async def _load(program: str) -> SnaplineRuntime:
-    """What the program registers; a function without arguments makes its own runtime."""
+    """Load what the program registers; a function without arguments makes its own runtime."""
     module, _, name = program.partition(":")
     function = getattr(importlib.import_module(module), name)
     runtime = None if not inspect.signature(function).parameters else SnaplineRuntime()

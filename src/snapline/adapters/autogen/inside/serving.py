@@ -1,4 +1,4 @@
-"""What one host asks of this process, frame by frame."""
+"""Requests of one host to this process, frame by frame."""
 
 import asyncio
 import functools
@@ -11,7 +11,7 @@ Frame = dict[str, Any]
 
 
 async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Do what a host asks, until it is gone. Turns of several agents go on beside each other."""
+    """Do what a host asks, until it is gone. Turns of several agents run in parallel."""
     under_way: dict[str, asyncio.Task[None]] = {}
     known: dict[str, None] = {}
     while (frame := await read_frame(reader)) is not None:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 drawing: ContextVar[random.Random | None] = ContextVar("snapline-turn-chance", default=None)
-"""What the present turn draws from."""
+"""Random source of the present turn."""
 
 _replaced: list[bool] = []
 

@@ -21,7 +21,7 @@ from snapline.adapters.autogen.inside.turn_chance import drawing
 Frame = dict[str, Any]
 
 TEXT_CHARACTERS_MAX = 4000
-"""Of a traceback: as much as a dead letter keeps."""
+"""Largest length of a traceback: as much as a dead letter keeps."""
 
 
 class AgentObject:
@@ -64,7 +64,7 @@ class TurnRunner:
         self.gate: Callable[[], Awaitable[None]] | None = None
 
     async def begin(self, frame: Frame) -> Frame:
-        """A turn begins; returns what it has come to where it first stands."""
+        """Begin a turn; return what it has come to where it first stands."""
         self.drop(frame)
         if self.gate is not None:
             await self.gate()
@@ -80,7 +80,7 @@ class TurnRunner:
         return await self._segment(frame["turn"], await turn.begin(handling))
 
     async def go_on(self, frame: Frame) -> Frame | None:
-        """The same of a turn that stands: a reply has come for it, or its host looks again. None: it is not here any more."""
+        """Continue a turn that stands: a reply has come, or its host looks again. None: it is not here any more."""
         found = self._live.get(frame["turn"])
         if found is None:
             return None
@@ -99,22 +99,22 @@ class TurnRunner:
     # -- agents --------------------------------------------------------------------------------------------------------
 
     def add_object(self, agent: AgentId, made: Any) -> None:
-        """An agent that no factory makes."""
+        """Add an agent that no factory makes."""
         self._objects[agent] = AgentObject(made, is_given=True)
 
     def objects(self) -> dict[AgentId, AgentObject]:
-        """Those that are here."""
+        """Return the objects that are here."""
         return dict(self._objects)
 
     async def object_of(self, agent: AgentId) -> AgentObject:
-        """An agent's object; a new one if there is none."""
+        """Return an agent's object; a new one if there is none."""
         held = self._objects.get(agent)
         if held is None:
             held = self._objects[agent] = AgentObject(await self._registry.make(agent, self._runtime))
         return held
 
     async def object_with(self, agent: AgentId, state: Kept | None) -> AgentObject:
-        """An agent's object in this state; None: as it was made."""
+        """Return an agent's object in this state; None: as it was made."""
         held = self._objects.get(agent)
         if held is not None and held.state != state:
             self._spoil(agent, held)
@@ -131,7 +131,7 @@ class TurnRunner:
         held.state = state
 
     def is_busy(self, agent: AgentId) -> bool:
-        """Is it in the middle of a turn?"""
+        """Return whether it is in the middle of a turn."""
         return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
 
     def _spoil(self, agent: AgentId, held: AgentObject) -> None:
