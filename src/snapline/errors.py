@@ -92,7 +92,7 @@ class NotFoundError(UsageError):
 
 
 class AgentMissingError(NotFoundError):
-    """There is no such agent, or it has stopped: the input was not taken."""
+    """The agent is unknown or has stopped: the input was not accepted."""
 
     agent = key = ""
 
@@ -132,7 +132,7 @@ class StoreError(ExternalFailureError):
 
 
 class StoreMissingError(StoreError):
-    """There is no store at this place."""
+    """No store exists at this place."""
 
     exit_code = 10
 
@@ -231,7 +231,7 @@ class CircuitOpenError(ExternalFailureError):
 
 
 class WaitTimeoutError(ExternalFailureError, TimeoutError):
-    """What a durable turn waited for has not come in its time."""
+    """A durable turn's wait has timed out."""
 
 
 class UnansweredCallError(ExternalFailureError):

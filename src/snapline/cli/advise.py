@@ -1,4 +1,4 @@
-"""`snapline advise`: which protocol and interval suit a fleet that runs, from what it says of itself."""
+"""`snapline advise`: which protocol and interval suit a running fleet, from its own status."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +50,7 @@ async def _watch(client: "CoordinatorClient", over_s: float, timeout_s: float) -
 
 
 def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> "RunningFigures":
-    """What two answers, so long apart, say of the fleet."""
+    """Return the figures of the fleet from two statuses `passed_s` apart."""
     from snapline.protocols.advice import RunningFigures
 
     interval_s, price_s = _interval(before, after, passed_s)
@@ -76,7 +76,7 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
 
 
 def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> tuple[float | None, float | None]:
-    """From one checkpoint of an agent to its next, and what the agents of a host wait for these."""
+    """Return the checkpoint interval of an agent, and the time that capture costs a host's agents."""
     from snapline.protocols.names import is_autonomous
 
     interval = after.interval
@@ -93,12 +93,12 @@ def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> t
 
 
 def _more(before: "FleetStatus", after: "FleetStatus", name: str) -> int:
-    """What the same runs of hosts have counted meanwhile."""
+    """Return the increase of a counter over hosts that did not restart."""
     return sum([max(0, getattr(now, name) - getattr(then, name)) for then, now in _same(before, after)])
 
 
 def _same(before: "FleetStatus", after: "FleetStatus") -> "list[tuple[HostStatus, HostStatus]]":
-    """Hosts that have not started anew meanwhile, then and now."""
+    """Hosts that did not restart meanwhile, then and now."""
     earlier = {(host.host, host.host_start): host for host in before.hosts}
     found = [(earlier.get((host.host, host.host_start)), host) for host in after.hosts]
     return [(then, now) for then, now in found if then is not None]

@@ -1,4 +1,4 @@
-"""`snapline agent …`: where agents live, what they hold, what they are given, and the messages that no turn of theirs could take."""
+"""`snapline agent …`: placement and state of agents, their inputs, and the dead letters that no turn could handle."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ letters = typer.Typer(
 app.add_typer(letters, name="dead-letters")
 
 NOTHING = "<0 bytes>"
-"""How documents show a payload that is empty."""
+"""An empty payload as documents show it."""
 
 Snapshot = Annotated[
     str, typer.Option("--snapshot", metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
@@ -95,7 +95,7 @@ app.command("describe")(agent_view.describe)
 
 
 def _fields_of(text: str) -> object:
-    """JSON as it is, once it is known to be that.
+    """Return the JSON text unchanged after checking it.
 
     Raises:
         UsageError: it is not; says where.
@@ -158,7 +158,7 @@ letters.command("drop")(agent_letters.drop)
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:
-    """An agent's letters with their numbers, which stay when others are taken out."""
+    """An agent's dead letters with their numbers, which stay when others are removed."""
     return [
         (number, letter) for letter in rows_of(agent, "dead_letters") if isinstance(number := letter.get("number"), int)
     ]
@@ -234,7 +234,7 @@ def _show_one(result: Document, tables: DocumentTables) -> None:
 
 
 def _message(letter: Document) -> str:
-    """What could not be handled; the first turn of an agent has no message."""
+    """The message that failed; the first turn of an agent has none."""
     message = letter.get("message")
     return "(on_start)" if message == NOTHING else show_message(message)
 

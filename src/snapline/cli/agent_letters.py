@@ -1,4 +1,4 @@
-"""`snapline agent dead-letters retry` and `drop`: what operators do with messages that no turn could take."""
+"""`snapline agent dead-letters retry` and `drop`: operator commands for messages that no turn could handle."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -41,7 +41,7 @@ def drop(connection: Connection, display: Display, agent: Agent, numbers: Number
 
 
 def _chosen(numbers: list[int] | None, *, every: bool) -> list[int] | None:
-    """None: all.
+    """Return the chosen numbers; None: all.
 
     Raises:
         UsageError: neither numbers nor --all, or both.

@@ -1,4 +1,4 @@
-"""`snapline agent state` and `snapline agent describe`: what an agent holds, and how it stands."""
+"""`snapline agent state` and `snapline agent describe`: state and status of an agent."""
 
 from typing import Annotated
 
@@ -43,7 +43,7 @@ def describe(connection: Connection, display: Display, agent: Agent) -> None:
 
 
 def _about(told: dict[str, object]) -> dict[str, object]:
-    """`kind` is the document's own."""
+    """Rename `kind`, the document's own."""
     return {"agent_kind" if name == "kind" else name: value for name, value in told.items()}
 
 

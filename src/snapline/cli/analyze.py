@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapline.recovery.trace import Trace
 
 DIAGRAM_WIDTH = 100
-"""Of a diagram that does not go to a terminal."""
+"""Columns of a diagram not printed to a terminal."""
 
 AGENTS_SHOWN_MAX = 50
 """Rows of the table and of the diagram; more are a wall of text. JSON has all."""
@@ -49,7 +49,7 @@ class Pictures:
     ] = None
 
     def window(self, events: int) -> tuple[int, int] | None:
-        """Positions in the trace's events; None if the picture may choose.
+        """Positions in the trace's events; None: chosen by the picture.
 
         Raises:
             UsageError: the window is empty, or nothing is drawn through it.
@@ -135,7 +135,7 @@ def read(place: str) -> "Trace":
 
 
 def is_folder(place: str, merged: Path | None) -> bool:
-    """Is `place` a folder of hosts' traces?
+    """Return whether `place` is a folder of hosts' traces.
 
     Raises:
         UsageError: it is not, and a merged trace is wanted.

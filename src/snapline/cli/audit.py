@@ -1,4 +1,4 @@
-"""`snapline audit`: who has asked the fleet for what (docs/security.md)."""
+"""`snapline audit`: operator requests to the fleet (docs/security.md)."""
 
 from typing import TYPE_CHECKING, Annotated
 

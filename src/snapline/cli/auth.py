@@ -22,7 +22,7 @@ TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
 """Roles of people and programs that get a certificate of their own in a new set."""
 
 DELIVER_S = 120.0
-"""Ray starts a process for the keeper that brings them: a minute on a busy machine."""
+"""Time to deliver them: Ray starts a process for the keeper, a minute on a busy machine."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(auth_token.app, name="token")

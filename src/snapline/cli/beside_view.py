@@ -1,7 +1,7 @@
-"""`--ui`: the view beside a fleet that a command runs, for as long as it runs.
+"""`--ui`: the view next to a fleet that a command runs, for as long as it runs.
 
-It is a process of its own, behind those of the fleet in the queue for the processor, and nobody waits for it: if it does not start, or dies, a
-sentence says so and the fleet goes on.
+The view is a process of its own with a lower CPU priority than the fleet, and nothing waits for it: if it does not start, or dies, a
+warning is printed and the fleet goes on.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ LIBRARIES = ("starlette", "uvicorn")
 NAME = "view"
 
 SAID = "snapline: "
-"""So begins the sentence of a command that cannot go on."""
+"""Prefix of the error line of a failed command."""
 
 NICENESS = 5
-"""Once it listens: what the view draws can wait, what the fleet does cannot. Its start would take too long so."""
+"""CPU niceness of the view once it listens: the fleet comes first. With it from the start, startup is too slow."""
 
 LOOK_S = 0.1
-"""Between two looks for the coordinator, and for the view's address."""
+"""Time between polls for the leader and the view's address."""
 
 
 @dataclass(frozen=True)
 class BesideView:
-    """Whether, and where, a command shows the fleet that it runs."""
+    """Options of commands that show their fleet in a browser."""
 
     ui: Annotated[
         bool, typer.Option("--ui", help="Show the fleet in a browser until the command ends; it prints where.")
@@ -56,7 +56,7 @@ class BesideView:
     ] = None
 
     def port(self) -> int | None:
-        """Where to listen, 0 for any free port; None: nobody wants to look.
+        """Return the port to listen on, 0: any free one; None: no view.
 
         Raises:
             UsageError: the extra is missing.
@@ -75,7 +75,7 @@ class BesideView:
 
 @contextlib.asynccontextmanager
 async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
-    """Show the fleet meanwhile; `port`: as `BesideView.port` says it."""
+    """Show the fleet meanwhile; `port`: as from `BesideView.port`."""
     if port is None:
         yield
         return
@@ -120,7 +120,7 @@ async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> No
 
 
 async def _address_of(child: "Child") -> str:
-    """What it prints once it listens; "": it has ended before."""
+    """Return the URL it prints once it listens; "": it has ended."""
     while child.exit_code is None:
         line = child.last_line()
         if line.startswith("http://"):

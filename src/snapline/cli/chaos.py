@@ -90,7 +90,7 @@ def run(
 
 
 def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
-    """Raises UsageError: there is none, or the fleet cannot be had."""
+    """Raises UsageError: there is none, or the fleet cannot load."""
     from snapline.chaos.templates import EVERYTHING
 
     if fleet is not None:
@@ -144,7 +144,7 @@ async def _carried_out(
     plan: "KeptPlan | None",
     on_note: Callable[[str], None],
 ) -> "Result":
-    """SIGTERM ends it in order, as Ctrl-C does: what runs elsewhere would run on."""
+    """Run chaos; stop cleanly on SIGTERM, or remote processes would run on."""
     from snapline.chaos.run import run_chaos
 
     task = asyncio.current_task()

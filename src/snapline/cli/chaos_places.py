@@ -1,4 +1,4 @@
-"""Where `snapline chaos` has its processes: on this machine, or at a place of `snapline up --on`, with the same options."""
+"""Place of the processes of `snapline chaos`: this machine, or a place of `snapline up --on`, with the same options."""
 
 import shlex
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ OnPlace = Annotated[
 
 
 def place_of(on: Place | None) -> "Where":
-    """What `--on` says. What a context says of it is for fleets that work: faults come only where somebody asks for them."""
+    """Return the place that `--on` names. Contexts are ignored: faults are injected only where explicitly requested."""
     places: dict[Place, Where] = {
         Place.LOCAL: "local",
         Place.SSH: "ssh",
@@ -37,7 +37,7 @@ def place_of(on: Place | None) -> "Where":
 
 @dataclass(frozen=True)
 class ChaosPlace:
-    """The options of `snapline up --on` that say where."""
+    """The options of `snapline up --on` for the place."""
 
     on: OnPlace = None
     address: Address = None
@@ -50,11 +50,11 @@ class ChaosPlace:
 
     @property
     def place(self) -> "Where":
-        """Of the launcher."""
+        """Place of the launcher."""
         return place_of(self.on)
 
     def plan(self, folder: Path) -> "KeptPlan | None":
-        """What the options, and settings for what they leave out, say of the place; None: this machine.
+        """Return the plan from the options, with settings as defaults; None: this machine.
 
         Raises:
             UsageError: they contradict each other.

@@ -1,4 +1,4 @@
-"""The garbage collector, seldom: most of what a fleet makes is freed by reference counts.
+"""The garbage collector, run rarely: most of what a fleet makes is freed by reference counts.
 
 With Python's own thresholds a seventh of a start is looking at modules that are being imported.
 """
@@ -10,12 +10,12 @@ THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_seldom() -> None:
-    """Before anything large is imported. Rarer collections find the few cycles soon enough."""
+    """Collect rarely; call before large imports. The few cycles are found soon enough."""
     gc.set_threshold(*THRESHOLDS)
 
 
 def spare_imported() -> None:
-    """Keep what has been imported out of sight: it is never garbage, and walking it takes tens of milliseconds at a time; a forked child would
+    """Freeze imported objects: they are never garbage, and walking them takes tens of milliseconds at a time; a forked child would
     copy every page.
     """
     gc.collect()

@@ -1,9 +1,9 @@
-"""What every command has around it: groups of shared options, and the border between our errors and the user.
+"""Wrapper of every command: groups of shared options, and the translation of errors for the user.
 
 A command may take a dataclass as a parameter, such as `Connection`: its fields become options of the command, and the
-command gets it filled in. So options shared by many commands are written once, and named once for those who read.
+command gets it filled in. So options shared by many commands are written once, and named once.
 
-At the border an error becomes one sentence on stderr and an exit code (docs/cli.md), never a traceback nobody asked for.
+The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md), never an unrequested traceback.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ WRONG_PLACE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
 )
-"""Errors of the system that another path would mend: the user's to choose. Others, such as a full disk, are the world's."""
+"""System errors that another path would fix: usage errors. Others, such as a full disk, are external failures."""
 
 TRACEBACK_VARIABLE = "SNAPLINE_TRACEBACK"
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for typer out of `function`: unfold its dataclass parameters, guard its border."""
+    """Make a command for typer out of `function`: unfold its dataclass parameters, handle its errors."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
 

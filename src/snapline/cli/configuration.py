@@ -1,4 +1,4 @@
-"""`snapline config …`: what the settings of `up`, `down` and `status` are, and who said so."""
+"""`snapline config …`: the settings of `up`, `down` and `status`, and their origins."""
 
 from typing import Annotated
 

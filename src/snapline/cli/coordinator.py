@@ -1,4 +1,4 @@
-"""`snapline coordinator …`: the coordinator's replicas, who leads them, and their backup."""
+"""`snapline coordinator …`: the coordinator's replicas, their leader, and their backup."""
 
 import re
 from pathlib import Path
@@ -123,7 +123,7 @@ _BUCKET = re.compile(r'(.+)_bucket\{le="(.+)"\}')
 
 
 def metrics_text(result: Document) -> str:
-    """The counters in prometheus' text format: each family with its type, what has buckets as a histogram, a count before its sum as a summary."""
+    """The counters in prometheus' text format: each family with its type, buckets as a histogram, a count before its sum as a summary."""
     from snapline.telemetry.metrics import PREFIX
 
     found = result.get("metrics")

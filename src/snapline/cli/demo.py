@@ -1,4 +1,4 @@
-"""`snapline demo`: what it may be given. What it does is in `demo_run.py`."""
+"""`snapline demo`: its options. The demo itself is in `demo_run.py`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -18,7 +18,7 @@ MESSAGES_MAX = 150
 """More arrows hide each other; the ones nearest to the cut stay."""
 
 BEFORE_NS, AFTER_NS = 900_000_000, 300_000_000
-"""How much of the time before the cut's first record and after the recovery is shown."""
+"""Time shown before the cut's first record and after the recovery."""
 
 TraceLine = Mapping[str, object]
 
@@ -105,7 +105,7 @@ def _read(folder: Path) -> Iterator[TraceLine]:
 
 
 def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, int]]:
-    """Agent → epoch → when it recorded."""
+    """Agent → epoch → time of its record."""
     found: dict[str, dict[int, int]] = {agent: {} for agent in chosen}
     for line in trace:
         epochs = line.get("epochs")
@@ -126,7 +126,7 @@ def _arrows(
 ) -> list[Arrow]:
     """Traced messages between the chosen agents.
 
-    What the plan undid is sent again under the same number: a message sent before `undone_ns` did not arrive after it.
+    A message undone by the plan is sent again under the same number: a message sent before `undone_ns` did not arrive after it.
     """
     received: dict[str, list[int]] = {}
     for line in trace:

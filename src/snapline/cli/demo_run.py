@@ -34,19 +34,19 @@ FLEET = "snapline.examples.pagerank:fleet"
 EPOCHS_BEFORE_KILL = 5
 TURNS_BEFORE_KILL = 20_000
 SECONDS_BEFORE_KILL = 4.0
-"""By then every host has started its work, and mass is in flight everywhere."""
+"""Thresholds: every host has started its work, and mass is in flight everywhere."""
 
 COORDINATORS = 3
 """Replicas. Two of them go on without the third."""
 
 SECONDS_TO_LEADER_KILL = 4.0
-"""From the recovery of the host; the fleet has taken more snapshots since."""
+"""Time after the host's recovery; the fleet has taken more snapshots since."""
 
 PATIENCE_S = 300.0
 """The demo takes half a minute; on a machine ten times slower it still ends by itself."""
 
 TRACE_EVERY = 25
-"""Of each channel, every so manieth message is traced for the picture."""
+"""Every N-th message of each channel is traced for the picture."""
 
 
 def run_demo(
@@ -73,7 +73,7 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 
 
 class _Demo:
-    """One run: what was done to the fleet, and what came of it."""
+    """One run: the faults, and their results."""
 
     def __init__(
         self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None, ui_port: int | None
@@ -152,7 +152,7 @@ class _Demo:
         await self._kill_leader(fleet, client)
 
     def _is_at_work(self, status: "FleetStatus") -> bool:
-        """The line of a fleet whose agents checkpoint on their own may not advance before it is quiet."""
+        """Return whether work goes on; autonomous fleets: by turns, as their line may not advance."""
         if is_autonomous(self._protocol):
             return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
         return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
@@ -233,7 +233,7 @@ class _Demo:
         return Store.open(str(self._folder / "store"))
 
     def _keep(self, line: int) -> None:
-        """While the plan is open its line is kept; afterwards ten newer epochs may be complete, on a slow machine, before it was looked at."""
+        """Pin the line: an open plan keeps it, but on a slow machine ten newer epochs may be complete before it is read."""
         from snapline.storage.retention.holds import Holds
 
         if line not in self._kept:
@@ -242,7 +242,7 @@ class _Demo:
                 self._kept.add(line)
 
     def _account_for_line(self, line: int) -> None:
-        """The mass of the cut that the fleet went back to."""
+        """Record the mass of the cut of the recovery line."""
         from snapline.examples import pagerank
 
         found = pagerank.account(self._cut(line))
@@ -273,7 +273,7 @@ class _Demo:
 
 
 async def _meanwhile(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
-    """Do `work` while a fleet goes on. If the fleet's launcher gives up, the work is in vain and ends with its error."""
+    """Do `work` while a fleet goes on. If the fleet's launcher gives up, the work ends with its error."""
     ending, doing = asyncio.ensure_future(end), asyncio.ensure_future(work)
     try:
         await asyncio.wait({ending, doing}, return_when=asyncio.FIRST_COMPLETED)

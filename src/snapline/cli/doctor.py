@@ -25,7 +25,7 @@ FILES_MIN = 4096
 
 WRITES = 9
 SLOW_S = 0.05
-"""For one durable write: a snapshot takes some, and an input at least one."""
+"""Limit for one durable write: a snapshot takes some, an input at least one."""
 
 FREE_BYTES_MIN = 1 << 30
 DAYS_MIN = 7
@@ -44,11 +44,11 @@ EXTRAS = {
 """Extra → the module that it brings."""
 
 PROGRAMS = {"ssh": "ssh", "slurm": "sbatch", "podman": "podman"}
-"""Where `snapline up --on` can take a fleet, and the program that it takes here."""
+"""Place of `snapline up --on` → program that it needs here."""
 
 
 class DoctorFinding(NamedTuple):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     what: str
     state: State
@@ -160,7 +160,7 @@ def _store(location: str) -> Iterator[DoctorFinding]:
 
 
 def _write_once(store: "Store") -> float:
-    """Seconds for a probe: what a coordinator writes when a host joins."""
+    """Return the seconds of one probe write, as when a host joins."""
     start_s = time.perf_counter()
     path, _ = store.write_probe()
     took_s = time.perf_counter() - start_s

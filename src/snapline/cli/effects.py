@@ -1,4 +1,4 @@
-"""`snapline effect …`: what agents have done outside, and what became of it."""
+"""`snapline effect …`: effects of agents outside, and their outcomes."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,7 +114,7 @@ def _say_each(
     keys: list[str],
     say: "Callable[[Client, str], Awaitable[None]]",
 ) -> None:
-    """One after the other; of a single one the error is the command's, of several it stands beside its key."""
+    """Handle keys in turn; a single key's error is raised, with several it is shown next to its key."""
 
     async def each(client: "Client") -> list[dict[str, str]]:
         rows: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""`snapline fleet check`: is a fleet as it is written one that can run? Nothing is started."""
+"""`snapline fleet check`: check that a fleet definition can run. Nothing is started."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Where fleets are that `snapline up` has taken up: on this machine in the background, or on a Ray cluster."""
+"""Locations of fleets started by `snapline up`: on this machine in the background, or on a Ray cluster."""
 
 import asyncio
 import math
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 BACKGROUND_FILE, BACKGROUND_LOG = "launcher.json", "launcher.log"
 
 END_S = 20.0
-"""For a launcher in the background to end its fleet, besides the time for a last snapshot: it gives each process two seconds."""
+"""Time for a background launcher to end its fleet, without the last snapshot: it gives each process two seconds."""
 
 LAST_SNAPSHOT = "last snapshot"
-"""Lines of a launcher's log that say what came of it."""
+"""Text of log lines that report its outcome."""
 
 LOOK_S = 0.05
 
 
 def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
-    """Of a fleet on this machine, or of the keeper of one that is elsewhere, or in containers."""
+    """Folder of a fleet on this machine, or of the keeper of one elsewhere or in containers."""
     if on == "ssh":
         return Path("runs") / name
     folder = Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
@@ -39,7 +39,7 @@ def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str =
 
 
 def logs_of(folder: Path) -> Path:
-    """Where the processes of a fleet write their logs, as far as they are on this machine; `folder` is theirs, or their keeper's."""
+    """Return the log folder of a fleet's processes on this machine; `folder` is the fleet's, or its keeper's."""
     from snapline.deploy.data_directory import LOGS_FOLDER
     from snapline.deploy.kept_fleet import read_plan
 
@@ -55,7 +55,7 @@ def join(name: str, address: str) -> "RayCluster":
 
 
 def address_in_use() -> str:
-    """Whom to ask if nobody says so: the fleet that snapline.toml, its context and the environment name.
+    """Return the default coordinator: of the fleet named by snapline.toml, its context and the environment.
 
     Raises:
         UsageError: they name none.
@@ -165,7 +165,7 @@ async def until_up(
     """Wait until all hosts take part, or the fleet has ended as it should; returns the coordinator's address.
 
     Raises:
-        ExternalFailureError: the launcher in the background has ended; with its last words.
+        ExternalFailureError: the launcher in the background has ended; with its last log line.
         UnknownOutcomeError: it takes too long; it goes on.
     """
     from snapline.deploy.data_directory import read_address
@@ -198,7 +198,7 @@ def _last_words(folder: Path) -> str:
 
 
 def _start_of(pid: int) -> int:
-    """When the kernel started this process, in its ticks; 0 if it does not run: ids are used again, this pair is not."""
+    """Start time of a process in kernel ticks; 0 if it does not run. Ids are reused, but not with the same time."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -3,7 +3,7 @@
     python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 
 DESCRIPTOR is its end of the socket pair; LAUNCHER the pid of the process that it ends with; ROOM, blanks, is where the command line of a
-child is written, for `ps` and whoever looks for a process by it. A child leaves `serve` with its words and runs them as `python -m
+child is written, for `ps` and similar tools. A child leaves `serve` with its words and runs them as `python -m
 snapline WORDS` would.
 """
 
@@ -42,12 +42,12 @@ IMPORTED = (
     "snapline.agent_runtime.host.process",
     "snapline.coordinator.service.server",
 )
-"""What hosts and coordinators import, whatever their fleet is; and what tells the version."""
+"""Modules that hosts and coordinators import for any fleet, and the one with the version."""
 
 FORKED_NOUNS = ("coordinator", "host")
 
 ARGUMENTS_AT = (48, 49)
-"""Where /proc/PID/stat says from which address to which the command line lies: fields of proc(5), counted from 1."""
+"""Fields of /proc/PID/stat with the start and end address of the command line: see proc(5), counted from 1."""
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def serve(door: socket.socket) -> list[str] | None:
-    """Fork as asked, until the launcher goes: then None. In each child the words that it is to run."""
+    """Fork on request until the launcher exits, then return None. In a child, return its arguments."""
     ours = os.getpid()
     door.setblocking(True)
     files = stamps()
@@ -112,7 +112,7 @@ def serve(door: socket.socket) -> list[str] | None:
 
 
 def tell(door: socket.socket, word: Word) -> None:
-    """A launcher that is gone takes us along in a moment."""
+    """Send a message; exit if the launcher is gone."""
     try:
         door.send(msgspec.msgpack.encode(word))
     except OSError:
@@ -120,20 +120,20 @@ def tell(door: socket.socket, word: Word) -> None:
 
 
 def ended(pid: int) -> Ended:
-    """How a child has ended; it stays a zombie, so that its id stays its own until the launcher knows."""
+    """Return a child's exit status; it stays a zombie, so its id is not reused before the launcher knows."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert found is not None
     return Ended(pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
 
 def stamps() -> dict[str, int]:
-    """When the files of what is imported were written, in ns."""
+    """Return the write times of imported files, in ns."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file: os.stat(file).st_mtime_ns for file in files if file and os.path.isfile(file)}
 
 
 def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
-    """Why a child would not be what `python -m snapline` is now and there; empty: it would."""
+    """Return why a child would differ from `python -m snapline` now and there; "": none."""
     if wanted.folder != os.getcwd():
         return f"the folder is {wanted.folder}"
     for file, stamp in files.items():
@@ -146,7 +146,7 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
 
 
 def become(wanted: StartFork, log: int, server: int) -> None:
-    """All that distinguishes a child from the server: what `parent_watch.py` and a start of Python would do."""
+    """Turn the fork into a child: do what `parent_watch.py` and a start of Python would do."""
     os.setsid()
     tie_to(server)
     os.dup2(log, 1)

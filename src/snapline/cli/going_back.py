@@ -1,4 +1,4 @@
-"""`snapline recovery restore`: take the fleet back to a snapshot on purpose. What that undoes is shown first."""
+"""`snapline recovery restore`: restore the fleet to a snapshot on purpose. The command first shows what is undone."""
 
 import sys
 from typing import Annotated
@@ -12,7 +12,7 @@ from snapline.errors import UsageError
 from snapline.view.compensation import named, undone_here, undone_outside
 
 ROWS_MAX = 20
-"""As in `recovery line`."""
+"""Same as `recovery line`."""
 
 
 @command
@@ -54,7 +54,7 @@ def restore(
 
 
 def _token() -> str:
-    """One for the whole command: if its call has to be made again it is the same restore."""
+    """Return one token for the whole command: a repeated call is the same restore."""
     import secrets
 
     return secrets.token_hex(16)

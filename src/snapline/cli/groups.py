@@ -78,7 +78,7 @@ def app_of(first: str) -> typer.Typer:
 
 @functools.cache
 def command_of(first: str) -> Any:
-    """The same as Typer's library has it, which takes it tens of milliseconds: who forks others makes it before."""
+    """Build the Click command of a word, in tens of milliseconds: the fork server does it before it forks."""
     return typer.main.get_command(app_of(first))
 
 
@@ -87,7 +87,7 @@ def _nothing() -> None:
 
 
 class AllCommands(Mapping[str, Any]):
-    """By first word, the command as Typer's library has it; imported when it is asked for."""
+    """Click commands by first word; each is imported when it is looked up."""
 
     def __getitem__(self, first: str) -> Any:
         if first not in WORDS and first not in NOUNS:

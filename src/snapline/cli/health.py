@@ -1,4 +1,4 @@
-"""`snapline health`: whether one process lives, and whether it is ready. What runs containers calls it every few seconds."""
+"""`snapline health`: whether one process lives and is ready. Container runtimes call it every few seconds."""
 
 import asyncio
 from enum import StrEnum
@@ -12,13 +12,13 @@ from snapline.cli.output import document
 from snapline.errors import ExternalFailureError, UsageError
 
 TIMEOUT_S = 5.0
-"""It is asked on its own machine; whoever supervises has a limit of its own."""
+"""Limit of a call on the same machine; supervisors have their own limit."""
 
 app = typer.Typer(rich_markup_mode=None, subcommand_metavar="")
 
 
 class HealthQuestion(StrEnum):
-    """What `--is` takes; names of `telemetry/health.py`."""
+    """Values of `--is`; names of `telemetry/health.py`."""
 
     ALIVE = "alive"
     READY = "ready"

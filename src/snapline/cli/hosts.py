@@ -1,4 +1,4 @@
-"""`snapline host …`: what tools ask about single hosts, and `host run`, which is in `processes.py`."""
+"""`snapline host …`: queries and commands for single hosts, and `host run`, which is in `processes.py`."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
 
 MOVE_S = 60.0
-"""For agents to move: an epoch and a plan."""
+"""Time for agents to move: an epoch and a plan."""
 
 LINES = 50
 COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
@@ -149,7 +149,7 @@ def _host_list(connection: Connection) -> Document:
 
 
 def _move(connection: Connection, display: Display, work: "_Work") -> None:
-    """Do it, and show where agents are then."""
+    """Run the work and show where agents are then."""
     progress = FleetProgress(display.printer())
     connection.ask(work(progress.note))
     display.printer().result(_host_list(connection), _show_hosts)

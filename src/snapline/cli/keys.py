@@ -120,7 +120,7 @@ def _rows(disk: "Disk", store_id: str) -> list[dict[str, object]]:
 
 
 def _open_disk(location: str) -> "Disk":
-    """The store need not be opened: that would ask for the keys which this is about."""
+    """Open only the disk: opening the store would need the keys in question."""
     from snapline.storage.store import layout
     from snapline.storage.store.opening import open_disk
 

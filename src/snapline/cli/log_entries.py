@@ -1,12 +1,12 @@
-"""What processes have printed, as entries: read from lines, and merged by time. Pure: no file is opened here.
+"""Log entries of processes: read from lines, and merged by time. Pure: no file is opened here.
 
 An entry begins with a line that says when it was written, in the text that we log, or as a JSON object with a `time`. Lines without
 a time, such as those of a traceback, belong to the entry before them.
 
 The order of a process's own lines is truer than its clock, which can be set back, and which threads read before they write. So an
-entry stands no earlier than the one before it in its process: its *order* is the latest time said so far. Merging streams whose
+entry sorts no earlier than the one before it in its process: its *order* is the latest time seen so far. Merging streams whose
 order never falls needs one entry of each in memory, and gives what sorting all of them, stably, would give. The price: when a clock is
-set back by an hour, what its process says in the hour after stands together, at the time from before.
+set back by an hour, entries of the hour after are all placed at the time from before.
 """
 
 import heapq
@@ -22,10 +22,10 @@ from snapline.errors import UsageError
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 OWN_BEGINNINGS = ("snapline: ", "Fatal Python error: ")
-"""A process's last words have no time. They are an entry of their own, an error: else who asks for errors would not see them."""
+"""A process's last words have no time. They are an entry of their own, an error: else a filter for errors would hide them."""
 
 ENTRY_CHARACTERS_MAX = 1 << 20
-"""An entry is cut there, so that a process that prints without end and without times is read in bounded memory."""
+"""Largest size of an entry, so that a process that prints without end and without times is read in bounded memory."""
 
 _NS_PER = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,17 +38,17 @@ _AGO = re.compile(r"-?(\d{1,9})([smhd])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What a process has said at once.
+    """One log entry of a process.
 
     Attributes:
         process: the name of its log, such as `h1` or `coordinator`.
-        order_ns: where it stands among all: never before the entry before it in its process.
+        order_ns: its place among all: never before the entry before it in its process.
         at_ns: when it was written, as it says itself; None: it does not say.
         level: one of LEVELS; "" if it says none.
-        logger: who in the process has said it; "" if it does not say.
+        logger: its logger; "" if it names none.
         message: the rest of its first line, and those that belong to it.
-        fields: what a line of JSON says beside that.
-        text: all its lines as they stand in the log.
+        fields: other fields of a JSON line.
+        text: all its lines as in the log.
     """
 
     process: str
@@ -76,7 +76,7 @@ class EntryReader:
     """Makes entries of one process's lines. An entry is known to be whole when the next one begins, or when `end` is called."""
 
     def __init__(self, process: str, order_ns: int) -> None:
-        """`order_ns`: where lines before the first time stand."""
+        """`order_ns`: order of lines before the first time."""
         self._process = process
         self._order_ns = order_ns
         self._first: _Beginning | None = None
@@ -123,12 +123,12 @@ def merge(streams: Iterable[Iterator[LogEntry]]) -> Iterator[LogEntry]:
 
 
 def is_as_serious(entry: LogEntry, level: str) -> bool:
-    """Is it of this level, or of one above? Nobody knows of what has no level, so it is."""
+    """Return whether it has this level or a higher one; true if it has no level."""
     return not entry.level or LEVELS.index(entry.level) >= LEVELS.index(level)
 
 
 def beginning_of(line: str) -> _Beginning | None:
-    """What a line says that begins an entry; None for one that belongs to the entry before."""
+    """Parse a line that begins an entry; None: it belongs to the entry before."""
     if line.startswith("{"):
         return _json_beginning(line)
     if line.startswith(OWN_BEGINNINGS):
@@ -143,7 +143,7 @@ def beginning_of(line: str) -> _Beginning | None:
 
 
 def first_time(lines: Iterable[str]) -> int | None:
-    """The first time that lines say."""
+    """The first time in the lines."""
     found = (beginning_of(line) for line in lines)
     return next((begun.at_ns for begun in found if begun is not None and begun.at_ns is not None), None)
 

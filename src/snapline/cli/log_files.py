@@ -12,7 +12,7 @@ LINE_BYTES_MAX = 1 << 20
 """A longer line is read in pieces, so that one without an end fits into memory. A piece that looks like a beginning is one."""
 
 FIRST_BYTES = 1 << 16
-"""Lines before the first time are few. If no time is found in so much, they are as old as the last write to their file."""
+"""Bytes searched for the first time. If none is found, the lines are as old as the last write to their file."""
 
 _NAME = re.compile(r"(.+)\.log(?:\.(\d{1,9}))?", re.ASCII)
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -22,7 +22,7 @@ class ProcessLog:
     """The files of one process, read once from their beginning to their end, and on from there."""
 
     def __init__(self, process: str, files: list[Path]) -> None:
-        """`files`: oldest first; the last one is that which is written to, and is put aside when it is large."""
+        """`files`: oldest first; the last one is being written to, and is rotated when large."""
         self.process = process
         self._live = files[-1]
         self._waiting = list(files)
@@ -31,9 +31,9 @@ class ProcessLog:
         self._torn = b""
 
     def entries(self, *, is_last_look: bool) -> Iterator[LogEntry]:
-        """What is there and was not returned before.
+        """Return entries not returned before.
 
-        What was begun, a line or an entry, waits for the next look; it is returned as it stands if this look is the last one, or (an
+        An incomplete line or entry waits for the next look; it is returned as it is if this look is the last one, or (an
         entry) if nothing has come since the look before.
         """
         has_come = False
@@ -48,7 +48,7 @@ class ProcessLog:
             self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -81,7 +81,7 @@ class ProcessLog:
         return line.decode(errors="replace").rstrip("\r\n")
 
     def _has_next(self) -> bool:
-        """Is there another file, or was this one emptied?"""
+        """Return whether another file exists or this one shrank."""
         if self._waiting:
             return True
         try:
@@ -126,5 +126,5 @@ def _order_of_first(opened: BinaryIO) -> int:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Texts and numbers by turns."""
+    """Sort key of texts and numbers."""
     return [int(part) if index % 2 else part for index, part in enumerate(_NUMBERS.split(name))]

@@ -1,4 +1,4 @@
-"""`snapline logs`: what all processes of a fleet have printed, by time."""
+"""`snapline logs`: output of all processes of a fleet, by time."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from snapline.errors import NotFoundError
 from snapline.security.printable import printable
 
 LOOK_S = 0.25
-"""Between two looks at the files, while they are followed."""
+"""Time between reads of the files that are followed."""
 
 
 @command
@@ -84,7 +84,7 @@ def logs(
 
 
 class _Reading:
-    """The logs that are asked for; each look returns what has come since the look before."""
+    """The requested logs; each look returns what has come since the look before."""
 
     def __init__(self, folder: Path, processes: tuple[str, ...]) -> None:
         self._folder = folder
@@ -97,7 +97,7 @@ class _Reading:
                 raise NotFoundError(f"no log of {process!r} in {folder}: there are logs of {', '.join(self.logs)}")
 
     def look(self, *, is_last: bool) -> Iterator[LogEntry]:
-        """What has come, by time; what comes with a later look stands after it, whatever its time."""
+        """Return new entries by time; those of a later look come after, whatever their time."""
         for process, log in find_logs(self._folder).items():
             self.logs.setdefault(process, log)
         return merge(log.entries(is_last_look=is_last) for log in self._asked())
@@ -132,7 +132,7 @@ def _folder(name: str | None, data_dir: Path | None, context: str | None) -> Pat
 
 
 def _readable(entry: LogEntry) -> str:
-    """A line of JSON as we write lines of text."""
+    """A JSON line in our text format."""
     assert entry.at_ns is not None
     first, *others = entry.message.split("\n")
     said = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in entry.fields.items())

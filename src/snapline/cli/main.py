@@ -1,6 +1,6 @@
 """The command line: `snapline NOUN VERB`. Its pages are docs/cli.md.
 
-Heavy libraries (gRPC, NumPy, the store) are imported inside commands, and a command when it is asked for: `snapline --help` waits for none.
+Heavy libraries (gRPC, NumPy, the store) are imported inside commands, and a command when it is called: `snapline --help` waits for none.
 """
 
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ class Words(TyperGroup):
         self.commands = AllCommands()  # type: ignore[assignment]  # it is only read
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """As in any group, but of the words' own table."""
+        """Write the commands from the words' own table."""
         shown = {name: word.says for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden}
         with formatter.section("Commands"):
             formatter.write_dl(list(shown.items()))

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _Reply = TypeVar("_Reply")
 
 TIMEOUT_S = 120.0
-"""Default limit for a call to a coordinator: a snapshot may take its fleet's own limit, 60 s unless it says otherwise. A
-coordinator that is not there is known much sooner."""
+"""Default limit for a call to a coordinator: a snapshot may take its fleet's own limit, 60 s by default. An
+absent coordinator is detected much sooner."""
 
 TIMEOUT_S_MAX = 86_400.0
-"""Every wait ends: a day at most."""
+"""Largest limit of a wait: a day."""
 
 REPLICAS = (1, 3, 5)
-"""An even number bears no more losses than the odd one below it."""
+"""Allowed counts: even ones tolerate no more losses than the odd below."""
 
 FleetReference = Annotated[
     str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
@@ -46,14 +46,14 @@ FleetMetrics = Annotated[
 
 
 class LogFormat(StrEnum):
-    """What `--log-format` takes."""
+    """Values of `--log-format`."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(StrEnum):
-    """What `--log-level` takes."""
+    """Values of `--log-level`."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -64,7 +64,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True)
 class LogLines:
-    """What a process, or those that a launcher starts, log."""
+    """Log options of a process, or of a launcher's."""
 
     log_format: Annotated[
         LogFormat,
@@ -89,7 +89,7 @@ class LogLines:
 
 @dataclass(frozen=True)
 class Spans:
-    """What a process, or those that a launcher starts, tell OpenTelemetry."""
+    """OpenTelemetry options of a process, or of a launcher's."""
 
     otel: Annotated[
         float | None,
@@ -107,13 +107,13 @@ class Spans:
     ] = None
 
     def options(self) -> "SpanOptions":
-        """What the option means."""
+        """Build the `SpanOptions`."""
         from snapline.telemetry.spans import SpanOptions
 
         return SpanOptions(self.otel)
 
     def checked(self) -> "Spans":
-        """The same, where the processes are this machine's; UsageError if OpenTelemetry is not there."""
+        """The same, for processes on this machine; UsageError if OpenTelemetry is missing."""
         self.options().check()
         return self
 
@@ -124,7 +124,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Display:
-    """How results and progress appear."""
+    """Options of output and progress."""
 
     output: Annotated[
         OutputFormat | None,
@@ -134,13 +134,13 @@ class Display:
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False
 
     def printer(self) -> Printer:
-        """The printer these options ask for."""
+        """The printer for these options."""
         return Printer(self.output, quiet=self.quiet, no_color=self.no_color)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Who may speak to us, and to whom we speak: all three files, `--insecure`, or this machine only."""
+    """Trust options for both directions: all three files, `--insecure`, or this machine only."""
 
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Our certificate (PEM).")] = None
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
@@ -153,7 +153,7 @@ class Trust:
     ] = "snapline"
 
     def security(self) -> "Security":
-        """What these options mean.
+        """Build the `Security`.
 
         Raises:
             UsageError: they contradict each other.
@@ -191,7 +191,7 @@ Stale = Annotated[
 
 @dataclass(frozen=True)
 class Connection(Trust):
-    """Which coordinator to ask, and for how long."""
+    """Coordinator to call, and limit of calls."""
 
     coordinator: Annotated[
         str | None,
@@ -213,11 +213,11 @@ class Connection(Trust):
     ] = None
 
     def security(self) -> "Security":
-        """What the options mean, with the token."""
+        """Build the `Security`, with the token."""
         return self._security(token_in(self.auth_token))
 
     def address(self) -> str:
-        """Where to ask.
+        """Return the address to call.
 
         Raises:
             UsageError: the options do not say, or say it twice.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 API_VERSION = "snapline/v1"
-"""Of every JSON document we print. It changes when a field changes its name or meaning."""
+"""Version of all JSON documents. It changes when a field changes its name or meaning."""
 
 Document = Mapping[str, object]
 
@@ -31,7 +31,7 @@ PREVIEW_CHARACTERS_MAX = 300
 
 
 class OutputFormat(StrEnum):
-    """What `-o` takes."""
+    """Values of `-o`."""
 
     TABLE = "table"
     JSON = "json"
@@ -58,7 +58,7 @@ class DocumentTables:
         self.table(("", ""), shown, has_header=False)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, has_header: bool = True) -> None:
-        """Print a table without borders; columns of numbers stand on the right."""
+        """Print a table without borders; columns of numbers align right."""
         from rich.table import Table
 
         lines = [list(row) for row in rows]
@@ -72,7 +72,7 @@ class DocumentTables:
 
 
 class Printer:
-    """Prints one command's result, and what it has to say meanwhile."""
+    """Prints one command's result and its progress."""
 
     def __init__(self, output: OutputFormat | None = None, *, quiet: bool = False, no_color: bool = False) -> None:
         """`output=None`: table on a terminal, else JSON. `quiet`: no progress (warnings and results stay)."""
@@ -91,12 +91,12 @@ class Printer:
         show(result, DocumentTables(Console(no_color=self._no_color, highlight=False, width=width, emoji=False)))
 
     def progress(self, text: str) -> None:
-        """Tell on stderr how things go."""
+        """Print progress on stderr."""
         if not self.is_quiet:
             print(printable(text), file=sys.stderr, flush=True)
 
     def warning(self, text: str) -> None:
-        """Tell on stderr what the user should know."""
+        """Print a warning on stderr."""
         print(printable(f"snapline: {text}"), file=sys.stderr, flush=True)
 
 
@@ -124,7 +124,7 @@ def text(value: object) -> str:
 
 
 def last_line(error: str) -> str:
-    """Of a traceback the line that says what was raised."""
+    """Return the line of a traceback with the exception."""
     return error.rstrip().rpartition("\n")[2]
 
 
@@ -168,7 +168,7 @@ def _bytes_text(value: bytes) -> str:
 
 
 def concern_lines(result: Document) -> list[str]:
-    """What the fleet waits for or goes without, each in one line, with since when and what to do."""
+    """Return the fleet's concerns, each in one line, with its start time and remedy."""
     import msgspec
 
     from snapline.view.facts import ConcernFacts

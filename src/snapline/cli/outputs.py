@@ -1,4 +1,4 @@
-"""`snapline output …`: what agents have given to the outside, and who has read it how far."""
+"""`snapline output …`: outputs of agents, and the position of each consumer."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapline.client.client import Client
 
 ACKNOWLEDGE_S = 1.0
-"""How often a consumer's place is moved on while outputs come: what was printed since may come again after a crash."""
+"""Time between acknowledgements while outputs come: outputs printed since may come again after a crash."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 consumers = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named readers of outputs.")
@@ -29,7 +29,7 @@ app.add_typer(consumers, name="consumers")
 
 @dataclass(frozen=True)
 class OutputSource(Connection):
-    """A fleet that runs, or a store at rest."""
+    """A running fleet, or a store at rest."""
 
     store: Annotated[
         str | None, typer.Option("--store", metavar="STORE", help="Read the store there, without a coordinator.")
@@ -106,7 +106,7 @@ async def _tail(client: "Client", lines: "_Lines", topic: str, after: str, consu
 
 @contextlib.asynccontextmanager
 async def _acknowledging(client: "Client", consumer: str, lines: "_Lines", printer: Printer) -> AsyncIterator[None]:
-    """Move the consumer on, now and then and at the end, to what was printed."""
+    """Acknowledge printed outputs, periodically and at the end."""
 
     async def keep() -> None:
         while True:
@@ -140,7 +140,7 @@ class _Lines:
         self._cursor = ""
 
     def take_cursor(self) -> str:
-        """Where the last one is that was printed since the last call; empty: there was none."""
+        """Return the cursor of the last output printed since the last call; "": none."""
         cursor, self._cursor = self._cursor, ""
         return cursor
 

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from snapline.telemetry.metrics_server import MetricsPlace
 
 REJOIN_GRACE_S = 3.0
-"""A process starts within it unless the machine is very busy. Launchers that restart hosts give more."""
+"""Time in which a process starts unless the machine is very busy. Launchers that restart hosts give more."""
 
 KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
 """Complete epochs that a recovery may go back to. One alone would leave nothing to go back to if it is damaged."""
 
 LISTEN = "127.0.0.1:7400"
 NODE = "c1"
-"""What a replica is called that was not given an id."""
+"""Default id of a replica."""
 
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
 Peers = Annotated[
@@ -105,7 +105,7 @@ KeepEpochs = Annotated[
 
 @dataclass(frozen=True)
 class MetricsAt:
-    """Where a process says its metrics."""
+    """Metrics options of a process."""
 
     metrics: Annotated[
         str,
@@ -128,7 +128,7 @@ class MetricsAt:
     ] = None
 
     def place(self) -> "MetricsPlace":
-        """What the options mean."""
+        """Build the `MetricsPlace`."""
         from snapline.telemetry.metrics_server import MetricsPlace
 
         if self.metrics_file is not None and not self.metrics:
@@ -270,7 +270,7 @@ def host_run(
 
 
 def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
-    """From now on; every line bears these ids, and those that are bound later."""
+    """Start logging; every line has these ids, and those bound later."""
     from snapline.telemetry.log_lines import BoundIds, start_logging
 
     bound = BoundIds(**ids)

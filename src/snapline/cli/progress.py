@@ -1,4 +1,4 @@
-"""How a local fleet is doing, on stderr: one line that is drawn again on a terminal, a line now and then elsewhere."""
+"""Progress of a local fleet, on stderr: one redrawn line on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from snapline.deploy.status import FleetReading
 
 DEGRADED = "degraded"
-"""State of a store that takes no epochs, as the coordinator says it."""
+"""State of a store that takes no epochs, as the coordinator reports it."""
 
 PERIOD_S = 1.0
 """Shortest time between two lines that differ in their numbers only: a log stays readable."""
 
 
 CONCERN_NS = 3 * 10**9
-"""What is over sooner needs nobody: hosts that start again, plans that take a second or two."""
+"""Shortest duration shown: host restarts, and plans of a second or two, are not reported."""
 
 
 class FleetProgress:
@@ -34,7 +34,7 @@ class FleetProgress:
         self._problem = ""
         self._has_letters = False
         self._concerns: dict[tuple[object, ...], str] = {}
-        """Those that were said and are not over, and what was said of them."""
+        """Reported concerns that are not over, with their texts."""
 
     def status(self, status: "FleetReading") -> None:
         """Show a status, unless nothing has changed since the last one."""
@@ -54,7 +54,7 @@ class FleetProgress:
             self._printer.progress(text)
 
     def _warn(self, status: "FleetReading") -> None:
-        """What would else go unseen for hours, each once: no checkpoint completes, or messages are given up."""
+        """Warn once of problems unseen for hours: no checkpoint completes, or messages are dead-lettered."""
         self._tell_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
@@ -67,7 +67,7 @@ class FleetProgress:
             self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
 
     def _tell_concerns(self, status: "FleetReading") -> None:
-        """Each once when it has lasted for a while, and once when it is over: a fleet that waits does not do so in silence."""
+        """Report each concern once when it has lasted for a while, and once when it is over."""
         lasting = [each for each in status.concerns if each.since_ns >= CONCERN_NS]
         found = {(each.kind, each.hosts, each.agents): each for each in lasting}
         for key in [key for key in self._concerns if key not in found]:
@@ -78,12 +78,12 @@ class FleetProgress:
                 self.warn(f"{each.text}. To do: {each.remedy}")
 
     def warn(self, text: str) -> None:
-        """Say something that stays, also to those who want no progress."""
+        """Print a permanent line, even with progress off."""
         self.end()
         self._printer.warning(text)
 
     def note(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a permanent line."""
         self.end()
         self._printer.progress(text)
 

@@ -1,4 +1,4 @@
-"""Waiting until agents are where an operator wants them, and hosts started anew: what commands of several steps share."""
+"""Waiting for agents to move and hosts to restart: shared by commands of several steps."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from snapline.messages.status import FleetStatus, HostStatus
 
 LOOK_S = 0.2
-"""Between two looks at the fleet's status."""
+"""Time between polls of the fleet's status."""
 
 SPREAD_AGAIN_S = 5.0
-"""A leader that has died knows nothing of what was wanted of it: so it is said again."""
+"""Time between repeats of the request: a dead leader's requests are lost."""
 
 Note = Callable[[str], None]
 
@@ -25,7 +25,7 @@ Note = Callable[[str], None]
 async def until(
     client: "CoordinatorClient", what: str, is_done: "Callable[[FleetStatus], bool]", deadline_s: float
 ) -> "FleetStatus":
-    """Look at the fleet until it is so. `what` tells people; `deadline_s` is of the monotonic clock.
+    """Poll the fleet until `is_done`. `what`: for messages; `deadline_s`: of the monotonic clock.
 
     Raises:
         ExternalFailureError: the fleet has ended.
@@ -44,7 +44,7 @@ async def until(
 
 
 def _told(status: "FleetStatus | None") -> str:
-    """Why it may not be so."""
+    """Return likely reasons."""
     if status is None:
         return "no coordinator answers"
     concerns = [concern.text for concern in status.concerns if concern.kind != "drained"]
@@ -59,12 +59,12 @@ async def _look(client: "CoordinatorClient") -> "FleetStatus | None":
 
 
 def host_of(status: "FleetStatus", name: str) -> "HostStatus | None":
-    """What is known of a host."""
+    """Return a host's status."""
     return next((host for host in status.hosts if host.host == name), None)
 
 
 async def drain(client: "CoordinatorClient", names: tuple[str, ...], deadline_s: float, note: Note) -> None:
-    """Have agents leave these hosts, and wait until they have.
+    """Drain these hosts, and wait until they are empty.
 
     Raises:
         NotFoundError, UsageError: there is no such host, or no other one.
@@ -76,12 +76,12 @@ async def drain(client: "CoordinatorClient", names: tuple[str, ...], deadline_s:
 
 
 def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
-    """None of these hosts has agents, and the fleet runs."""
+    """Return whether the fleet runs with these hosts empty."""
     return status.phase == "running" and not any(host.agents for host in status.hosts if host.host in names)
 
 
 async def spread(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
-    """Have all hosts get equally many agents, as far as their places allow, and wait until they have. Raises what `until` raises."""
+    """Spread agents equally over all hosts, as far as placement allows, and wait for it. Raises what `until` raises."""
     note("agents are spread evenly")
     while True:
         await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
@@ -97,12 +97,12 @@ async def spread(client: "CoordinatorClient", deadline_s: float, note: Note) -> 
 
 
 def is_planned(status: "FleetStatus", plan: int) -> bool:
-    """A later plan than this one has been applied."""
+    """Return whether a later plan was applied."""
     return status.phase == "running" and status.plan > plan
 
 
 async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note: Note) -> None:
-    """Start a host's process anew: its agents leave it before, and may come back. Raises what `until` and `drain` raise."""
+    """Restart a host's process: its agents leave it before, and may come back. Raises what `until` and `drain` raise."""
     before = await client.status()
     known = host_of(before, name)
     start = known.host_start if known is not None else 0
@@ -121,7 +121,7 @@ async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note:
 async def renew_replica(
     client: "CoordinatorClient", replica: "CoordinatorClient", name: str, deadline_s: float, note: Note
 ) -> None:
-    """Start a coordinator's process anew; one that leads hands that on before. `client`: of all replicas; `replica`: of this one.
+    """Restart a coordinator's process; a leader hands over leadership before. `client`: of all replicas; `replica`: of this one.
 
     Raises:
         SnaplineError: it cannot be asked. UnknownOutcomeError: it is not back in time.

@@ -1,4 +1,4 @@
-"""`snapline recovery …`: where the fleet would go back to, and where it has gone back to."""
+"""`snapline recovery …`: the recovery line, and past recoveries of the fleet."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,7 +14,7 @@ from snapline.ids import check_failed
 from snapline.view.compensation import named
 
 ROWS_MAX = 20
-"""Agents named in a table: a fleet may have thousands, and who asks wants to see the sum."""
+"""Agents named in a table: a fleet may have thousands, and the sum matters."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -95,7 +95,7 @@ def _show_line(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_found_line(result: Document, tables: DocumentTables) -> None:
-    """The line of an autonomous fleet: a number for those who go back, the live state for the others."""
+    """The line of an autonomous fleet: a number for agents rolled back, the live state for others."""
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0
     tables.fields((("rolled_back", count), ("in_transit", result.get("in_transit")), ("epoch", result.get("epoch"))))

@@ -1,4 +1,4 @@
-"""`snapline recovery report`: one recovery, told as a whole."""
+"""`snapline recovery report`: report of one recovery."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,4 +1,4 @@
-"""One call to a coordinator, or one word to an agent, from a command that is not asynchronous itself."""
+"""One call to a coordinator, or to agents, from a command that is not asynchronous itself."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _Reply = TypeVar("_Reply")
 
 CLIENT_NAME = "cli"
-"""Whom inputs are from, where no certificate says it."""
+"""Sender of inputs without a certificate."""
 
 
 def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
@@ -34,7 +34,7 @@ async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorC
 
 
 def speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-    """Speak to a fleet's agents and return what comes of it; raises what `Client` raises."""
+    """Call a fleet's agents and return the result; raises what `Client` raises."""
     return asyncio.run(_speak(address, security, call))
 
 

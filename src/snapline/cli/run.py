@@ -49,7 +49,7 @@ DataDir = Annotated[
 
 
 class OnFailure(StrEnum):
-    """What `--on-failure` takes."""
+    """Values of `--on-failure`."""
 
     RESTART = "restart"
     MOVE = "move"
@@ -140,7 +140,7 @@ def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s:
 
 
 def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress) -> int | None:
-    """How many the fleet's last snapshot holds; says where they are. None: there is none, or it cannot be read."""
+    """Count dead letters in the fleet's last snapshot, and print where. None: no snapshot, or it is unreadable."""
     from snapline.deploy.data_directory import STORE_FOLDER
 
     store = store or str(folder / STORE_FOLDER)
@@ -157,7 +157,7 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
 
 
 def letters_in(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
-    """Agent → how many dead letters it has had, and what the last one says, of those that have any; None if the snapshot cannot be read."""
+    """Agent → number of its dead letters and the last one's error, if it has any; None if the snapshot cannot be read."""
     from snapline.storage.store.store import Store
 
     try:
@@ -223,7 +223,7 @@ async def _run(
 
 
 def _count_of(folder: Path) -> int:
-    """How many coordinators the fleet in this folder has; 1 if there is none yet."""
+    """Return the number of coordinators in this folder; 1 if there is none yet."""
     from snapline.deploy.data_directory import read_addresses
 
     return len(read_addresses(folder)) or 1

@@ -1,4 +1,4 @@
-"""`snapline scale` and `snapline restart`: a fleet that runs gets another number of hosts, or new processes."""
+"""`snapline scale` and `snapline restart`: change a running fleet's number of hosts, or restart it."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapline.messages.status import FleetStatus
 
 SCALE_S = 180.0
-"""For processes to start, and agents to move."""
+"""Time for processes to start and agents to move."""
 
 Within = Annotated[float, typer.Option("--within", min=1, metavar="SECONDS", help="For all of it.")]
 
@@ -113,7 +113,7 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
 
 
 async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
-    """Those that follow first: so the lead is handed on once."""
+    """Restart followers first: so leadership moves once."""
 
     from snapline.messages.coordinator_client import CoordinatorClient
 

@@ -1,4 +1,4 @@
-"""Where a setting comes from: flag > environment > snapline.toml > default, key by key.
+"""Settings and their origin: flag > environment > snapline.toml > default, key by key.
 
     [up]                        what holds for all
     on = "ray"
@@ -8,7 +8,7 @@
     address = "10.0.0.7:6379"
 
 The file is `snapline.toml` of the current folder, or what SNAPLINE_CONFIG names. The environment's names are SNAPLINE_ON, SNAPLINE_HOSTS …
-The context is --context, SNAPLINE_CONTEXT, or what `snapline config context use` has written beside the file.
+The context is --context, SNAPLINE_CONTEXT, or what `snapline config context use` has written next to the file.
 """
 
 import os
@@ -49,7 +49,7 @@ program and its options; `python`, the interpreter there; `code`, the folder the
 
 
 class UserSetting(NamedTuple):
-    """One value, and who said so."""
+    """One value, and its origin."""
 
     key: str
     value: str
@@ -57,7 +57,7 @@ class UserSetting(NamedTuple):
 
 
 class UserSettings:
-    """What the environment and the file say.
+    """Settings of the environment and the file.
 
     Attributes:
         context: the one in use; `""` for none.
@@ -67,7 +67,7 @@ class UserSettings:
         """Read the file, if it is there.
 
         Raises:
-            UsageError: it cannot be read, or says something that there is not.
+            UsageError: it cannot be read, or has unknown tables or keys.
         """
         self._environment = os.environ if environment is None else environment
         self.path = Path(self._environment.get(FILE_VARIABLE) or FILE)
@@ -102,7 +102,7 @@ class UserSettings:
         return [self.get(key) for key in DEFAULTS]
 
     def use(self, context: str) -> None:
-        """Take this context from now on; empty: none.
+        """Use this context from now on; empty: none.
 
         Raises:
             NotFoundError: the file has no such context.

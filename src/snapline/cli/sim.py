@@ -1,4 +1,4 @@
-"""`snapline sim …`: fleets in virtual time, with faults, and judged. Its page is docs/simulation.md.
+"""`snapline sim …`: fleets in virtual time, with faults, judged. Its page is docs/simulation.md.
 
 Commands that need no run are here; `sim_runs` and `sim_shrink` have those about one run, `sim_sweeps` and
 `sim_compare` those about many.

@@ -1,7 +1,7 @@
-"""What `snapline sim coverage` counts: probes, and named points of the product's code that a run passes.
+"""Counts of `snapline sim coverage`: probes, and named points of the product's code that a run passes.
 
-A run counts probes by itself. Points (`failpoints.py`) are passed without a word unless a fault waits there; here each run's
-hook is wrapped in one that also counts. Counts travel home among the probes, under names that no probe has.
+A run counts probes by itself. Points (`failpoints.py`) are passed silently unless a fault waits there; here each run's
+hook is wrapped in one that also counts. Counts are returned among the probes, under names that no probe has.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
 
 POINT = "point "
-"""Before the name of a point, among the probes."""
+"""Prefix of a point's name among the probes."""
 
 Hook = Callable[[str], None]
 
 
 def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None, mutant: str = "") -> "Result":
-    """As `snapline.sim.run.run`, with the points that were passed among the result's probes."""
+    """Run `snapline.sim.run.run`, and add the passed points to the result's probes."""
     from snapline.sim.run import run
 
     passed: dict[str, int] = {}
@@ -54,7 +54,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 
 
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
-    """From the hits of all runs."""
+    """Document of all runs' hits."""
     from snapline.sim.faults.points import FAILPOINTS
     from snapline.sim.oracles.probes import CATALOGUE
 
@@ -74,7 +74,7 @@ def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str,
 
 
 def show_coverage(result: Document, tables: DocumentTables) -> None:
-    """As tables; what was never met comes last, where it is seen."""
+    """Print tables; missing ones come last, where they are seen."""
     tables.table(("PROBE", "HITS", ""), [(row["name"], row["hits"], row["text"]) for row in rows_of(result, "probes")])
     tables.line()
     points = rows_of(result, "points")

@@ -1,4 +1,4 @@
-"""How many runs are done, on stderr: a bar that is drawn again on a terminal, a line now and then elsewhere."""
+"""Number of runs done, on stderr: a redrawn bar on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ DRAWN_S, SAID_S = 0.1, 5.0
 BAR_WIDTH = 24
 
 RATE_S = 10.0
-"""Runs per second are those of about so long: seeds differ, and so does what else the machine does."""
+"""Period of the rate of runs: seeds differ, and so does what else the machine does."""
 
 
 class RunProgress:
@@ -36,12 +36,12 @@ class RunProgress:
         self.verdicts: dict[str, int] = {}
 
     def ended(self, verdict: str) -> None:
-        """One run has ended."""
+        """Count one run."""
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
         self.reached(self.done + 1)
 
     def reached(self, done: int) -> None:
-        """So many have ended."""
+        """Set the number done."""
         self.done = done
         now_s = self._clock()
         if now_s - self._shown_s < (DRAWN_S if self._is_terminal else SAID_S):
@@ -56,14 +56,14 @@ class RunProgress:
             self._printer.progress(self.text())
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._has_line:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._has_line = False
 
     def text(self) -> str:
-        """`[######      ] 1,234 of 10,000 runs, 345/s, 25 s left, 2 violation`."""
+        """Return `[######      ] 1,234 of 10,000 runs, 345/s, 25 s left, 2 violation`."""
         filled = BAR_WIDTH * self.done // max(1, self._total)
         parts = [f"[{'#' * filled:<{BAR_WIDTH}}] {self.done:,} of {count(self._total, 'run')}"]
         if self._rate:

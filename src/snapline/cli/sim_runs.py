@@ -86,7 +86,7 @@ def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | No
 
 
 def result_document(result: "Result", scenario: "Scenario", **more: object) -> dict[str, Any]:
-    """As result.json, and more."""
+    """result.json, and `more`."""
     import json
 
     from snapline.sim.report.files import Provenance, result_json
@@ -180,7 +180,7 @@ def _replayed(
 
 
 def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
-    """Options that a run's folder has no use for.
+    """Reject options that a run's folder cannot use.
 
     Raises:
         UsageError: there is one.

@@ -1,4 +1,4 @@
-"""What a command of `snapline sim` is about: a scenario from a file, by name, or around the user's own fleet; and seeds."""
+"""Subject of a command of `snapline sim`: a scenario from a file, by name, or around the user's own fleet; and seeds."""
 
 import re
 import shlex
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from snapline.sim.search.worker import Runner
 
 RUNS = Path("runs")
-"""Where folders of runs go."""
+"""Parent of run folders."""
 
 SEEDS_MAX = 10_000_000
-"""Of one command: a day's work; more is a slip of the hand."""
+"""Most seeds of one command: a day's work; more is a typo."""
 
 GIT_TIMEOUT_S = 5.0
 
@@ -30,7 +30,7 @@ DEFAULT_FAULTS: Final = "crashes"
 
 HOSTS: Final = 3
 COORDINATORS: Final = 3
-"""Of a user's own fleet, unless the faults are from a file: enough for a majority that can be lost, and kept."""
+"""Sizes for a user's own fleet, unless the faults are from a file: a majority can be lost, and kept."""
 
 ScenarioWord = Annotated[
     str,
@@ -49,7 +49,7 @@ Seeds = Annotated[str, typer.Option("--seeds", metavar="A:B", help="Seeds from A
 
 @dataclass(frozen=True)
 class ScenarioChanges:
-    """What options change in a scenario."""
+    """Changes to a scenario by options."""
 
     arg: FleetArguments = None
     faults: Annotated[
@@ -130,7 +130,7 @@ class ScenarioChanges:
     mutant: Annotated[str, typer.Option("--mutant", hidden=True, help="Put in a seeded bug of sim/mutants/.")] = ""
 
     def words(self) -> list[str]:
-        """The same options, to be typed again."""
+        """The same options as arguments."""
         given = {
             "--faults": self.faults,
             "--protocol": self.protocol,
@@ -182,7 +182,7 @@ class ScenarioChanges:
                 raise UsageError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
 
     def _around_fleet(self, word: str) -> "Scenario":
-        """A scenario whose fleet is the user's. What it says of protocol and agents is what the fleet says."""
+        """A scenario whose fleet is the user's. Its protocol and agents are the fleet's."""
         import msgspec
 
         from snapline.agent_runtime.fleet import load_function
@@ -219,7 +219,7 @@ class ScenarioChanges:
         )
 
     def _used(self, scenario: "Scenario") -> "Scenario":
-        """With who gives inputs, takes the fleet back and moves its agents."""
+        """Add the clients, restores and moves that the options name."""
         import msgspec
 
         from snapline.sim.checking import clients_of
@@ -260,7 +260,7 @@ class ScenarioChanges:
         return parse_scenario(format_scenario(changed), source="the options")  # checks what they say
 
     def runner(self) -> "Runner":
-        """What runs a seed.
+        """Return the runner.
 
         Raises:
             UsageError: there is no such mutant.
@@ -268,7 +268,7 @@ class ScenarioChanges:
         return runner_of(self.mutant)
 
     def refuse(self, folder: Path) -> None:
-        """The folder of a run says everything itself.
+        """Reject options next to the folder of a run.
 
         Raises:
             UsageError: an option wants to change it.

@@ -1,4 +1,4 @@
-"""`snapline sim shrink`: a failing run made small, and handed to who mends it."""
+"""`snapline sim shrink`: a failing run made small, with files for a bug report."""
 
 import time
 from datetime import UTC, datetime
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from snapline.sim.search.shrink import ShrinkStep, Shrunk
 
 TIME_LIMIT_S_MAX = 86_400
-"""Of shrinking; a minute or two is usual."""
+"""Limit of shrinking; a minute or two is usual."""
 
 SAID_AGAIN_S = 2.0
-"""Steps of one kind come in hundreds; one line in so many seconds is enough."""
+"""Steps of one kind come in hundreds; one line in this time is enough."""
 
 
 @command
@@ -118,7 +118,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 
 
 def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
-    """The folder of a run, and the files for who mends it; returns the names of those."""
+    """Write the folder of a run, and files for the developer; return their names."""
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.report.folder import write_run
     from snapline.sim.run import run as simulate

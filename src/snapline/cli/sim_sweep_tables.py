@@ -5,14 +5,14 @@ from typing import Any
 from snapline.cli.output import Document, DocumentTables, count, rows_of
 
 TEXT_SHOWN_MAX, ALONE_MAX = 300, 600
-"""Characters of the evidence, and where one finding has the screen for itself; `-o json` has all."""
+"""Characters of the evidence, and those of a single finding; `-o json` has all."""
 
 FINDINGS_MAX = 2
 """Kinds of findings on one screen of 25 lines of 80 characters, which each take up to eight."""
 
 WIDTH = 78
 FIELD = 10
-"""Columns of a line of the short form, and of what stands before its words."""
+"""Columns of a line of the short form, and of its heading."""
 
 ROUNDED = 100
 """Means from here on are shown as whole numbers."""
@@ -23,11 +23,11 @@ METRICS_SHOWN = {
     "epochs_complete": "epochs",
     "rollback_turns": "turns undone",
 }
-"""Name → word, of the short form: what a run was about."""
+"""Metric name → word in the short form."""
 
 
 def show_briefly(result: Document, tables: DocumentTables) -> None:
-    """On one screen: verdicts, the first findings, what the runs met, and how much they never did."""
+    """Print one screen: verdicts, the first findings, and situations met and never met."""
     tables.line(_verdicts_line(result))
     findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
     for finding in findings[:FINDINGS_MAX]:
@@ -61,7 +61,7 @@ def _cut(words: str, characters_max: int) -> str:
 
 
 def _means(result: Document) -> str:
-    """What a run that passed was about, on average."""
+    """Return the mean metrics of passed runs."""
     metrics = result["metrics"]
     if not isinstance(metrics, dict) or not metrics:
         return ""
@@ -135,7 +135,7 @@ def _show_metrics(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_drawn(result: Document, tables: DocumentTables) -> None:
-    """Group for group, how many runs were given what."""
+    """Print by group how many runs were given what."""
     drawn = result["drawn"]
     if not isinstance(drawn, dict) or not drawn:
         return

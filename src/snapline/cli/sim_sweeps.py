@@ -1,4 +1,4 @@
-"""`snapline sim sweep` and `coverage`: many runs, and what they have in common."""
+"""`snapline sim sweep` and `coverage`: many runs, and their common results."""
 
 import json
 import os
@@ -43,14 +43,14 @@ Jobs = Annotated[
 
 
 class SweepPlace(StrEnum):
-    """What `--on` takes."""
+    """Values of `--on`."""
 
     HERE = "here"
     RAY = "ray"
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """Number of CPUs for this process."""
     return len(os.sched_getaffinity(0))
 
 
@@ -116,7 +116,7 @@ def sweep(
 
 
 def _summary_file(folder: Path, template: "Scenario") -> Path:
-    """Before hours of work, not after."""
+    """Make its folder before the work."""
     from snapline.sim.report.folder import sweep_file
 
     return sweep_file(folder, template.name, datetime.now(UTC))
@@ -128,7 +128,7 @@ def _check_place(on: SweepPlace, jobs: int | None) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Before hours of work, not after.
+    """Check before hours of work.
 
     Raises:
         UsageError: there is no such folder.
@@ -178,7 +178,7 @@ def _sweep(
 
 
 def expected_probes() -> list[str]:
-    """Names of those that some run of a sweep should hit."""
+    """Names of probes that a sweep should hit."""
     from snapline.sim.oracles.probes import Probes
 
     return Probes().never_hit()
@@ -194,7 +194,7 @@ def _sweep_code(summary: "SweepSummary", seeds: Sequence[int], stop_after: int |
 
 
 def finite(value: Any) -> Any:  # Any: whatever a document holds
-    """The same with null for what JSON has no number for."""
+    """The same with null for numbers that JSON lacks."""
     match value:
         case float():
             return value if value - value == 0 else None
@@ -248,7 +248,7 @@ def coverage(
 def _covered(
     changes: ScenarioChanges, word: str, seeds: str | None, jobs: int | None, printer: Printer
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """How runs ended, and what they hit."""
+    """Return verdicts and probe hits."""
     from functools import partial
 
     from snapline.cli.sim_coverage import run_watched

@@ -1,4 +1,4 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_keep.py` has what keeps and deletes them."""
+"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_keep.py` keeps and deletes them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Source(Connection):
                 return stores.verify_snapshots(self.store, snapshot)
 
     def open(self) -> "Store":
-        """The store itself: what is asked for may be larger than a coordinator's answer.
+        """Open the store itself: the result may be larger than a coordinator's answer.
 
         Raises:
             UsageError: the options name a coordinator, or no store, or two.
@@ -208,7 +208,7 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
 
 
 def _marks(row: Document, result: Document) -> str:
-    """What is special about a snapshot: `damaged`, `pinned`, `tag NAME`."""
+    """Marks of a snapshot: `damaged`, `pinned`, `tag NAME`."""
     epoch, pins, tags = row.get("epoch"), result.get("pins"), result.get("tags")
     named = [name for name, tagged in tags.items() if tagged == epoch] if isinstance(tags, dict) else []
     marks = ["damaged"] if row.get("damage") else []
@@ -272,7 +272,7 @@ def _show_channels(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
-    """What most agents do not have."""
+    """Print parts that few agents have."""
     for parked in rows_of(row, "outbox"):
         tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {show_message(parked.get('message'))}")
     for timer in rows_of(row, "timers"):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 ARRAY_VALUES_MAX = 1000
-"""Of an array that is printed; more belong into a file."""
+"""Most values of an array to print; more go to a file."""
 
 
 def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Path | None) -> dict[str, object]:
@@ -90,7 +90,7 @@ def _show_records(name: str, history: Document, tables: DocumentTables) -> None:
 
 
 def show_field(result: Document, tables: DocumentTables) -> None:
-    """A record has a line for each field, a list or history one for each record."""
+    """Print a line for each field of a record, or each record of a list or history."""
     if "file" in result:
         about = f"{text(result.get('dtype'))} {text(result.get('shape'))}"
         tables.line(f"{result.get('file')}: {about}, {size(result.get('size_bytes'))}")

@@ -20,7 +20,7 @@ NAMES_SHOWN = 20
 
 
 class InputsWord(StrEnum):
-    """What `--inputs` takes."""
+    """Values of `--inputs`."""
 
     COPY = "copy"
     DROP = "drop"
@@ -106,7 +106,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
 
 
 def describe(fork: Mapping[str, object]) -> str:
-    """What a fork was made of, in a few words."""
+    """Describe a fork's origin in a few words."""
     leave = "" if fork.get("is_live") else "; effects are refused"
     return f"{text(fork.get('name'))}: fork of {text(fork.get('parent_name'))}, epoch {fork.get('epoch')}{leave}"
 

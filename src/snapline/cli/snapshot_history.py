@@ -1,4 +1,4 @@
-"""`snapline snapshot history`: how the last epochs ended, and what took their time."""
+"""`snapline snapshot history`: outcomes of the last epochs, and their durations."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -43,7 +43,7 @@ def _row(row: Document) -> tuple[object, ...]:
 
 
 def _phases(last: Any) -> str:
-    """The four of the last host, in their order."""
+    """The last host's four phases, in order."""
     if not last or last.get("store_s") is None:
         return "–"
     return ", ".join([f"{name} {last[key] * 1000:.1f} ms" for key, name in PHASES])

@@ -1,7 +1,7 @@
-"""`snapline snapshot tag`, `pin` and `prune`: what stays in a store, and what goes.
+"""`snapline snapshot tag`, `pin` and `prune`: retention of snapshots in a store.
 
 They work on the store itself. Tags and pins may be made while the fleet runs (`storage/retention/pins.py` says why that is safe). Pruning
-may not: what a running fleet may still need only its coordinator knows, and it prunes by itself.
+may not: only the coordinator knows what a running fleet may still need, and it prunes by itself.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _REMOVE = typer.Option("--remove", help="Remove it instead.")
 
 @dataclass(frozen=True)
 class StorePlace:
-    """Which store."""
+    """Store options."""
 
     store: Annotated[
         str | None, typer.Option("--store", metavar="STORE", help="The store there: file:///DIR or a path.")
@@ -56,7 +56,7 @@ class StorePlace:
         return Store.open(str(self.data_dir / STORE_FOLDER) if self.data_dir is not None else self.store or "")
 
     def holds(self, store: "Store") -> "Holds":
-        """Its pins and tags."""
+        """Pins and tags."""
         from snapline.storage.retention.holds import Holds
 
         return Holds(store, now_s=time.time)
@@ -166,7 +166,7 @@ def _is_terminal() -> bool:
 
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
-    """What stays and what goes. It is read from the manifests, not from a catalog."""
+    """Return what to keep and delete, read from the manifests, not from a catalog."""
     from snapline.storage.retention.catalog import read_summaries, time_of
     from snapline.storage.retention.retention_policy import retained
 

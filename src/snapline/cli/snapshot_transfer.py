@@ -117,7 +117,7 @@ def copy(
 
 
 def _open_target(place: StorePlace) -> "Store":
-    """The store that snapshots are put into; made if it is not there, but for a fleet's.
+    """Open the target store; create it if it is missing, unless it is a fleet's.
 
     Raises:
         StoreMissingError: the fleet has no store yet.
@@ -129,7 +129,7 @@ def _open_target(place: StorePlace) -> "Store":
 
 @contextlib.contextmanager
 def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
-    """Whether a local fleet writes to the store; that is kept from starting meanwhile.
+    """Yield whether the store is a local fleet's; the fleet cannot start meanwhile.
 
     Raises:
         DirectoryInUseError: the fleet runs.

@@ -1,4 +1,4 @@
-"""`snapline status`: what the coordinator knows about the fleet now."""
+"""`snapline status`: the coordinator's current view of the fleet."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from snapline.cli.snapshot_fork import describe
 from snapline.protocols.names import CHANDY_LAMPORT
 
 WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing")
-"""Of each host, shown where there are any."""
+"""Counts of a host, shown if not zero."""
 
 
 @command
@@ -37,7 +37,7 @@ def _store_line(result: Document) -> str:
 
 
 def _losses(result: Document) -> Document:
-    """What would be lost, what recoveries took and what the interval costs, each in one line."""
+    """Return the loss at risk, recovery times and interval cost, each in one line."""
     import msgspec
 
     from snapline.view import loss

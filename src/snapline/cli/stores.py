@@ -1,6 +1,6 @@
 """Documents about snapshots that lie in a store, read at rest: no coordinator is asked, no class of the fleet is loaded.
 
-They are made by what the coordinator makes its own with, so both have the same fields.
+The coordinator uses the same code for its own, so both have the same fields.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 CATALOG_EPOCHS_MIN = 64
-"""A catalog is made for stores with so many epochs: the manifests of fewer are read in a moment."""
+"""Fewest epochs for a catalog: the manifests of fewer are read in a moment."""
 
 CATALOGS_MAX = 100
-"""Of one user; the one that was not used for longest goes. They are caches, of some 100 KiB each."""
+"""Limit per user; the least recently used is removed. They are caches, of some 100 KiB each."""
 
 
 def list_snapshots(location: str) -> dict[str, object]:
@@ -32,7 +32,7 @@ def list_snapshots(location: str) -> dict[str, object]:
 
 
 def catalog_path(store: "Store") -> Path | None:
-    """Where this user's catalog of the store lies: `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home."""
+    """Path of this user's catalog of the store: `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapline"
     except RuntimeError:

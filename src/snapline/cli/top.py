@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CLIENT_NAME = "top"
 LINES = 10_000
-"""Of a screen that is no terminal: everything is shown."""
+"""Height without a terminal: everything is shown."""
 
 
 @command
@@ -45,7 +45,7 @@ def top(
 
 
 async def _once(client: "Client", console: "Console") -> None:
-    """Rates need two looks: hosts tell their figures with heartbeats."""
+    """Print once; rates need two samples: hosts report with heartbeats."""
     from snapline.view.terminal import draw
     from snapline.view.watch import PERIOD_S, FleetWatch
 
@@ -84,7 +84,7 @@ async def _follow(client: "Client", console: "Console", every_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys(over: asyncio.Event) -> Iterator[None]:
-    """Have `q` end it, where keys can be read one by one."""
+    """End on `q`, where keys can be read one by one."""
     if not sys.stdin.isatty():
         yield
         return

@@ -12,7 +12,7 @@ from snapline.cli.ui_export import export
 from snapline.errors import UsageError
 
 RUNS = Path("runs")
-"""Where `snapline sim` writes reports, unless it is told otherwise."""
+"""Default folder of `snapline sim` reports."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 

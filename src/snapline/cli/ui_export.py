@@ -1,4 +1,4 @@
-"""`snapline ui export`: one file with what the view shows, for whoever cannot look at the fleet itself."""
+"""`snapline ui export`: one file with the view, for people without access to the fleet."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -14,7 +14,7 @@ HERE = "@SNAPLINE@"
 
 
 class UnitKind(StrEnum):
-    """What there is a unit for."""
+    """Kinds of units."""
 
     COORDINATOR = "coordinator"
     HOST = "host"

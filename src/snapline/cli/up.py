@@ -1,4 +1,4 @@
-"""`snapline up` and `snapline down`: a fleet that goes on when the command has ended: on this machine, a Ray cluster, or others."""
+"""`snapline up` and `snapline down`: a fleet that outlives the command: on this machine, a Ray cluster, or others."""
 
 import asyncio
 import shlex
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from snapline.deploy.ray_fleet import RayStanding
 
 UP_TIMEOUT_S = 180.0
-"""For a fleet to be all there: seconds on one machine; a cluster may have to copy code to its nodes."""
+"""Time for a whole fleet to start: seconds on one machine; a cluster may copy code to its nodes."""
 
 
 class Place(StrEnum):
-    """What `--on` takes."""
+    """Values of `--on`."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -251,7 +251,7 @@ def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
 
 
 def number_of(settings: UserSettings, key: str, text: str) -> float:
-    """Of a setting that is one; UsageError says who has said something else."""
+    """Parse a numeric setting; UsageError names the origin of a bad one."""
     try:
         return float(text)
     except ValueError:

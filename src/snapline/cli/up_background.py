@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from snapline.deploy.plan import FleetPlan
 
 END_S = 90.0
-"""For the keeper to end a fleet elsewhere: it gives processes two seconds, and a machine that does not answer half a minute."""
+"""Time for the keeper to end a remote fleet: it gives processes two seconds, an unresponsive machine half a minute."""
 
 
 KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
 """Settings that a plan takes."""
 
 PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm", "ray": "ray"}
-"""What `--on` says."""
+"""`--on` → place."""
 
 
 def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "KeptPlan":
-    """What settings of KEYS say of the place."""
+    """Build the plan from settings of KEYS."""
     from snapline.deploy.kept_fleet import KeptPlan
 
     return KeptPlan(
@@ -78,7 +78,7 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
 def plan_before(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "KeptPlan":
-    """The plan that a fleet was taken up with from here; else what the settings say of it.
+    """The plan that a fleet was started with from here; else the one from the settings.
 
     Raises:
         NotFoundError: that fleet has another folder.
@@ -100,7 +100,7 @@ def plan_before(
 
 
 def down_kept(plan: "KeptPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
-    """End the keeper, which ends all; then whatever an earlier one has left."""
+    """End the keeper, which ends all; then remains of an earlier one."""
     from snapline.deploy.kept_fleet import launcher_of
 
     is_kept = running_in_background(folder) is not None
