@@ -42,8 +42,8 @@ CORES = (
     "storage/retention/retention*.py",
 )
 ADAPTERS = (
-    *("carrier", "checkpoint_files", "checkpoint_writer", "epoch_files", "process", "session"),
-    *("surroundings", "trace", "turns"),
+    *("driver", "checkpoint_files", "checkpoint_writer", "epoch_files", "process", "session"),
+    *("environment", "trace", "turns"),
 )
 """Files of `agent_runtime/host/` that carry commands out, and decide nothing."""
 
@@ -241,7 +241,10 @@ def choose(seed: int, count: int) -> list[tuple[Place, str]]:
 def files_of(pattern: str) -> list[Path]:
     """The cores that a pattern stands for."""
     paths = sorted(path for path in PACKAGE.glob(pattern) if path.parent.name != "host" or path.stem not in ADAPTERS)
-    assert paths, f"{pattern} matches no file: has a room moved?"
+    assert paths, f"{pattern} matches no file: has a package moved?"
+    assert all((PACKAGE / f"agent_runtime/host/{stem}.py").is_file() for stem in ADAPTERS), (
+        "an adapter has another name"
+    )
     return paths
 
 
