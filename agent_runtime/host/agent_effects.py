@@ -115,15 +115,17 @@ class AgentEffects:
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
-        others = [made for made in self.made if made.key != known.key]
-        here = [place for place, made in enumerate(others) if made.key in self.called] if not known.ended_ns else []
-        place = here[0] if here else len(others)
         made = MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments)
-        self.made = [*others[:place], made, *others[place:]]
+        self._add_made(made, is_of_another_history=known.ended_ns == TIME_UNKNOWN)
         return DONE
 
-    def _add_made(self, made: MadeEffect) -> None:
-        self.made = [*[other for other in self.made if other.key != made.key], made]
+    def _add_made(self, made: MadeEffect, *, is_of_another_history: bool = False) -> None:
+        """Add the newest; one of another history comes before what this life has called."""
+        others = [other for other in self.made if other.key != made.key]
+        place = len(others)
+        if is_of_another_history:
+            place = next((place for place, other in enumerate(others) if other.key in self.called), place)
+        self.made = [*others[:place], made, *others[place:]]
 
     def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
         """Open a new effect, whose intent is the agent's output of this number."""
