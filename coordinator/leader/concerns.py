@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.messages.concerns import KINDS, Concern, remedy_of
 
@@ -24,7 +24,7 @@ Source = Callable[[], Sequence[Concern]]
 class Concerns:
     """The fleet's concerns. Volatile: a new leader sees them anew."""
 
-    def __init__(self, desk: Desk, sources: Sequence[Source]) -> None:
+    def __init__(self, desk: LeaderState, sources: Sequence[Source]) -> None:
         self._desk = desk
         self._sources = sources
         self._since_ns: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
@@ -49,7 +49,7 @@ class Concerns:
         return tuple(found)
 
 
-def standing_agents(desk: Desk, attendance: HostSessions) -> list[Concern]:
+def standing_agents(desk: LeaderState, attendance: HostSessions) -> list[Concern]:
     """Return agents that wait in the middle of a durable turn, from heartbeats: the named ones, and the number of others by host."""
     found: list[Concern] = []
     for host in attendance.attached():
@@ -71,7 +71,7 @@ def standing_agents(desk: Desk, attendance: HostSessions) -> list[Concern]:
     return found
 
 
-def aborted_epochs(desk: Desk, store: StoreWatch) -> list[Concern]:
+def aborted_epochs(desk: LeaderState, store: StoreWatch) -> list[Concern]:
     """Return the concern that epochs are aborted in a row, though the store is healthy: the fleet works, and nothing is saved."""
     state = desk.state
     if state.phase != RUNNING or store.is_degraded:

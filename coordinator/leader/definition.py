@@ -6,7 +6,7 @@ from there.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import agents_max, problem_of_size
 from snapline.errors import UsageError
@@ -29,7 +29,7 @@ PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
 class Definition:
     """The definition, until it is in the log."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._received: FleetDefinition | None = None

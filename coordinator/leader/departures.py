@@ -11,7 +11,7 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.messages.planned_ends import MayLeave, WantLeave
@@ -29,7 +29,7 @@ class _LastEpoch(msgspec.Struct, frozen=True):
 class Departures:
     """Processes that wait to leave. Volatile: hosts repeat it on every new stream."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs

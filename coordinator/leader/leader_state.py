@@ -60,7 +60,7 @@ class Proposal(msgspec.Struct, frozen=True):
     kind: Kind
 
 
-class Desk:
+class LeaderState:
     """Shared by the parts of one leader.
 
     Attributes:

@@ -16,7 +16,7 @@ is in time. Plans for restores or moves do not count.
 
 from collections.abc import Iterable
 
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.messages.concerns import Concern
 
@@ -33,7 +33,7 @@ def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
 class Objectives:
     """Watch on the recovery objectives."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._offset_ns: int | None = None
         """Offset from the monotonic clock to the state's; the largest seen, since operations are applied some time after their proposal."""

@@ -23,7 +23,7 @@ from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
 from snapline.coordinator.leader.hosts.partitions import Partitions
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
-from snapline.coordinator.leader.leader_state import Desk, LeaderOptions
+from snapline.coordinator.leader.leader_state import LeaderOptions, LeaderState
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.coordinated import Coordinated
@@ -53,7 +53,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 class Parts:
     """All parts of one leader, for the core, which dispatches to them, and for tests."""
 
-    desk: Desk
+    desk: LeaderState
     # who is there
     attendance: HostSessions
     admission: Admission
@@ -125,7 +125,7 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
 
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     """Return the parts of a new leader."""
-    desk = Desk(state, options)
+    desk = LeaderState(state, options)
     attendance, spares, period, snapshots = HostSessions(desk), StandbyHosts(desk), Period(desk), Snapshots(desk)
     lines = Lines(desk, attendance)
     store = StoreWatch(desk, attendance, period)

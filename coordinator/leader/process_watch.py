@@ -5,7 +5,7 @@ Nothing is decided from it.
 
 from snapline.coordinator.leader.events import ReplicaLooked
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.operations import clip
 from snapline.messages.concerns import Concern
 
@@ -18,7 +18,7 @@ DAY_NS = 86_400 * SECOND_NS
 class ProcessWatch:
     """The latest reports. Volatile: they are repeated."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._looked = ReplicaLooked("", ())

@@ -8,7 +8,7 @@ may take long, with its retries: after QUIESCE_NS it is not waited for any more,
 import msgspec
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.concerns import Concern
 from snapline.messages.planned_ends import Quiesce, Quiesced
 
@@ -28,7 +28,7 @@ class Hold(msgspec.Struct, frozen=True):
 class Quiescence:
     """Requested holds, and the hosts that have answered. Volatile: a new leader's streams end all holds."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._wishes: dict[str, tuple[bool, bool]] = {}

@@ -10,7 +10,7 @@ import msgspec
 
 from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.messages.host_messages import NumbersReported, ReportNumbers
@@ -36,7 +36,7 @@ class LineQuestion(msgspec.Struct):
 class RecoveryQueries:
     """Open recovery queries."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines

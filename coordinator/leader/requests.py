@@ -9,7 +9,7 @@ an agent that is not there is refused by its host.
 
 from snapline.coordinator.leader.events import CloseStream
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk, Proposal
+from snapline.coordinator.leader.leader_state import LeaderState, Proposal
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, OperationResult
@@ -33,7 +33,7 @@ BATCH_BYTES_MAX = 48 * 1024
 class Requests:
     """Pending requests of hosts."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, modes: ModeChoice) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, modes: ModeChoice) -> None:
         self._desk = desk
         self._attendance = attendance
         self._modes = modes

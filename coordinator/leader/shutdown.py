@@ -8,7 +8,7 @@ from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.events import EndRun
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.messages.host_messages import Finish
@@ -21,7 +21,7 @@ class Farewell:
     """Shutdown of the fleet and of this run."""
 
     def __init__(
-        self, desk: Desk, attendance: HostSessions, refs: Refs, releases: Releases, snapshots: Snapshots
+        self, desk: LeaderState, attendance: HostSessions, refs: Refs, releases: Releases, snapshots: Snapshots
     ) -> None:
         self._desk = desk
         self._attendance = attendance

@@ -17,7 +17,7 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
@@ -59,7 +59,7 @@ class Decided(msgspec.Struct, frozen=True):
 class StopQuestion:
     """Open questions and the decision. Volatile: a new leader asks again."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs

@@ -13,7 +13,7 @@ import pytest
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.events import Command, Event, TimerFired
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.messages.host_messages import AgentFailed
@@ -715,14 +715,14 @@ def test_a_line_without_who_left_since_it_began_is_found(monkeypatch: pytest.Mon
 
 def test_proposing_again_at_timers_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mend put back: only an event that is a timer looks for what is due."""
-    handle, propose_again, at_timer = LeaderCore.handle, Desk.propose_again, [False]
+    handle, propose_again, at_timer = LeaderCore.handle, LeaderState.propose_again, [False]
 
     def told(self: LeaderCore, now_ns: int, event: Event) -> list[Command]:
         at_timer[0] = isinstance(event, TimerFired)
         return handle(self, now_ns, event)
 
     monkeypatch.setattr(LeaderCore, "handle", told)
-    monkeypatch.setattr(Desk, "propose_again", lambda self: propose_again(self) if at_timer[0] else None)
+    monkeypatch.setattr(LeaderState, "propose_again", lambda self: propose_again(self) if at_timer[0] else None)
     result = run(parse_scenario(ASKED_ALL_THE_TIME, source="here"), 3799)
     assert result.verdict == "undecided" and "epochs" in str(result.pending)
 

@@ -19,7 +19,7 @@ from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN
@@ -33,7 +33,13 @@ class Epochs:
     """Lifecycle of epochs: follows the log, and decides."""
 
     def __init__(
-        self, desk: Desk, modes: ModeChoice, underway: OpenEpochs, refs: Refs, releases: Releases, store: StoreWatch
+        self,
+        desk: LeaderState,
+        modes: ModeChoice,
+        underway: OpenEpochs,
+        refs: Refs,
+        releases: Releases,
+        store: StoreWatch,
     ) -> None:
         self._desk = desk
         self._modes = modes

@@ -16,7 +16,7 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import WriteManifest
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.messages.host_messages import EpochReport
@@ -106,7 +106,7 @@ class EpochUnderway(msgspec.Struct):
 class OpenEpochs:
     """The open epochs."""
 
-    def __init__(self, desk: Desk, store: StoreWatch) -> None:
+    def __init__(self, desk: LeaderState, store: StoreWatch) -> None:
         self._desk = desk
         self._store = store
         self._open: dict[int, EpochUnderway] = {}

@@ -5,7 +5,7 @@ for. A trigger is skipped if the store fails or is still busy with an epoch: so 
 stretches to a multiple of itself.
 """
 
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 
 
 class Period:
@@ -15,7 +15,7 @@ class Period:
         next_ns: when the next epoch is due; None: not known.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self.next_ns: int | None = None
 

@@ -13,7 +13,7 @@ from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import EpochPublished, PublishEpoch
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE
@@ -39,7 +39,7 @@ class Refs:
     """Complete epochs without a ref, as far as known, and the notices of ended epochs."""
 
     def __init__(
-        self, desk: Desk, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
+        self, desk: LeaderState, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
     ) -> None:
         self._desk = desk
         self._attendance = attendance

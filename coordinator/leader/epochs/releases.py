@@ -18,7 +18,7 @@ from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import EpochPublished, EpochReleased, OutputReadersChanged, ReleaseEpoch
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import COMPLETE
 from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of
 from snapline.messages.host_messages import Directive, EndEpoch, OutputsWatched
@@ -38,7 +38,7 @@ class Told(msgspec.Struct, frozen=True):
 class Releases:
     """Complete epochs that are not released, as far as known; and whether outputs have readers that follow them."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, refs: Refs, store: StoreWatch) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, refs: Refs, store: StoreWatch) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs

@@ -8,7 +8,7 @@ from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, OperationResult
@@ -31,7 +31,7 @@ class Retention:
     """Retention: decides when to forget, and when to sweep."""
 
     def __init__(
-        self, desk: Desk, underway: OpenEpochs, refs: Refs, releases: Releases, stop_question: StopQuestion
+        self, desk: LeaderState, underway: OpenEpochs, refs: Refs, releases: Releases, stop_question: StopQuestion
     ) -> None:
         self._desk = desk
         self._underway = underway

@@ -6,7 +6,7 @@ All that wait when an epoch begins share it. They wait for its number first, sin
 from collections.abc import Iterable
 
 from snapline.coordinator.leader.events import AnswerSnapshot
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.state.fleet_records import OperationResult
 
 REQUESTS_MAX = 256
@@ -16,7 +16,7 @@ REQUESTS_MAX = 256
 class Snapshots:
     """Waiting requests, and their epochs. Volatile: a tool asks the next leader again."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._requests: list[int] = []
         self._assigned: list[int] = []

@@ -16,7 +16,7 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.concerns import Concern
 from snapline.storage.store.breaker import Breaker
 
@@ -51,7 +51,7 @@ class StoreWatch:
         skipped: regular triggers deferred because the store failed.
     """
 
-    def __init__(self, desk: Desk, attendance: HostSessions, period: Period) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, period: Period) -> None:
         self._desk = desk
         self._attendance = attendance
         self._period = period

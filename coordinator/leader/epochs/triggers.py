@@ -12,7 +12,7 @@ from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
 from snapline.coordinator.leader.plans.moves import Moves
@@ -38,7 +38,7 @@ class Triggers:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: LeaderState,
         modes: ModeChoice,
         underway: OpenEpochs,
         refs: Refs,

@@ -15,7 +15,7 @@ from snapline.coordinator.leader.hosts.host_sessions import (
     Joining,
     Probing,
 )
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, OperationResult
 from snapline.messages.host_messages import Join, ProbeRead, ReadProbe
@@ -33,7 +33,7 @@ GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID
 class Admission:
     """Sessions on their way to being attached. Volatile: hosts come again."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._read_probe: dict[str, str] = {}

@@ -18,7 +18,7 @@ import msgspec
 
 from snapline.coordinator.leader.events import HostBusyReported, HostExitReported
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, LEFT, HostRecord
 from snapline.messages.concerns import Concern
@@ -60,7 +60,7 @@ class BusyReport(msgspec.Struct, frozen=True):
 class FailureDetector:
     """Evidence against hosts. Volatile: a new leader waits for all that the state calls alive."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._deadlines: dict[str, int] = {}

@@ -7,7 +7,7 @@ seconds, and the answer has the result.
 import msgspec
 
 from snapline.coordinator.leader.host_words import AnswerForgetting, ForgetHostRequested
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE
 
@@ -28,7 +28,7 @@ class OperatorsWord(msgspec.Struct, frozen=True):
 class HostRemoval:
     """Hosts whose records are to be removed. Volatile."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._over_ns: dict[str, int] = {}
         """Host that is over and has no agents → since when, as this leader saw it."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from snapline.coordinator.leader.events import CloseStream, RemoveProbe
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
 
@@ -84,7 +84,7 @@ class HostSession(msgspec.Struct):
 class HostSessions:
     """The sessions. Volatile: rebuilt from the hosts' messages."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._sessions: dict[int, HostSession] = {}
         self._current: dict[str, HostSession] = {}

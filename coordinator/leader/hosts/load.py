@@ -19,7 +19,7 @@ from collections import Counter
 import msgspec
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import RUNNING
 
 LEAST_NS = 2 * SECOND_NS
@@ -50,7 +50,7 @@ class _Measure(msgspec.Struct):
 class Loads:
     """Measured load of hosts. Volatile: the next leader measures again."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._plan = 0
         """The plan under which all of this was measured."""

@@ -1,7 +1,7 @@
 """Watch for a fleet that has no host, or waits for its first ones. Nothing is decided from it."""
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.concerns import Concern
 
 SHOWN_NS = 3 * SECOND_NS
@@ -13,7 +13,7 @@ NAMED_MAX = 10
 class MissingHosts:
     """Watch on missing hosts. Volatile: a new leader gives the hosts time to come back."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._since_ns: int | None = None

@@ -22,7 +22,7 @@ import msgspec
 
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, HostSession, HostSessions
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.messages.concerns import Concern
 
@@ -58,7 +58,7 @@ class Running(msgspec.Struct, frozen=True):
 class Partitions:
     """The known cuts. Volatile: the hosts repeat them."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, spares: StandbyHosts) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
         self._desk = desk
         self._attendance = attendance
         self._spares = spares

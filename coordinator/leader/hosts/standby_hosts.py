@@ -6,7 +6,7 @@ is not waited for. After that it stays on standby: agents that lose their host a
 its process has been restarted, after a time, or when no other host is left. Only the times here are volatile.
 """
 
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 
@@ -18,7 +18,7 @@ just before, and back, and no epoch would complete."""
 class StandbyHosts:
     """Evicted hosts and standby hosts."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._since_ns: dict[str, int] = {}
         """Standby host → when this leader first saw it so."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Failing, Stage, StoringLine
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
@@ -45,7 +45,13 @@ class Autonomous:
     """The mode of uncoordinated and communication-induced fleets."""
 
     def __init__(
-        self, desk: Desk, lines: Lines, epochs: LineEpochs, freezing: Freezing, leaving: Leaving, store: StoreWatch
+        self,
+        desk: LeaderState,
+        lines: Lines,
+        epochs: LineEpochs,
+        freezing: Freezing,
+        leaving: Leaving,
+        store: StoreWatch,
     ) -> None:
         self._desk = desk
         self._lines = lines

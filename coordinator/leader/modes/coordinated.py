@@ -17,7 +17,7 @@ from snapline.coordinator.leader.epochs.open_epochs import (
 )
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.epoch_reports import judge
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
 from snapline.coordinator.state import operations as op
@@ -28,7 +28,7 @@ from snapline.messages.host_messages import BeginEpoch, RetireAgent
 class Coordinated:
     """The mode of fleets whose hosts make epochs."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, underway: OpenEpochs) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, underway: OpenEpochs) -> None:
         self._desk = desk
         self._attendance = attendance
         self._underway = underway

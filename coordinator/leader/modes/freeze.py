@@ -17,7 +17,7 @@ import msgspec
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, ThawAgents
 
 FREEZE_NS = 5 * SECOND_NS
@@ -47,7 +47,7 @@ class Freeze(msgspec.Struct, frozen=True):
 class Freezing:
     """The present freeze. Volatile."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, spares: StandbyHosts) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
         self._desk = desk
         self._attendance = attendance
         self._spares = spares

@@ -18,7 +18,7 @@ from snapline.coordinator.leader.epochs.open_epochs import (
 from snapline.coordinator.leader.epochs.publishing import Refs
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
 from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Wish
@@ -36,7 +36,7 @@ class KooToueg:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: LeaderState,
         attendance: HostSessions,
         lines: Lines,
         epochs: LineEpochs,

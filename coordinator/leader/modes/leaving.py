@@ -5,7 +5,7 @@ Its host asks again on every new stream, so waiting is volatile.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.messages.host_messages import AgentRetired, RetireAgent
@@ -14,7 +14,7 @@ from snapline.messages.host_messages import AgentRetired, RetireAgent
 class Leaving:
     """Stopped agents that wait for their removal."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines

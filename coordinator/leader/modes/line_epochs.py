@@ -8,7 +8,7 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Failing, OpenEpochs, StoringLine
 from snapline.coordinator.leader.events import LineMaterialised
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult
@@ -34,7 +34,7 @@ class LineEpochs:
         recovery_failures: epochs before the next plan that could not be stored.
     """
 
-    def __init__(self, desk: Desk, underway: OpenEpochs, lines: Lines) -> None:
+    def __init__(self, desk: LeaderState, underway: OpenEpochs, lines: Lines) -> None:
         self._desk = desk
         self._underway = underway
         self._lines = lines

@@ -14,7 +14,7 @@ are always among them: one that is not made yet answers yes and takes no part.
 
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.errors import ProtocolError
 from snapline.messages.host_messages import CheckpointsAnswered, RequestCheckpoints
@@ -32,7 +32,7 @@ from snapline.protocols.koo_toueg_round import (
 class Rounds:
     """The running round; one at a time."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, lines: Lines) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, lines: Lines) -> None:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines

@@ -7,7 +7,7 @@ afterwards would leave none of them.
 import msgspec
 
 from snapline.coordinator.leader.events import CheckLine, LineChecked
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 
@@ -39,7 +39,7 @@ class Readable(msgspec.Struct, frozen=True):
 class LineCheck:
     """Check of one line at a time. Volatile."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self._stage: Unread | Reading | Readable = Unread()
         self._tries = 0

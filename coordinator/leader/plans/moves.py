@@ -13,7 +13,7 @@ import msgspec
 
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
@@ -34,7 +34,7 @@ class _Moving(msgspec.Struct, frozen=True):
 class Moves:
     """Operators' requests for placement. Volatile, but for the marks of hosts."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, quiescence: Quiescence) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, quiescence: Quiescence) -> None:
         self._desk = desk
         self._attendance = attendance
         self._quiescence = quiescence

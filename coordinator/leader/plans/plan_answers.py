@@ -8,7 +8,7 @@ loading step must finish too.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.concerns import Concern
 
@@ -27,7 +27,7 @@ Place = tuple[int, int, int]
 class PlanAnswers:
     """Hosts that are waited for. Volatile."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self._waits: dict[str, tuple[Place, int]] = {}

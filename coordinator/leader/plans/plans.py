@@ -29,7 +29,7 @@ from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Losses
 from snapline.coordinator.leader.plans.line_check import LineCheck
@@ -78,7 +78,7 @@ class Plans:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: LeaderState,
         attendance: HostSessions,
         lines: Lines,
         modes: ModeChoice,

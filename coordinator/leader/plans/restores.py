@@ -8,7 +8,7 @@ the next one, it is the same restore, and its plan in the log is the answer. A l
 import msgspec
 
 from snapline.coordinator.leader.events import AnswerRestore, RestoreRequested
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.restore import refusal_of_restore
 from snapline.messages.concerns import Concern
 
@@ -38,7 +38,7 @@ class Restores:
         wanted: the active restore, until its plan is committed, or cannot be.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: LeaderState) -> None:
         self._desk = desk
         self.wanted: WantedRestore | None = None
         self._requests: list[int] = []

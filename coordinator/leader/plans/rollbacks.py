@@ -12,7 +12,7 @@ import msgspec
 
 from snapline.coordinator.leader.events import ResolveSnapshot, SnapshotResolved
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import Desk
+from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.plans.restores import Restores, WantedRestore
 from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
@@ -49,7 +49,7 @@ class RollbackAsked(msgspec.Struct):
 class Rollbacks:
     """Open rollback requests. Volatile: hosts repeat them."""
 
-    def __init__(self, desk: Desk, attendance: HostSessions, restores: Restores) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions, restores: Restores) -> None:
         self._desk = desk
         self._attendance = attendance
         self._restores = restores

@@ -27,7 +27,7 @@ from snapline.coordinator.leader.events import (
     SweepCheckpoints,
 )
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.leader_state import SECOND_NS, Desk
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.checkpoint_reports import checkpoints_of, shape_problem, without_left
 from snapline.coordinator.leader.recovery_lines.ledger import GAP, Ledger
 from snapline.coordinator.state import operations as op
@@ -78,7 +78,7 @@ class Lines:
         finished: agents that have stopped and may leave: all that they ever sent is received in the base, which is published.
     """
 
-    def __init__(self, desk: Desk, attendance: HostSessions) -> None:
+    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
         self._desk = desk
         self._attendance = attendance
         self.ledger: Ledger | None = None
