@@ -132,8 +132,16 @@ class StopQuestion:
 
     @property
     def is_judging(self) -> bool:
-        """Return whether an epoch is being checked that may be the last one: no other one begins."""
-        return self._decided is not None and any(not self._is_overdue(asked) for asked in self._asked.values())
+        """Return whether an epoch is being checked that may be the last one, or is about to be: no other one begins.
+
+        An epoch that began now would be newer than the checked one, and with snapshots often enough there would always be one.
+        """
+        if self._decided is None:
+            return False
+        state = self._desk.state
+        is_unchecked = bool(state.open_epochs()) or state.newest_complete() > self._evaluated
+        is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
+        return is_answer_due or (is_unchecked and self._free_session() is not None)
 
     def evaluate(self) -> None:
         """Ask a host, unless another one still has time to answer."""
@@ -164,13 +172,16 @@ class StopQuestion:
 
     def _ask(self, epoch: int) -> None:
         """Ask the first living host that owes no answer."""
-        for host in self._attendance.attached():
-            session = self._attendance.attached_session(host)
-            if session is not None and session.id not in self._asked:
-                self._asked[session.id] = Asked(host, epoch, self._desk.now)
-                root, is_decided = self._desk.state.image.epochs[epoch].root, self._decided is not None
-                self._desk.send((session.id,), EvaluateStop(epoch, root, is_decided))
-                return
+        session = self._free_session()
+        if session is not None:
+            self._asked[session.id] = Asked(session.host, epoch, self._desk.now)
+            root, is_decided = self._desk.state.image.epochs[epoch].root, self._decided is not None
+            self._desk.send((session.id,), EvaluateStop(epoch, root, is_decided))
+
+    def _free_session(self) -> HostSession | None:
+        """Return the session of the first living host that owes no answer."""
+        sessions = map(self._attendance.attached_session, self._attendance.attached())
+        return next((each for each in sessions if each is not None and each.id not in self._asked), None)
 
     def _is_overdue(self, asked: Asked) -> bool:
         return self._desk.now - asked.since_ns >= ANSWER_NS

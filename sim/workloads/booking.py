@@ -8,11 +8,12 @@ The service outside is a stub (`Fleet(simulate=…)`), which outlives hosts. Its
 answers must agree. The service asserts at once, for each kind of effect:
 
     keyed      it honours outside keys: a booking is never paid under two of them while the first stands
-    unkeyed    the same, for an effect without an explicit key
+    unkeyed    it is undone under the key that it was paid under; a turn that comes again in another history pays under another key
     probed     it may be called again under its key only after it was probed
     once       it knows no keys: a call under a key whose booking stands charges twice
 
-and for all of them that compensations run newest first.
+and for all of them that compensations run newest first, but for what stands without an explicit key: nobody can tell whether
+its history was given up.
 """
 
 import functools
@@ -194,7 +195,12 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Was this one of the same request paid for the first time after the other one was asked for the last time, and does it stand?"""
+    """Was this one of the same request paid for the first time after the other one was asked for the last time, and does it stand?
+
+    Not an unkeyed one: one of a given-up history stands under a key that no turn knows any more.
+    """
+    if other.task.endswith("/unkeyed"):
+        return False
     is_same = other.task.rpartition("/")[0].rpartition("/")[0] == sale.task.rpartition("/")[0].rpartition("/")[0]
     return is_same and other.is_done and not other.is_undone and other.first > sale.last
 

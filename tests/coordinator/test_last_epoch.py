@@ -58,6 +58,23 @@ def test_no_epoch_begins_while_one_is_looked_at_that_may_be_the_last(bench: Benc
     assert not bench.state.open_epochs()
 
 
+def test_snapshots_that_are_asked_for_all_the_time_do_not_keep_a_fleet_from_its_end(bench: Bench) -> None:
+    """Each epoch is published only after the next one is complete, so there is always a newer one than the checked one."""
+    bench.snapshot(*HOSTS)
+    bench.held = (ev.PublishEpoch,)
+    epoch = bench.snapshot(*HOSTS)
+    bench.say("h1", msg.StopEvaluated(1, True))
+    for number in range(4):
+        bench.say("h1", msg.StopEvaluated(asked(bench).epoch, True))
+        bench.feed(ev.SnapshotRequested(10 + number))
+        bench.release()
+        bench.held = (ev.PublishEpoch,)
+        for host in HOSTS:
+            for opened in bench.state.open_epochs():
+                bench.report(host, opened)
+    assert ended(bench)[:2] == ("stopped", epoch)
+
+
 def test_effects_that_are_open_have_their_ends_first(bench: Bench) -> None:
     bench.say("h1", msg.StopEvaluated(1, False, "", ("desk: pay",)))
     assert not bench.state.image.outcome and holds(bench) == [(True, False)]

@@ -76,6 +76,14 @@ def test_what_was_paid_last_is_undone_first() -> None:
         service.undo("a/r/0/keyed", key="k0/undo")
 
 
+def test_what_a_given_up_history_has_paid_under_a_key_of_its_own_is_not_in_the_way() -> None:
+    service = Service()
+    service.pay("a/r/0/once", key="k0")
+    service.pay("a/r/1/unkeyed", key="of-another-history")
+    service.undo("a/r/0/once", key="k0/undo")
+    assert not service.stands("k0")
+
+
 def test_what_was_undone_before_it_arrived_is_never_done() -> None:
     service = Service()
     service.undo("a/r/0/keyed", key="k/undo")
